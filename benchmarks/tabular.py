@@ -66,13 +66,13 @@ class Rows:
 
 def rows_of(data: str, repeats: int) -> Rows:
     """All records of a data set, and which of them each trial holds out: fold t % 5 of repeat t // 5."""
-    from dpsgd_cli.data.opening import open_source
+    from dpsgd_cli.data.opening import load_raw
     from dpsgd_cli.data.preparation import held_out_of
     from dpsgd_cli.data.settings import Data
 
     settings = Data(name=data)
     settings = settings.protecting(None, FOLDS)
-    part, layout = held_out_of(settings, Path(), folds=True), open_source(settings, Path()).layout
+    part, layout = held_out_of(settings, Path(), folds=True), load_raw(settings, Path()).layout
     assert layout.columns is not None
     return Rows(part.x, part.y, layout.columns, part.known_keys.folds(FOLDS, repeats, seed=0))
 

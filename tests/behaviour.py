@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpsgd_cli.data import catalog, opening, readers
+from dpsgd_cli.data import card_files, card_readers, cards, opening
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training import loop
 from tests.test_recipes_run import RECIPES, RECORDS, shrink, stand_in
@@ -30,11 +30,11 @@ def trained(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights of one shipped recipe, shrunk and trained on stand-in records, and its ledger, metrics and epsilon."""
     file = RECIPES[name]
     recipe = load_recipe(str(file)).recipe
-    card = catalog.load_card(str(recipe.data.name))
+    card = cards.load_card(str(recipe.data.name))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(readers, "read", stand_in)
+        patch.setattr(card_readers, "read", stand_in)
         patch.setattr(opening, "_kept", {})
-        patch.setattr(catalog, "records", lambda card, file: RECORDS)
+        patch.setattr(card_files, "records", lambda card, file: RECORDS)
         small = shrink(recipe, any(file.part == "test" for file in card.files)).model_copy(update={"save_model": True})
         directory = loop.run(LoadedRecipe(small, file.parent, str(file)), loop.Options(out=Path(folder)))
         document = json.loads((directory / "result.json").read_text())

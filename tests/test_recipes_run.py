@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsgd_cli.data import catalog, opening, readers
-from dpsgd_cli.data.card import Card
-from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data import card_files, card_readers, cards, opening
+from dpsgd_cli.data.cards import Card
+from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
@@ -27,7 +27,7 @@ RECIPES = shipped_recipes()
 RECORDS = 24
 
 
-def stand_in(card: Card, owner: str | None = None) -> Source:
+def stand_in(card: Card, owner: str | None = None) -> RawDataset:
     """Random records with the card's layout and classes, a few in each of its files; two of each user."""
     rng = np.random.default_rng(0)
 
@@ -46,7 +46,7 @@ def stand_in(card: Card, owner: str | None = None) -> Source:
 
     train = part("train")
     assert train is not None
-    return Source(card.name, train, part("test"), card.layout, card.labels, (), (), {"stand-in": "0"})
+    return RawDataset(card.name, train, part("test"), card.layout, card.labels, (), (), {"stand-in": "0"})
 
 
 def shrink(recipe: Recipe, has_test: bool) -> Recipe:
@@ -94,10 +94,10 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
 def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(str(file)).recipe
     assert recipe.data.name is not None
-    card = catalog.load_card(recipe.data.name)
-    monkeypatch.setattr(readers, "read", stand_in)
+    card = cards.load_card(recipe.data.name)
+    monkeypatch.setattr(card_readers, "read", stand_in)
     monkeypatch.setattr(opening, "_kept", {})
-    monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
+    monkeypatch.setattr(card_files, "records", lambda card, file: RECORDS)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
     directory = loop.run(small, loop.Options(out=tmp_path, save_models=True))
     document = json.loads((directory / "result.json").read_text())

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.on_disk import DiskPart
-from dpsgd_cli.data.opening import open_source
+from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import training_rows
 from dpsgd_cli.data.users import in_memory
 from dpsgd_cli.methods.pate.settings import PateMethod
@@ -46,7 +46,7 @@ def compare(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
     Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
     """
     recipe = loaded.recipe
-    source = _head(open_source(recipe.data, loaded.base))
+    source = _head(load_raw(recipe.data, loaded.base))
     assert isinstance(source.train, Part)
     if not recipe.data.cuts and source.test is not None:
         return
@@ -64,7 +64,7 @@ def compare(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
         yield Moved(name, lost, gained, parts), wrong
 
 
-def _head(source: Source) -> Source:
+def _head(source: RawDataset) -> RawDataset:
     """Return the first rows of the source, in memory."""
     parts = {}
     for name in ("train", "test"):
@@ -104,7 +104,7 @@ def _bytes(part: Part) -> list[bytes]:
     return [x.tobytes() + y.tobytes() for x, y in zip(part.x, part.y, strict=True)]
 
 
-def _trained_on(source: Source, loaded: LoadedRecipe) -> list[Counter[bytes]]:
+def _trained_on(source: RawDataset, loaded: LoadedRecipe) -> list[Counter[bytes]]:
     """Return the records of every training part: of each trial's folds, of each teacher, or of all trials."""
     recipe = loaded.recipe
     part = training_rows(source, recipe.data, loaded.base)

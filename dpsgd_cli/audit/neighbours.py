@@ -150,7 +150,7 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
     seen: dict[str, _Seen] = {}
     first: _Seen | None = None
     for name, row in stands.items():
-        dataset = as_users(_dataset(outline, records, row), loaded.recipe.data.unit)
+        dataset = as_users(_dataset(outline, records, row), loaded.recipe.data)
         seen[name] = _trained(Member(small, plan), dataset, row is None, first)
         first = first or seen[name]
     return _differences(seen, plan, small.recipe.data.validation)

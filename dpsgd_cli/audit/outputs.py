@@ -130,7 +130,7 @@ def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool)
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
     share = partial(_without_last, small.recipe.trials) if absent else _whole
     made = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")
-    dataset = as_users(made, small.recipe.data.unit)
+    dataset = as_users(made, small.recipe.data)
     at = start([Member(own, plan)], stage=Stage(dataset, share=share, watcher=seen))
     while at.done < at.method.epochs and not at.method.finished:
         at.method.run_epoch(at.done)
@@ -146,7 +146,7 @@ def without_seed(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, watch
     assert shape is not None
     known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
     made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
-    dataset = as_users(made, small.recipe.data.unit)
+    dataset = as_users(made, small.recipe.data)
     return start([Member(small, plan_of(small, known))], stage=Stage(dataset, share=_whole, watcher=watcher))
 
 

@@ -12,7 +12,7 @@ from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, PrivateStep, Step
-from dpsgd_cli.data.rotation import Turn
+from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.recipe.loading import LoadedRecipe
 
 _RECORDS = 40
@@ -45,7 +45,7 @@ def compare(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
 
 
 def _kept(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-    if isinstance(step, Turn):
+    if isinstance(step, Rotation):
         return step.kept(step.drawn(layout), layout)
     if not isinstance(step, PrivateStep) or step.release is None:
         return step.kept(rows, layout)

@@ -181,9 +181,7 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = Stage(
-        as_users(
-            _dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data.unit
-        ),
+        as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
         watcher=watcher,

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.common.text_format import suggested
-from dpsgd_cli.data import catalog, download, readers, synthetic_export
+from dpsgd_cli.data import card_files, card_readers, cards
 from dpsgd_cli.data import synthetic as drawing
-from dpsgd_cli.data.card import Card, read_card
+from dpsgd_cli.data.cards import Card, read_card
 from dpsgd_cli.errors import DataError, UsageError
 
 _CARDS = click.option(
@@ -25,8 +25,8 @@ def _cards(names: tuple[str, ...], folder: Path | None) -> list[Card]:
     Raises UsageError for a name that `folder` does not have.
     """
     if folder is None:
-        return [catalog.load_card(name) for name in names or catalog.names()]
-    known = catalog.own_cards(folder)
+        return [cards.load_card(name) for name in names or cards.names()]
+    known = cards.own_cards(folder)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"no card {unknown[0]!r} in {folder}{suggested(unknown[0], known)}")
@@ -61,7 +61,7 @@ def list_command(cards: Path | None) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    click.echo(f"files lie in {catalog.folder()}", err=True)
+    click.echo(f"files lie in {card_files.folder()}", err=True)
 
 
 @command.command()
@@ -75,7 +75,7 @@ def fetch(names: tuple[str, ...], cards: Path | None) -> None:
     Example: dpsgd data fetch mnist
     """
     for card in _cards(names, cards):
-        written = download.fetch(card, download.Manner())
+        written = card_files.fetch(card, card_files.Manner())
         for path in written:
             click.echo(f"{card.name}: fetched {path}")
         if not written:
@@ -94,8 +94,8 @@ def verify(names: tuple[str, ...], cards: Path | None) -> None:
     problems: list[str] = []
     for card in _cards(names, cards):
         checks = _checks(card)
-        if not any(catalog.locate(card, file) for file in card.files) and card.reader.kind != "bundled":
-            problems.append(f"data set {card.name} is not in {catalog.folder()}; run `dpsgd data fetch {card.name}`")
+        if not any(card_files.locate(card, file) for file in card.files) and card.reader.kind != "bundled":
+            problems.append(f"data set {card.name} is not in {card_files.folder()}; run `dpsgd data fetch {card.name}`")
             checks = {}
         for name, check in checks.items():
             problem = _problem(check)
@@ -130,15 +130,15 @@ def synthetic(
         images = drawing.draw(kind, count, shape, seed)
     else:
         images = drawing.draw_variants(count, hands, shape, seed).reshape(-1, *shape)
-    for path in synthetic_export.write(kind, images, directory):
+    for path in drawing.write(kind, images, directory):
         click.echo(f"wrote {path}")
 
 
 def _checks(card: Card) -> dict[str, Callable[[], object]]:
     """Return, per file name, a function that reads the file and raises DataError if its content is wrong."""
     if card.reader.kind == "bundled":
-        return {card.files[0].name: functools.partial(readers.read, card)}
-    return {file.name: functools.partial(catalog.read_content, card, file) for file in card.files}
+        return {card.files[0].name: functools.partial(card_readers.read, card)}
+    return {file.name: functools.partial(card_files.read_content, card, file) for file in card.files}
 
 
 def _problem(check: Callable[[], object]) -> str | None:
@@ -152,5 +152,5 @@ def _problem(check: Callable[[], object]) -> str | None:
 def _state(card: Card) -> str:
     if card.reader.kind == "bundled":
         return "bundled"
-    found = sum(catalog.locate(card, file) is not None for file in card.files)
+    found = sum(card_files.locate(card, file) is not None for file in card.files)
     return "here" if found == len(card.files) else "not fetched" if found == 0 else f"{found} of {len(card.files)}"

@@ -235,6 +235,6 @@ def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
 def _steps(recipe: Recipe, base: Path) -> list[object]:
     if recipe.data.name is None:
         return [plain(step) for step in OWN_FILE_STEPS]
-    from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
+    from dpsgd_cli.data import cards  # NumPy, which listing recipes does without
 
-    return [plain(step) for step in catalog.plain_card(recipe.data, base).preprocess]
+    return [plain(step) for step in cards.plain_card(recipe.data, base).preprocess]

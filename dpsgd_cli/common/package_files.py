@@ -1,6 +1,6 @@
-"""Paths: the folders of shipped files, and a check that a path is a regular file.
+"""Paths: the folders of shipped files, the user's cache folder, and a check that a path is a regular file.
 
-Cards are read in `data/catalog.py`, recipes in `recipe/loading.py`.
+Cards are read in `data/cards.py`, recipes in `recipe/loading.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 from typing import Literal
+
+import platformdirs
 
 MODEL = "model.safetensors"
 """Name of the file of models in a result (`engine/bundle.py`)."""
@@ -24,6 +26,11 @@ def shipped(kind: Literal["datasets", "recipes"]) -> Path:
     """Return the folder of shipped `kind`: inside an installed package, else at the top of the checkout."""
     packaged = _PACKAGE / "shipped" / kind
     return packaged if packaged.is_dir() else _PACKAGE.parent / kind
+
+
+def cache_folder() -> Path:
+    """Return this user's cache folder, which may not exist yet."""
+    return Path(platformdirs.user_cache_dir("dpsgd"))
 
 
 def irregularity(path: Path) -> str | None:

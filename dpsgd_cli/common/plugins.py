@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.errors import RecipeError, UsageError
 
@@ -45,9 +46,7 @@ def trusting(say: Say | None = None, really: bool = True) -> Iterator[None]:
 
 
 def _place(digest: str) -> Path:
-    import pooch  # takes a while to import
-
-    return Path(pooch.os_cache("dpsgd")) / _FOLDER / digest
+    return cache_folder() / _FOLDER / digest
 
 
 def _check_trusted(path: Path, code: bytes) -> None:

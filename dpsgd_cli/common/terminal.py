@@ -52,3 +52,7 @@ def only_visible() -> Iterator[None]:
 def for_bars() -> Any:
     """Return stderr for a progress bar, which moves the cursor. The caller passes the bar's texts through `visible`."""
     return getattr(sys.stderr, "unfiltered", sys.stderr)
+
+
+SILENT: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""Arguments of `np.errstate` for reading and transforming private rows: a warning could reveal single records."""

@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd_cli.data.dataset import Dataset, Outline, Rows
+    from dpsgd_cli.data.dataset import Dataset, Outline
+    from dpsgd_cli.data.on_disk import Rows
     from dpsgd_cli.data.preparation import outline, prepare, private_releases
 
 __all__ = ["Dataset", "Outline", "Rows", "outline", "prepare", "private_releases"]
 
-_MODULES = ("dataset", "preparation")
+_MODULES = ("dataset", "on_disk", "preparation")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Arrays in this user's cache folder, by a hash of what they were made from.
 
 They may be private (features of records, teachers' votes), so only their owner may read them, and nothing publishes
-them. A cache that cannot be read or written costs time, nothing else. Data sets are cached by `data/catalog.py`.
+them. A cache that cannot be read or written costs time, nothing else. Data sets are cached by `data/card_files.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
+from dpsgd_cli.common.package_files import cache_folder
+
 MOST_BYTES = 4_000_000_000
 
 
 def place(folder: str, told: object, arrays: Sequence[np.ndarray]) -> Path:
     """Return the file of the array that is made from `told` (plain values) and `arrays`."""
-    import pooch  # takes a while to import
-
     name = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     for array in arrays:
         name.update(np.ascontiguousarray(array).data)
-    return Path(pooch.os_cache("dpsgd")) / folder / f"{name.hexdigest()[:32]}.npy"
+    return cache_folder() / folder / f"{name.hexdigest()[:32]}.npy"
 
 
 def load(path: Path) -> np.ndarray | None:

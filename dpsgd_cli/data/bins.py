@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, suggested
-from dpsgd_cli.data.dataset import Column, Layout, Length, Step, Transform
+from dpsgd_cli.data.dataset import Column, Layout, Length, Step
+from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import BINS, Bin
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells

@@ -12,29 +12,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 
-if TYPE_CHECKING:
-    from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
-
-
 Noised = Callable[[np.ndarray], np.ndarray]
 """A function that adds the noise of a step's release to a vector with the sensitivity of that release."""
-Transform = Callable[[np.ndarray], np.ndarray]
-
 UNKNOWN = -1
 """The label of a record without one."""
-
-Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class RawDataset:
     """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
 
     Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut.
@@ -242,11 +235,6 @@ class Dataset:
     cells: Callable[[], Sequence[Cells]] = tuple
 
 
-def flatten(rows: np.ndarray) -> np.ndarray:
-    """Return rows (N, ...) as (N, D), also for N = 0."""
-    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
-
-
 FittedOn = Literal["nothing", "synthetic", "public", "training"]
 
 
@@ -260,6 +248,24 @@ class Length:
 
     whole: float | None
     constants: float
+
+
+def length_of(length: Length, layout: Layout) -> float | None:
+    """Return the bound on the norm of a record of `layout`; None if there is none."""
+    square = length.whole**2 if length.whole is not None else _square(layout)
+    return None if square is None else math.sqrt(square + length.constants)
+
+
+def _square(layout: Layout) -> float | None:
+    if layout.columns is None:
+        pair = layout.bounds
+        return None if pair is None else layout.features * max(abs(pair[0]), abs(pair[1])) ** 2
+    numeric = [column for column in layout.columns if not column.indicator]
+    if any(column.bounds is None for column in numeric):
+        return None
+    groups = {column.category for column in layout.columns if column.category is not None}
+    sizes = [max(abs(c.bounds[0]), abs(c.bounds[1])) ** 2 for c in numeric if c.bounds is not None]
+    return math.fsum(sizes) + len(groups)
 
 
 class Step(ABC):

@@ -3,35 +3,149 @@
 Guarantee: the extractor is fixed before the training rows are read, so the features of a record depend on that record
 only, neighbouring data sets stay neighbouring, and the features cost no privacy. This holds because the extractor is
 made from public information: nothing at all (scattering, hog, colour-means), images that a public seed draws (patches),
-ImageNet (torchvision), or data that the recipe declares public (pretrained). The result's declarations list the last
-three.
+or data that the recipe declares public (pretrained). The result's declarations list the last two.
 
-Features are cached for the user, by the content of the rows and of the extractor. `data/scattering.py`,
-`data/patches.py` and `data/hog.py` compute the transforms; `loaded_features.py` has networks with weights.
+Features are cached for the user, by the content of the rows and of the extractor. `image_transforms.py`
+computes the transforms of images.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional
 
+from dpsgd_cli.common.yaml_tree import Place, read_tree
 from dpsgd_cli.data import array_cache as cache
-from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
-from dpsgd_cli.data.extract import VERSION, Extract, Network
-from dpsgd_cli.data.hog import hog
-from dpsgd_cli.data.loaded_features import Pretrained, Torchvision
-from dpsgd_cli.data.patches import Patches
-from dpsgd_cli.data.scattering import Scattering
-from dpsgd_cli.data.settings import ColourFeatures, Data, HogFeatures, PatchFeatures, ScatteringFeatures
+from dpsgd_cli.data.dataset import Layout, Length, Step
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.image_transforms import Patches, Scattering, hog
+from dpsgd_cli.data.on_disk import Transform
+from dpsgd_cli.data.settings import (
+    ColourFeatures,
+    Data,
+    Extractor,
+    HogFeatures,
+    PatchFeatures,
+    PretrainedFeatures,
+    ScatteringFeatures,
+)
+from dpsgd_cli.engine import bundle, models
+from dpsgd_cli.engine.settings import Model, PythonModel
 from dpsgd_cli.errors import DataError
 
 JOINED_AT_ONCE = 256
+ROWS_AT_ONCE = 16
+VERSION = 1
+
+Network = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Extract(Step, stated=False):
+    """Step from rows (N, C, side, side) or (N, D) to features. Subclasses define the network."""
+
+    rows_at_once = ROWS_AT_ONCE
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """Return no bound: a network's features have none that is public."""
+        return Length(None, 0.0)
+
+    def __init__(self, settings: Extractor, base: Path) -> None:
+        self.settings = settings
+        self.base = base
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """The SHA-256 of the weights, which distinguishes extractors with the same settings."""
+        weights = self.weights()
+        return {} if weights is None else {"features": _sha256(weights)}
+
+    def weights(self) -> Path | None:
+        """Return the file of the weights, or None if there is none."""
+        return None
+
+    @abstractmethod
+    def network(self, shape: tuple[int, ...]) -> Network:
+        """Return the frozen network for inputs of `shape`. Raises DataError if it does not take them."""
+
+    def plan(self, layout: Layout) -> Layout:
+        if layout.columns is not None and layout.categorical:
+            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")
+        probe = torch.zeros(1, *layout.shape)
+        return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
+
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
+        network: list[Network] = []
+
+        def transform(x: np.ndarray) -> np.ndarray:
+            place = cache.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
+            out = cache.load(place)
+            if out is None:
+                if not network:
+                    network.append(self.network(layout.shape))
+                out = self.extract(network[0], x)
+                cache.keep(place, out)
+            return out
+
+        return transform
+
+    def extract(self, network: Network, x: np.ndarray) -> np.ndarray:
+        """Return the features of rows, float32 (N, ...), without the cache."""
+        found = []
+        for start in range(0, len(x), self.rows_at_once):
+            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
+            made = self._run(network, block)
+            if self.settings.mirror:
+                made = (made + self._run(network, block.flip(-1))) / 2
+            found.append(made.numpy())
+        if not found:
+            return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)
+        return np.concatenate(found)
+
+    def _run(self, network: Network, block: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            try:
+                maps = network(block)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise DataError(
+                    f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
+                ) from error
+            return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
+
+
+def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
+    if places is None:
+        return maps
+    if maps.dim() != 4:
+        raise DataError(f"data.features.pool: one record gives {tuple(maps.shape[1:])}, which has no places to pool")
+
+    return functional.adaptive_avg_pool2d(maps, places)
+
+
+def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
+    """Return maps with each record's channels, in groups of neighbours, shifted and scaled to mean 0 and variance 1."""
+    if groups is None:
+        return maps
+    if maps.shape[1] % groups:
+        raise DataError(f"data.features.groups: {maps.shape[1]} channels cannot be cut into {groups} equal groups")
+    grouped = maps.reshape(len(maps), groups, math.prod(maps.shape[1:]) // groups)
+    grouped = grouped - grouped.mean(dim=2, keepdim=True)
+    return (grouped / (grouped.square().mean(dim=2, keepdim=True) + 1e-5).sqrt()).reshape(maps.shape)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise DataError(f"data.features: {path}: {error.strerror}") from None
 
 
 class Scatter(Extract):
@@ -109,12 +223,58 @@ class ColourMeans(Extract):
         return lambda images: _unit(functional.adaptive_avg_pool2d(images, self.settings.pool))
 
 
+class Pretrained(Extract):
+    """The network of a finished result, without its last layer with parameters."""
+
+    settings: PretrainedFeatures
+    fitted_on = "nothing"
+    rows_at_once = 256
+
+    def __init__(self, settings: PretrainedFeatures, base: Path) -> None:
+        super().__init__(settings, base)
+        self.declaration = (
+            f"The features are those of the network in {settings.result}, trained on data that are declared public."
+        )
+
+    def weights(self) -> Path:
+        return self.base / self.settings.result / bundle.NAME
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        weights, folder = self.weights(), self.weights().parent
+        if not weights.is_file():
+            raise DataError(
+                f"data.features.result: {folder} holds no {bundle.NAME}; train that recipe with save_model: true first"
+            )
+        model = _model_of(folder / "recipe.yaml")
+        own = bundle.read(weights).weights[0]
+        outputs = len(list(own.values())[-1])
+        whole = models.builder(model, shape, outputs, folder)()
+        try:
+            whole.load_state_dict(own)
+        except RuntimeError as error:
+            raise DataError(f"data.features.result: {folder}: the network does not fit {shape}: {error}") from error
+        assert isinstance(whole, torch.nn.Sequential)  # every built-in model is
+        return whole[:-1].eval().requires_grad_(False)
+
+
+def _model_of(recipe: Path) -> Model:
+    """Return the `model:` section of a result's recipe; DataError if it cannot be read, or names a user's own class."""
+    tree, problems = read_tree(recipe.read_text(encoding="utf-8"), Place(str(recipe), 1))
+    section = None if tree is None or problems else tree.child("model")
+    try:
+        model: Model = TypeAdapter(Model).validate_python(None if section is None else section.plain())
+    except ValidationError as error:
+        raise DataError(f"data.features.result: {recipe} names no model: {error}") from None
+    if isinstance(model, PythonModel):
+        raise DataError(f"data.features.result: {recipe}: only built-in models can be cut before their last layer")
+    return model
+
+
 EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
     "scattering": Scatter,
     "patches": Likeness,
     "hog": Hog,
     "colour-means": ColourMeans,
-    "torchvision": Torchvision,
     "pretrained": Pretrained,
 }
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.package_files import cache_folder
+
 _AT_ONCE = 1 << 24
 _LARGE = 1 << 26
 _SETTLED_NS = 2 * 10**9
@@ -62,10 +64,8 @@ def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict
 
 
 def _place(state: tuple[object, ...]) -> Path:
-    import pooch
-
     name = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    return Path(pooch.os_cache("dpsgd")) / "files" / f"{name}.json"
+    return cache_folder() / "files" / f"{name}.json"
 
 
 def _load(place: Path) -> dict[str, Any] | None:

@@ -10,22 +10,24 @@ process without a message. Each row is transformed on its own, each time it is r
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
+from typing import TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import shortened
-from dpsgd_cli.data.dataset import Transform, flatten
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.errors import UNTOLD, DataError
+from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
     ValueError,
@@ -40,8 +42,16 @@ UNREADABLE = (
 )
 """Errors that NumPy raises for a file whose header or size is not that of an array."""
 
+Transform = Callable[[np.ndarray], np.ndarray]
+"""A function of rows that acts on each row alone, once what it keeps is fixed."""
+
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
+
+
+def flatten(rows: np.ndarray) -> np.ndarray:
+    """Return rows (N, ...) as (N, D), also for N = 0."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 class Stored:
@@ -187,7 +197,7 @@ class DiskRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    @np.errstate(**UNTOLD)
+    @np.errstate(**SILENT)
     def _through(self, rows: np.ndarray) -> np.ndarray:
         for transform in self.transforms:
             rows = transform(rows)
@@ -256,6 +266,10 @@ class TrialRows:
         return np.stack(out)
 
 
+Rows: TypeAlias = np.ndarray | DiskRows | TrialRows
+"""Rows in memory or on disk."""
+
+
 @dataclass(frozen=True)
 class DiskPart:
     """A `dataset.Part` on disk: features, and labels as class indices or targets. `keys` take 8 bytes a row."""
@@ -266,6 +280,11 @@ class DiskPart:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def units(self) -> int:
+        """The number of records; rows of users are read into memory."""
+        return len(self)
 
     def cut(self, cut: Cut) -> tuple[DiskPart, DiskPart]:
         """Return the rest, and the rows that `cut` holds out."""

@@ -9,7 +9,7 @@ rule that applies to every record (or leave such records out) before training.
 Rows for a trained model (`open_unlabelled`, `open_labelled`) are read in the layout that it was trained on, without
 declarations.
 
-`readers.py`, `own_table.py` and `own_arrays.py` read each kind of file.
+`card_readers.py`, `own_table.py` and `own_arrays.py` read each kind of file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dpsgd_cli.common.package_files import irregularity
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, users
-from dpsgd_cli.data.dataset import Layout, Part, Source
+from dpsgd_cli.data import card_files, card_readers, cards, own_arrays, own_table, table, table_files, users
+from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.own_table import Judge
+from dpsgd_cli.data.own_table import LayoutCheck
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.errors import UNTOLD, DataError
+from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,25 +45,21 @@ _OF_A_RECIPE = (
     "data.path is relative to the recipe's own folder (of a result's recipe.yaml: to the folder that it was trained"
     " from)"
 )
-_kept: dict[str, Source] = {}
+_kept: dict[str, RawDataset] = {}
 
 
-def _accept(layout: Layout) -> None:
-    del layout
-
-
-@np.errstate(**UNTOLD)
-def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
+@np.errstate(**SILENT)
+def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: None) -> RawDataset:
     """Read what `data` names, a user's own files relative to `base`. A npy file is opened and stays on disk.
 
     A plan and a training use the same files, and so do the recipes of a comparison and the cells of a sweep. So the
     source is cached, and returned again for the same content under the same names; its arrays are read-only. If users
     are the unit of privacy, rows are in memory, grouped by user (`users.py`). Raises DataError for anything unusable;
-    for a table the message includes what `judge` refuses.
+    for a table the message includes what `check_layout` refuses.
     """
     if data.unit is None:
-        return _open(data, base, judge)
-    source = _open(data, base, judge)
+        return _open(data, base, check_layout)
+    source = _open(data, base, check_layout)
     parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]
     if data.unit.in_a_file:
         path = _existing(base / data.unit.column)
@@ -77,14 +74,14 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     return users.by_user(replace(source, train=parts[0], test=parts[1] if parts[1:] else None), data)
 
 
-def _open(data: Data, base: Path, judge: Judge) -> Source:
+def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     """Return the rows as the files have them, not grouped by user."""
-    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
+    owner = data.owner_column
     if data.name is not None:
-        card = catalog.card_of(data, base)
-        places = [catalog.locate(card, file) for file in card.files]
+        card = cards.card_of(data, base)
+        places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        source = _read_once([card.model_dump_json(), content, owner], partial(readers.read, card, owner))
+        source = _read_once([card.model_dump_json(), content, owner], partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
@@ -94,14 +91,14 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
     hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
-    how = data.changed(**dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
-    asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
+    how = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
+    asked = [how, hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
-    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))
+    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = Path()) -> np.ndarray:
     """Return new rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
 
@@ -113,26 +110,25 @@ def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = P
     return _new(records, data, layout, None, base)[0]
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def open_labelled(
     records: Records, data: Data, layout: Layout, classes: Sequence[Any] | None, base: Path = Path()
 ) -> Part:
     """Return new rows as `open_unlabelled` does, with labels: indices into `classes`, or targets if that is None.
 
     Labels are read from the column or array `data.target`, or from the target column of the card, as in training.
-    Targets are in the unit of training (`targets.py`).
+    Targets are in the unit of training (`table.py`).
     """
     import pandas as pd
 
-    card = None if data.name is None else catalog.card_of(data, base)
+    card = None if data.name is None else cards.card_of(data, base)
     named = data.target if card is None else card.target
     target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
-        return Part(x, readers.labels_of(card, labels))
-    how = data.changed(target=target, classes=None if classes is None else list(classes))
+        return Part(x, card_readers.labels_of(card, labels))
     where = records if isinstance(records, Path) else Path("the table")
-    return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
+    return Part(x, table.read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
 
 
 def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
@@ -150,28 +146,28 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
 
 def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     kind = kind_of(_existing(path, "it is looked for in the current folder"))
-    if (kind in own_table.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
+    if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
         wanted = f"{ARRAYS} file with the labels {target!r}" if kind == ROWS else _wanted(layout)
         raise DataError(f"{path}: {kind or 'an unknown kind of file'}, but the model takes {wanted}")
     if layout.columns is None:
         x, labels = own_arrays.read_new(path, layout, target)
         return _in_units(x, data, base), labels
-    x, frame = own_table.read_new(path, kind, layout, target, data.task == "classification")
+    x, frame = own_table.read_new(path, kind, layout, data, target)
     return _in_units(x, data, base), None if target is None else frame[target]
 
 
 def _wanted(layout: Layout) -> str:
     if layout.columns is not None:
-        return f"a table ({', '.join(own_table.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
+        return f"a table ({', '.join(table_files.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
     return f"an array ({ARRAYS} with x, or {ROWS}) of shape {own_arrays.shape_of(layout)}"
 
 
 def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
     """Return the rows as a card's own records are read: pixels in [0, 1], columns clamped to the recipe's bounds."""
-    return x if data.name is None else readers.in_units(catalog.card_of(data, base), x)
+    return x if data.name is None else card_readers.in_units(cards.card_of(data, base), x)
 
 
-def _read_once(asked: object, read: Callable[[], Source]) -> Source:
+def _read_once(asked: object, read: Callable[[], RawDataset]) -> RawDataset:
     """Return the cached source for the key `asked`, else that of `read`. The least recently used are dropped."""
     key = json.dumps(asked, sort_keys=True)
     source = _kept.pop(key, None)
@@ -191,11 +187,11 @@ def let_go_of_large() -> None:
         del _kept[key]
 
 
-def _bytes(*sources: Source) -> int:
+def _bytes(*sources: RawDataset) -> int:
     return sum(array.nbytes for source in sources for array in _arrays(source))
 
 
-def _arrays(source: Source) -> list[np.ndarray]:
+def _arrays(source: RawDataset) -> list[np.ndarray]:
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
     keys = [part.keys.values for part in parts if part.keys is not None]
     return [*(array for part in parts for array in (part.x, part.y)), *keys]
@@ -212,7 +208,7 @@ def kind_of(path: Path) -> str:
 
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
     """Return the files of features and their endings. Raises DataError if they are unknown, or of different kinds."""
-    known = (*own_table.KINDS, ARRAYS, ROWS)
+    known = (*table_files.KINDS, ARRAYS, ROWS)
     paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
     kinds = [kind_of(path) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):

@@ -16,17 +16,17 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, table
-from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.dataset import Layout, Part, RawDataset
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
 from dpsgd_cli.errors import DataError
 
 _MOST_VALUES = 1000
 
 
-def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
+def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDataset:
     """Read the arrays of a npz file; a second path holds the test rows as its own `x` and labels.
 
     Raises DataError for missing arrays, wrong shapes and types, values that are not finite, and invalid labels.
@@ -36,7 +36,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
     stored = load(paths[0])
-    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
+    owner = data.owner_column
     where = [(stored, "", paths[0])]
     if paths[1:]:
         where.append((load(paths[1]), "", paths[1]))
@@ -46,7 +46,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
         _refuse_not_finite(x, f"{paths[0]}: x")
-    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
+    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     if owner is not None:
         whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]
@@ -56,7 +56,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
         ]
     said, told = table.declarations(data, [], classes), table.read_warnings(data, classes)
     layout = _layout(data, pairs[0][0])
-    return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
 def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -127,7 +127,7 @@ def _floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
 
 
-def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
+def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
     """Read the training part, and the test part if a second pair of features and labels is given. Rows stay on disk.
 
     Raises DataError for undeclared classes, and for wrong shapes, types, values or labels.
@@ -150,7 +150,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
     classes = None if data.task == "regression" else tuple(data.classes or ())
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
-    return Source(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
+    return RawDataset(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
 def _check_features(x: Stored) -> str:
@@ -242,7 +242,7 @@ def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
 
 
 def _refuse_names(data: Data, path: Path, what: str) -> None:
-    unusable = [key for key in ("categorical", "drop", "missing") if getattr(data, key)]
+    unusable = [key for key in ("categorical", "drop", "missing", "format") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
         raise DataError(
             f"{path}: {what} has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"

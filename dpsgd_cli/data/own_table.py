@@ -7,47 +7,38 @@ neighbouring files stay neighbouring, and it costs no privacy.
 from __future__ import annotations
 
 import contextlib
-import csv
-import gzip
-import json
-import re
-import warnings
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Set
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted, shortened, similar, suggested
+from dpsgd_cli.common.text_format import quoted, similar, suggested
 from dpsgd_cli.data import table
-from dpsgd_cli.data.card import MOST_UNPACKED
-from dpsgd_cli.data.dataset import Column, Layout, Part, Source
+from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.settings import Data, Missing
+from dpsgd_cli.data.table_files import read_table
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LONGEST_HEADER = 4_000_000
-_SURROGATE = re.compile("[\ud800-\udfff]")
-SEPARATORS = (",", ";", "\t", "|")
-Judge = Callable[[Layout], object]
+LayoutCheck = Callable[[Layout], object]
 """Function that raises DataError for a layout that cannot be used."""
 
 
-def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], judge: Judge) -> Source:
+def read(
+    data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], check_layout: LayoutCheck
+) -> RawDataset:
     """Read the table, and the test table if there is a second path; both have the same columns.
 
     Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
-    `judge` refuses in the layout.
+    `check_layout` refuses in the layout.
     """
-    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
-    words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
-    frames = [KINDS[kind](path, words, owner) for path, kind in zip(paths, kinds, strict=True)]
+    owner = data.owner_column
+    text_columns = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
@@ -56,7 +47,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
         with problems.kept():
             owners = [owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)]
     # a column that a wrong name probably meant is not checked: its declarations are missing
-    left_out = {*data.drop, *_meant(list(frames[0].columns), data)} | (set() if owner is None else {owner})
+    left_out = {*data.drop, *_likely_columns(list(frames[0].columns), data)} | (set() if owner is None else {owner})
     frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
@@ -74,17 +65,17 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
                 raise
     sound = tuple(column for column in columns if column.name not in unusable)
     with problems.kept():
-        judge(Layout((len(sound),), sound))
+        check_layout(Layout((len(sound),), sound))
     labels: list[np.ndarray] = []
     classes: tuple[Any, ...] | None = None
     if all(data.target in frame.columns for frame in frames):
         with problems.kept():
-            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
+            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
     problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
     said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
-    return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
 def columns_of(layout: Layout) -> list[str]:
@@ -92,14 +83,13 @@ def columns_of(layout: Layout) -> list[str]:
     return list(dict.fromkeys(column.marks or column.name for column in layout.columns or ()))
 
 
-def read_new(
-    path: Path, kind: str, layout: Layout, target: str | None = None, words: bool = True
-) -> tuple[np.ndarray, pd.DataFrame]:
+def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | None) -> tuple[np.ndarray, pd.DataFrame]:
     """Read a table for a model: rows (N, D) with the columns of `layout`, and the table, with `target` if it is given.
 
-    `words`: the target holds classes. The table may have other columns, in any order.
+    The table may have other columns, in any order.
     """
-    frame = KINDS[kind](path, {*layout.categorical, *([target] if target is not None and words else ())})
+    text_columns = {*layout.categorical, *([target] if target is not None and data.task == "classification" else ())}
+    frame = read_table(path, kind, data.format, text_columns)
     return rows_of(frame, layout, target, str(path)), frame
 
 
@@ -143,150 +133,6 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _read_csv(path: Path, words: Set[str], owner: str | None = None, separator: str | None = None) -> pd.DataFrame:
-    """Read a table with a header. The columns `words` and `owner` keep the text of their cells."""
-    import pandas as pd
-
-    words = words if owner is None else {*words, owner}
-
-    with _as_data_errors(path), _open_text(path) as lines:
-        first = _first_line(lines, path)
-    separator = separator or max(SEPARATORS, key="".join(first.split('"')[::2]).count)
-    with _as_data_errors(path):
-        names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
-    _refuse_twice(path, names)
-    with _as_data_errors(path):
-        frame = pd.read_csv(
-            path,
-            sep=separator,
-            encoding="utf-8-sig",
-            skipinitialspace=True,
-            index_col=False,
-            keep_default_na=False,
-            na_values={name: list(table.MISSING) for name in names if name not in words},
-            # pandas would parse categories that all look like numbers, and make "007" and "7.0" equal
-            dtype={name: str if name == owner else "category" for name in words},
-        )
-    if frame.empty:
-        raise DataError(f"{path} has a header but no rows")
-    return frame
-
-
-class _Token(str):
-    """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay different."""
-
-
-def _read_json_lines(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:
-    """Read a table with one JSON object per line; an absent or null key is a missing value.
-
-    Numbers under the key `owner` are kept as the text that was written. pandas would convert all of them to floats if
-    one is, and different integers from 2^53 on would become equal.
-    """
-    import pandas as pd
-
-    del words
-    rows, owners = [], []
-    with _as_data_errors(path), _open_text(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_object(line, number))
-            if line.strip() and owner is not None and isinstance(rows[-1], dict):
-                written = json.loads(line, parse_int=_Token, parse_float=_Token, parse_constant=_Token)
-                whose = written.get(owner)
-                owners.append(_Token(whose).lower() if isinstance(whose, bool) else whose)
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
-    frame = pd.DataFrame(rows)
-    nested = [name for name in frame.columns if any(isinstance(cell, list | dict) for cell in frame[name])]
-    if frame.empty or nested:
-        what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
-        raise DataError(f"{path}: {what}")
-    if owner in frame.columns:
-        frame[owner] = pd.Series(owners, dtype=object, index=frame.index)
-    return frame.rename(columns=str)
-
-
-def _object(line: str, number: int) -> Any:
-    """Return the content of a line of JSON. Raises ValueError for invalid JSON, and text that UTF-8 cannot write."""
-    try:
-        found = json.loads(line)
-    except RecursionError:
-        raise ValueError(f"line {number} is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"line {number} is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
-    if "\\u" in line and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
-        raise ValueError(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff), which is no text")
-    return found
-
-
-@contextlib.contextmanager
-def _as_data_errors(path: Path) -> Iterator[None]:
-    """Turn pandas' errors about an unreadable table, and its warning about dropped cells, into DataError."""
-    import pandas as pd
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
-            yield
-        except pd.errors.ParserWarning:
-            raise DataError(f"{path} cannot be read as a table: rows have more fields than the header") from None
-        except (ValueError, OSError, EOFError, OverflowError, csv.Error, zlib.error) as error:
-            raise DataError(f"{path} cannot be read as a table: {shortened(str(error).strip(), 200)}") from None
-
-
-def _first_line(lines: TextIO, path: Path) -> str:
-    """Return the first line that is not blank, or "". Raises DataError if it is longer than a header may be."""
-    while line := lines.readline(_LONGEST_HEADER + 1):
-        if len(line) > _LONGEST_HEADER:
-            raise DataError(
-                f"{path} cannot be read as a table: its first line is longer than {_LONGEST_HEADER} characters;"
-                " is it text, with a header of column names?"
-            )
-        if line.strip():
-            return line
-    return ""
-
-
-def _open_text(path: Path) -> TextIO:
-    """Open `path` as text, through gzip if its name ends in .gz."""
-    if path.suffix == ".gz":
-        _refuse_bomb(path)
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _refuse_bomb(path: Path) -> None:
-    """Raise DataError if a gzip file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
-    given = 0
-    with gzip.open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            given += len(block)
-            if given > MOST_UNPACKED:
-                raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
-
-
-def _read_parquet(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:
-    import pandas as pd
-
-    del words, owner  # a column has a type, which keeps integers and text as they are
-    try:
-        frame = pd.read_parquet(path)
-    except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}") from None
-    _refuse_twice(path, [str(name) for name in frame.columns])
-    if frame.empty:
-        raise DataError(f"{path} has no rows")
-    return frame.rename(columns=str)
-
-
-def _refuse_twice(path: Path, names: list[str]) -> None:
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
-
-
 def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     """Return the problems with the columns that the recipe names: each must exist, and have one role."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
@@ -302,7 +148,7 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
         problems.append(f"data.drop names the target {data.target!r}")
-    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
+    owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
             f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{suggested(owner, names)}"
@@ -322,7 +168,7 @@ def _named(data: Data) -> dict[str, list[str]]:
     return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
 
 
-def _meant(names: list[str], data: Data) -> set[str]:
+def _likely_columns(names: list[str], data: Data) -> set[str]:
     """Return the columns that the recipe's wrong names were probably meant to be."""
     wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
     return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
@@ -390,15 +236,3 @@ def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
         table.refuse_nested(cells)
     found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))
-
-
-_READERS: dict[str, Callable[..., pd.DataFrame]] = {
-    ".csv": _read_csv,
-    ".tsv": partial(_read_csv, separator="\t"),
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
-}
-KINDS = {
-    **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", ".gz")},
-    ".parquet": _read_parquet,
-}

@@ -3,7 +3,7 @@
 `outline` and `private_releases` give a plan its public facts before any value is used (a user's own files are read to
 count their records). `prepare` does the work. Its caller charges the private releases before it calls `prepare`.
 
-`pipeline.py` applies the steps to rows.
+`preprocess.py` applies the steps to rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.data import catalog, preprocess, readers
-from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Rows, Source, Step, refuse_codes
+from dpsgd_cli.common.terminal import SILENT
+from dpsgd_cli.data import card_files, card_readers, cards, preprocess
+from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import DiskPart
-from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
-from dpsgd_cli.data.pipeline import Pipeline, Released
-from dpsgd_cli.data.rotation import refuse_fitted
+from dpsgd_cli.data.on_disk import DiskPart, Rows
+from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
+from dpsgd_cli.data.preprocess import Pipeline, Released
+from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
-from dpsgd_cli.errors import UNTOLD, DataError
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 
 
@@ -42,17 +43,17 @@ def outline(data: Data, base: Path) -> Outline:
     steps = _steps(data, "add-remove", base)
     if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
-        files = tuple(units_in(part, data) for part in (source.train, source.test) if part is not None)
+        files = tuple(part.units for part in (source.train, source.test) if part is not None)
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
-        card = catalog.card_of(data, base)
+        card = cards.card_of(data, base)
         counted = {
-            part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
+            part: sum(card_files.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
         }
         files = tuple(rows for rows in counted.values() if rows)
-        layout, classes, said = card.layout, card.labels, readers.declarations(card)
+        layout, classes, said = card.layout, card.labels, card_readers.declarations(card)
         name = card.name
     sizes = _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
@@ -67,9 +68,9 @@ def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Seq
     return partial(steps[-1].cells, layouts[-2]) if steps else tuple
 
 
-def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
+def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
     """Open what `data` names. Raises DataError if it stays on disk and a step needs all rows in memory."""
-    source = _with_keys(open_source(data, base, partial(_plan, steps)), data, base)
+    source = _with_keys(load_raw(data, base, partial(_plan, steps)), data, base)
     if data.public is not None and data.public.path is not None:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
@@ -86,7 +87,7 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     return source
 
 
-def _with_keys(source: Source, data: Data, base: Path) -> Source:
+def _with_keys(source: RawDataset, data: Data, base: Path) -> RawDataset:
     """Return the source with the keys of its rows if anything is cut; rows of users have their keys already.
 
     Identical records are numbered across files that are pooled, and within each file otherwise.
@@ -133,11 +134,6 @@ class Parts:
     public: Part | DiskPart | None = None
 
 
-def units_in(part: Part | DiskPart, data: Data) -> int:
-    """Return the number of units of privacy in a part: users with `privacy.unit`, else rows."""
-    return len(part) if data.unit is None or isinstance(part, DiskPart) else part.units
-
-
 def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Sizes:
     """Return the sizes of the parts of `files`, given their numbers of records (or users). No record is read."""
     split = _split(data, len(files) > 1, base)
@@ -181,7 +177,7 @@ The sum is over at most `records` records, a public number.
 """
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def prepare(
     data: Data, base: Path, trials: int, noised: NoisingOf, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
@@ -196,7 +192,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    files = [units_in(part, data) for part in (source.train, source.test) if part is not None]
+    files = [part.units for part in (source.train, source.test) if part is not None]
     sizes = _sizes(files, data, source.layout, base)
 
     def in_places(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
@@ -205,7 +201,7 @@ def prepare(
     source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
-    _check_places(units_in(train, data), sizes.train, data, source.name)
+    _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
@@ -268,14 +264,14 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
 
     Raises DataError as `prepare` does, and if rows stay on disk.
     """
-    cut = _parts(_with_keys(open_source(data, base), data, base), data, base)
+    cut = _parts(_with_keys(load_raw(data, base), data, base), data, base)
     train, test = cut.train, cut.test
     if not isinstance(train, Part) or not isinstance(test, Part):
         raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
     return train.pooled(test) if folds else test
 
 
-def training_rows(source: Source, data: Data, base: Path) -> Part:
+def training_rows(source: RawDataset, data: Data, base: Path) -> Part:
     """Return the training part of records as read, with its keys; with folds all records. Not for rows on disk."""
     keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
     if data.folds is not None and isinstance(keyed.train, Part) and not isinstance(keyed.test, DiskPart):
@@ -289,7 +285,7 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
-    return list(OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess)
+    return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
 
 def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[Step], list[Layout]]:
@@ -298,7 +294,7 @@ def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[St
     A user's own file is read for its layout.
     """
     steps = _steps(data, adjacency, base)
-    layout = catalog.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
+    layout = cards.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
     return steps, _plan(steps, layout)
 
 
@@ -357,10 +353,10 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None or data.unit is not None else catalog.plain_card(data, base).split
+    return Split() if data.name is None or data.unit is not None else cards.plain_card(data, base).split
 
 
-def _parts(source: Source, data: Data, base: Path) -> Parts:
+def _parts(source: RawDataset, data: Data, base: Path) -> Parts:
     """Cut the rows of `source` into parts.
 
     A split named in the recipe is cut from ALL rows, including the files' own test rows. Validation rows are cut from

@@ -21,7 +21,7 @@ import yaml
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data import opening, own_arrays, own_table, table
+from dpsgd_cli.data import opening, own_arrays, own_table, table, table_files
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -64,24 +64,25 @@ def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
         return _text(_of_arrays(path, target, task), target, shown)
-    if kind not in own_table.KINDS:
-        raise DataError(f"{path}: a recipe is drafted for {', '.join((*own_table.KINDS, opening.ARRAYS))}, not {kind}")
+    if kind not in table_files.KINDS:
+        raise DataError(
+            f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
+        )
     return _text(_of_table(path, kind, target, task), target, shown)
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
-    read = own_table.KINDS[kind]
-    first = read(path, {target})
+    first = table_files.read_table(path, kind, text_columns={target})
     if target not in first.columns:
         raise DataError(
             f"{path}: --target names {quoted(target)}, which is no column{suggested(target, first.columns)}"
         )
     names = [name for name in first.columns if name != target]
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
-    words = [name for name in names if name not in dropped and _is_words(first[name])]
+    text_columns = [name for name in names if name not in dropped and _is_words(first[name])]
     # read again as text, as training does: otherwise the reader converts cells that look like other types
-    frame = read(path, {target, *words})
-    categorical = {name: list(own_table.found_values([frame], name)) for name in words}
+    frame = table_files.read_table(path, kind, text_columns={target, *text_columns})
+    categorical = {name: list(own_table.found_values([frame], name)) for name in text_columns}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
     categorical = {name: values for name, values in categorical.items() if name not in dropped}
     numeric = [name for name in names if name not in dropped and name not in categorical]
@@ -92,7 +93,8 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
         except DataError as error:
             problems.append(f"{path.name}: {error}")
     if not numeric and not categorical:
-        problems.append(f"{path.name} has no column to learn from; its others are {_reasons(dropped)}")
+        reasons = ", ".join(f"{quoted(name)} ({why})" for name, why in dropped.items())
+        problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
     classes = None
     try:
         classes = _classes(frame[target], task, path)
@@ -158,7 +160,7 @@ def _classes(series: pd.Series, task: Task | None, path: Path) -> list[Any] | No
         many = False
     asked: Task = task or ("regression" if many else "classification")
     settings = Data(path=path.name, target=str(series.name), task=asked)
-    classes = table.read_labels(settings, [series], [path])[1]
+    classes = table.read_labels(settings, [series], [path], None)[1]
     return None if classes is None else list(classes)
 
 
@@ -219,10 +221,6 @@ def _column_lines(drafted: Drafted) -> list[str]:
         lines += ["  drop:"]
         lines += [f"    - {_yaml(name)}     # {why}" for name, why in drafted.dropped.items()]
     return lines
-
-
-def _reasons(dropped: dict[str, str]) -> str:
-    return ", ".join(f"{quoted(name)} ({why})" for name, why in dropped.items())
 
 
 def _yaml(value: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
@@ -163,18 +163,6 @@ class ColourFeatures(Extractor):
     pool: Count = Field(4, description="Places a side.")
 
 
-class TorchvisionFeatures(Extractor):
-    """A torchvision network with ImageNet weights, up to one of its parts."""
-
-    kind: Literal["torchvision"] = "torchvision"
-    network: str = Field("vgg16", description="Its name in torchvision.models.")
-    weights: str | None = Field(
-        None, description="File of weights, relative to the recipe; left out, torch's own cache. Nothing is downloaded."
-    )
-    part: str = Field("features", description="The submodule whose output is taken.")
-    side: Count | None = Field(None, description="Images are resized to this side first; left out, kept.")
-
-
 class PretrainedFeatures(Extractor):
     """A network that another recipe trained on public data, without its last layer."""
 
@@ -193,9 +181,36 @@ class PretrainedFeatures(Extractor):
 
 
 Features = Annotated[
-    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | TorchvisionFeatures | PretrainedFeatures,
+    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures,
     Field(discriminator="kind"),
 ]
+
+
+def _known_encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError:
+        raise ValueError(f"{name!r} is no encoding of text; try utf-8 or latin-1") from None
+    return name
+
+
+class TableFormat(Section):
+    """How a CSV file is written. `data/table_files.py` reads it, for cards and for a user's own files alike."""
+
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        None, description="Between two cells; left out, the most frequent of , ; | and tab in the first line."
+    )
+    encoding: Annotated[str, AfterValidator(_known_encoding)] = Field(
+        "utf-8-sig", description="Of the text: utf-8-sig (UTF-8, with or without a byte order mark), latin-1, ..."
+    )
+    decimal: Annotated[str, Field(min_length=1, max_length=1)] = Field(".", description="The decimal point.")
+    header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
+    comment: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        None, description="What follows this character in a line is skipped."
+    )
+    missing: str | None = Field(
+        None, description="A cell that holds no value, beside an empty one and the usual words (NA, null, ?, ...)."
+    )
 
 
 class Missing(Section):
@@ -226,6 +241,7 @@ class Data(Section):
     )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
+    format: TableFormat | None = Field(None, description="How your own .csv or .tsv file is written.")
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
@@ -268,7 +284,7 @@ class Data(Section):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
             own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
-            extra = [key for key in own if getattr(self, key)]
+            extra = [key for key in (*own, "format") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
@@ -292,6 +308,11 @@ class Data(Section):
     def unit(self) -> Unit | None:
         """Return the recipe's unit of privacy, a user with several rows; None for single records."""
         return self._unit
+
+    @property
+    def owner_column(self) -> str | None:
+        """Return the column or array of the records' own file that names each row's user; None if there is none."""
+        return None if self.unit is None or self.unit.in_a_file else self.unit.column
 
     @property
     def pooled(self) -> bool:

@@ -1,6 +1,6 @@
 """The steps of `data.preprocess`, which transform features after they are read.
 
-Their code is in `data/preprocess.py`, `data/bins.py` and `data/rotation.py`.
+Their code is in `data/preprocess.py`, `data/bins.py` and `data/projections.py`.
 """
 
 from __future__ import annotations

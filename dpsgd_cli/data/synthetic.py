@@ -8,8 +8,11 @@ density r^-3. They have the edges and the spectrum of natural images.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+
+from dpsgd_cli.errors import DataError
 
 AT_ONCE = 500
 VARIED_AT_ONCE = 100
@@ -182,3 +185,34 @@ KINDS: dict[str, Callable[[np.random.Generator, int, tuple[int, int, int]], np.n
 
 USUAL = {"strokes": (1, 28), "dead-leaves": (3, 32)}
 """Usual number of channels and side of each kind."""
+
+COLUMNS = 10
+ENLARGED = 3
+
+
+def write(kind: str, images: np.ndarray, directory: Path) -> list[Path]:
+    """Write `images`, uint8 (N, channels, side, side), as a npy file, and the first hundred as one picture.
+
+    Returns both paths. Raises DataError if they cannot be written.
+    """
+    from matplotlib import image  # takes a while to import
+
+    array, picture = directory / f"{kind}.npy", directory / f"{kind}.png"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        np.save(array, images)
+        image.imsave(picture, _sheet(images[: COLUMNS**2]))
+    except OSError as error:
+        raise DataError(f"{directory}: {error.strerror or error}") from None
+    return [array, picture]
+
+
+def _sheet(images: np.ndarray) -> np.ndarray:
+    """Return the images in a grid of `COLUMNS` columns, enlarged, with three colour channels."""
+    count, _, side, _ = images.shape
+    rows = -(-count // COLUMNS)
+    colours = images[:, :3] if images.shape[1] >= 3 else np.repeat(images[:, :1], 3, axis=1)
+    sheet = np.zeros((rows * COLUMNS, 3, side, side), np.uint8)
+    sheet[:count] = colours
+    whole = sheet.reshape(rows, COLUMNS, 3, side, side).transpose(0, 3, 1, 4, 2).reshape(rows * side, COLUMNS * side, 3)
+    return whole.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,13 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, listed, quoted, shortened
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data, Missing
-from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.table_files import MISSING
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_PROBLEMS = 20
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
 def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.ndarray:
@@ -246,27 +246,62 @@ def _yaml_hint(values: Sequence[str]) -> str:
 
 
 def read_labels(
-    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path]
+    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path], classes: Sequence[Any] | None
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
     """Return the labels of each part, and the classes that all parts share; the classes are None for regression.
 
-    Targets are in the unit of training (`targets.py`).
+    `columns` hold the labels as stored, under the name of the target. Without `classes`, they are read from the labels.
+    Targets are in the unit of training (`target_scale`).
     """
     import pandas as pd
 
     target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
-    filling = data.fillings.get(data.target or "", Missing()).value
+    filling = data.fillings.get(str(columns[0].name), Missing()).value
     if filling is not None:
-        target = target.where(~gaps(target, [plain_text(label) for label in data.classes or ()]), filling)
-    classes: tuple[Any, ...] | None = None
+        target = target.where(~gaps(target, [plain_text(label) for label in classes or ()]), filling)
+    found: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
             y = target_scale(data).inward(to_numbers(target, is_target=True)).astype(np.float32)
         else:
-            y, classes = to_labels(target, data.classes)
+            y, found = to_labels(target, classes)
     except DataError as error:
         raise DataError(f"{' and '.join(path.name for path in paths)}: {error}") from None
-    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), classes
+    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), found
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """An affine scale of regression targets, on which `middle` becomes 0 and a distance of `unit` becomes 1.
+
+    Clipped gradients bound the length of a step, so a model needs many steps to reach large outputs: thousands for
+    targets of some hundreds. Training therefore scales the recipe's public target bounds to [-1, 1], whatever the data
+    are. Metrics and predictions are in the targets' own unit. `engine/losses.py` clamps targets out of bounds in
+    training.
+
+    >>> scale = TargetScale(middle=150.0, unit=50.0)
+    >>> scale.inward(np.array([100.0, 175.0])).tolist(), scale.outward(np.array([-1.0, 0.5])).tolist()
+    ([-1.0, 0.5], [100.0, 175.0])
+    """
+
+    middle: float = 0.0
+    unit: float = 1.0
+
+    def inward(self, targets: np.ndarray) -> np.ndarray:
+        """Return targets (N,) in the unit of training."""
+        return (targets - self.middle) / self.unit
+
+    def outward(self, outputs: np.ndarray) -> np.ndarray:
+        """Return outputs of a model, or targets of training, in the targets' own unit."""
+        return outputs * self.unit + self.middle
+
+
+def target_scale(data: Data) -> TargetScale:
+    """Return the scale of the recipe's public target bounds; without bounds, one that changes nothing."""
+    if data.target_bounds is None:
+        return TargetScale()
+    low, high = data.target_bounds
+    return TargetScale((low + high) / 2, (high - low) / 2)
 
 
 def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...] | None) -> tuple[str, ...]:

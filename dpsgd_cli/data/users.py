@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import count, quoted, shortened
-from dpsgd_cli.data import table
-from dpsgd_cli.data.dataset import Dataset, Part, Source
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
+from dpsgd_cli.common.text_format import count, quoted
+from dpsgd_cli.data.dataset import Dataset, Part, RawDataset
+from dpsgd_cli.data.on_disk import DiskPart, Stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
+from dpsgd_cli.data.table_files import MISSING
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.users.settings import Unit
 
@@ -99,7 +99,7 @@ def _is_gap(value: object) -> bool:
     """Return True if a cell names nobody: it is empty, or a usual word for a missing value."""
     import pandas as pd
 
-    return value.strip() in table.MISSING if isinstance(value, str) else bool(pd.isna(value))
+    return value.strip() in MISSING if isinstance(value, str) else bool(pd.isna(value))
 
 
 def _is_broken(name: str) -> bool:
@@ -131,14 +131,12 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
     """Return the names of the users in a .npy file, for consecutive parts with `rows` rows."""
-    try:
-        given = np.load(path, allow_pickle=False)
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as a npy array: {shortened(str(error), 200)}") from None
+    stored = Stored(path)
+    given = stored.take(np.arange(len(stored)))
     return np.split(owners_in_array(given, sum(rows), f"{path}"), np.cumsum(rows)[:-1])
 
 
-def by_user(source: Source, data: Data) -> Source:
+def by_user(source: RawDataset, data: Data) -> RawDataset:
     """Return the source with its rows in memory, grouped by user, with the keys of their users.
 
     Files that are pooled (data.split, folds) are one part. Raises DataError if there is only one user, or if a user of
@@ -199,14 +197,14 @@ def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray
     return users, members
 
 
-def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
+def as_users(dataset: Dataset, data: Data) -> Dataset:
     """Return synthetic training rows with each row repeated as several rows of one user, if users are the unit.
 
     If gradients are wrongly clipped by row, a user then adds that many clip bounds to the sum.
     """
-    if unit is None:
+    if data.unit is None:
         return dataset
-    times = min(unit.most_rows, _ROWS_OF_A_USER)
+    times = min(data.unit.most_rows, _ROWS_OF_A_USER)
     x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
     users, test = len(dataset.train_y), SECOND_FILE + np.arange(len(dataset.test_y))
     keys = Keys(np.concatenate([np.repeat(np.arange(users), times), test]), True, of_users=True)

@@ -31,9 +31,9 @@ import numpy as np
 from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import UNTOLD
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
@@ -121,7 +121,7 @@ class Preconditioning:
             cuts.append(self._cut(trial, way, exact, own.share))
         self.load(cuts)
 
-    @np.errstate(**UNTOLD)
+    @np.errstate(**SILENT)
     def _exact(self, trial: int, way: _Way) -> np.ndarray:
         """Return the sum over the records that a trial trains on. Private."""
         table = self.context.table

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Place, Problem, read_tree
-from dpsgd_cli.data.settings import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.data.settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.settings import PythonMethod
@@ -155,8 +155,6 @@ def named_files(recipe: Recipe) -> list[str]:
     if recipe.data.public is not None and recipe.data.public.path is not None:
         names.append(recipe.data.public.path)
     for features in recipe.data.extractors:
-        if isinstance(features, TorchvisionFeatures) and features.weights is not None:
-            names.append(features.weights)
         if isinstance(features, PretrainedFeatures):
             names.append(features.result)
     return names + own_code(recipe) + own_weights(recipe)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
 from dpsgd_cli.accounting.joint_composition import Records, Run
-from dpsgd_cli.data import catalog
+from dpsgd_cli.data import cards
 from dpsgd_cli.data.settings import Data, PublicSet, Split, ValidationSet
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
@@ -148,7 +148,7 @@ def _usual_cut(data: Mapping[str, Any]) -> Split | None:
         # an npz file may hold test records, so an explicit split never compares equal to a missing one
         return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
     try:
-        own = catalog.load_card(str(data["name"])).split
+        own = cards.load_card(str(data["name"])).split
         return Split() if own is not None and OWNER in data else own
     except UsageError:
         # the result comes from a version that had such a card

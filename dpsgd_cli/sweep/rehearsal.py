@@ -132,7 +132,7 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
         outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound,
         cells=outline.cells,
     )  # fmt: skip
-    return as_users(made, loaded.recipe.data.unit)
+    return as_users(made, loaded.recipe.data)
 
 
 def _timed(trials: Trials, done: int = 0) -> Pace:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.clipping.settings import FlatClipping
-from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
 from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
 from dpsgd_cli.engine.packing import Pack

@@ -27,14 +27,15 @@ from torch import Tensor, nn
 
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
-from dpsgd_cli.data.pipeline import Pipeline
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
@@ -44,7 +45,7 @@ from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
-from dpsgd_cli.errors import UNTOLD, DataError, RunError, UsageError
+from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
@@ -220,7 +221,7 @@ class Trained:
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """Return the inputs of the model of `trial` for `rows` (N, ...): float32 (N, *input_shape)."""
         self.check_trial(trial)
-        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+        with _fitting(self.directory / bundle.NAME), np.errstate(**SILENT):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
             own = np.asarray(x)[0] if per_trial else np.asarray(x)
             if own.shape[1:] != self.input_shape:
@@ -307,7 +308,7 @@ class Trained:
         place = placement(self.loaded.recipe, Team())
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
         pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place, self._with_untrained)
-        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+        with _fitting(self.directory / bundle.NAME), np.errstate(**SILENT):
             for trial, weights in enumerate(self.bundle.weights):
                 for name, (at, shape) in pack.spans.items():
                     pack.values[trial, at : at + shape.numel()] = weights[name].reshape(shape).reshape(-1)

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from matplotlib import image
 
 from dpsgd_cli.cli.data import command
-from dpsgd_cli.data import catalog, download, synthetic, synthetic_export
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data import card_files, cards, synthetic
+from dpsgd_cli.data.cards import Card
 from dpsgd_cli.errors import DataError, UsageError
 
 
@@ -33,7 +33,7 @@ def test_list_shows_every_card_and_whether_it_is_here(data_folder: Path) -> None
     result = run("list")
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
-    assert set(lines) == {"NAME", *catalog.names()}
+    assert set(lines) == {"NAME", *cards.names()}
     assert "bundled" in lines["digits"]
     assert "not fetched" in lines["adult"]
     assert "1 of 4" in lines["mnist"]
@@ -49,10 +49,10 @@ def test_fetch_of_bundled_data_needs_no_download() -> None:
 
 
 def test_fetch_names_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(card: Card, manner: download.Manner) -> list[Path]:
+    def pretend(card: Card, manner: card_files.Manner) -> list[Path]:
         return [Path("/data") / card.name / "file"] if card.name == "mnist" else []
 
-    monkeypatch.setattr(download, "fetch", pretend)
+    monkeypatch.setattr(card_files, "fetch", pretend)
     result = run("fetch", "mnist", "adult")
     assert result.stdout == "mnist: fetched /data/mnist/file\nadult: is complete, nothing to fetch\n"
 
@@ -112,4 +112,4 @@ def test_strokes_of_several_hands_are_written_too(tmp_path: Path) -> None:
 def test_synthetic_images_go_only_where_there_is_room(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file"):
-        synthetic_export.write("strokes", np.zeros((1, 1, 8, 8), np.uint8), tmp_path / "file")
+        synthetic.write("strokes", np.zeros((1, 1, 8, 8), np.uint8), tmp_path / "file")

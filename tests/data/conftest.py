@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dpsgd_cli.data import catalog
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data import cards
+from dpsgd_cli.data.cards import Card
 
 # Read before any test changes the environment.
 REAL_DATA = os.environ.get("DPSGD_DATA")
@@ -24,14 +24,14 @@ MakeCard = Callable[..., Card]
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Empty folders for cards and data, in the place of the shipped cards and of DPSGD_DATA; the data folder."""
-    cards, data = tmp_path / "cards", tmp_path / "data"
-    cards.mkdir()
+    shipped, data = tmp_path / "cards", tmp_path / "data"
+    shipped.mkdir()
     data.mkdir()
     monkeypatch.setenv("DPSGD_DATA", str(data))
-    monkeypatch.setattr(catalog, "shipped", lambda kind: cards)
-    catalog.load_card.cache_clear()
+    monkeypatch.setattr(cards, "shipped", lambda kind: shipped)
+    cards.load_card.cache_clear()
     yield data
-    catalog.load_card.cache_clear()
+    cards.load_card.cache_clear()
 
 
 def put(library: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def make_card(library: Path) -> MakeCard:
         } | changes
         kept = {key: value for key, value in content.items() if value is not None}
         (library.parent / "cards" / f"{content['name']}.yaml").write_text(yaml.safe_dump(kept, sort_keys=False))
-        catalog.load_card.cache_clear()
-        return catalog.load_card(content["name"])
+        cards.load_card.cache_clear()
+        return cards.load_card(content["name"])
 
     return make
 

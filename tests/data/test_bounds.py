@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli.data import Dataset, outline, prepare
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data.cards import Card
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from tests.data.conftest import put

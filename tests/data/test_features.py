@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from dpsgd_cli import data
-from dpsgd_cli.data import features, loaded_features
-from dpsgd_cli.data.dataset import Layout, Step, Transform
-from dpsgd_cli.data.extract import Extract
+from dpsgd_cli.data import features
+from dpsgd_cli.data.dataset import Layout, Step
+from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.settings import (
     ColourFeatures,
     Data,
@@ -26,7 +22,6 @@ from dpsgd_cli.data.settings import (
     PatchFeatures,
     PretrainedFeatures,
     ScatteringFeatures,
-    TorchvisionFeatures,
 )
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
@@ -34,7 +29,7 @@ from dpsgd_cli.recipe.loading import load_recipe
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda project: tmp_path / "cache")
 
 
 TINY_PATCHES = PatchFeatures(patches=6, size=3, pool=2)
@@ -46,7 +41,7 @@ WITHOUT_DATA: list[Features] = [
 ]
 
 
-def extractor(settings: Features, base: Path) -> Extract:
+def extractor(settings: Features, base: Path) -> features.Extract:
     return features.EXTRACTORS[settings.kind](settings, base)
 
 
@@ -196,83 +191,6 @@ def test_what_does_not_fit_is_refused_before_data_is_read(
 ) -> None:
     with pytest.raises(DataError, match=said):
         extractor(settings, Path()).plan(Layout(shape))
-
-
-class TinyNetwork(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-        self.classifier = nn.Linear(4, 10)
-
-
-@pytest.fixture
-def fake_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torchvision with one network, `tiny`."""
-
-    def get_model(name: str, weights: None) -> nn.Module:
-        if name != "tiny":
-            raise ValueError(f"Unknown model {name}")
-        return TinyNetwork()
-
-    fake: Any = types.ModuleType("torchvision")
-    fake.models = types.SimpleNamespace(get_model=get_model)
-    monkeypatch.setitem(sys.modules, "torchvision", fake)
-
-
-@pytest.mark.usefixtures("fake_torchvision")
-def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) -> None:
-    source = TinyNetwork()
-    torch.save(source.state_dict(), tmp_path / "tiny.pth")
-    step = extractor(TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
-    rows = images(5)
-    found = transform_of(step, rows.shape[1:])(rows)
-    mean, std = (
-        np.array(v, np.float32)[:, None, None] for v in (loaded_features.IMAGENET_MEAN, loaded_features.IMAGENET_STD)
-    )
-    with torch.no_grad():
-        expected = source.eval().features(torch.from_numpy((rows - mean) / std)).numpy()
-    assert found.shape == (5, 4, 6, 6)
-    assert np.allclose(found, expected, atol=1e-6)
-    assert "ImageNet" in (step.declaration or "")
-    bigger = TorchvisionFeatures(network="tiny", weights="tiny.pth", side=16, pool=1)
-    assert extractor(bigger, tmp_path).plan(Layout((3, 8, 8))).shape == (4, 1, 1)
-
-
-@pytest.mark.usefixtures("fake_torchvision")
-def test_weights_come_from_the_users_cache_when_no_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    step = extractor(TorchvisionFeatures(network="tiny"), Path())
-    with pytest.raises(DataError, match=r"no weights of tiny in .*checkpoints; fetch them once"):
-        step.plan(Layout((3, 8, 8)))
-    (tmp_path / "checkpoints").mkdir()
-    torch.save(TinyNetwork().state_dict(), tmp_path / "checkpoints" / "tiny-12345678.pth")
-    assert step.plan(Layout((3, 8, 8))).shape == (4, 6, 6)
-
-
-@pytest.mark.usefixtures("fake_torchvision")
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"network": "huge"}, "huge.features: Unknown model huge"),
-        ({"part": "head"}, "tiny.head"),
-        ({"weights": "other.pth"}, "Missing key"),
-        ({"weights": "none.pth"}, "none.pth does not exist"),
-    ],
-)
-def test_a_network_that_cannot_be_loaded_says_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    torch.save(TinyNetwork().state_dict(), tmp_path / "tiny.pth")
-    torch.save({}, tmp_path / "other.pth")
-    settings = TorchvisionFeatures.model_validate({"network": "tiny", "weights": "tiny.pth"} | changes)
-    with pytest.raises(DataError, match=said):
-        extractor(settings, tmp_path).plan(Layout((3, 8, 8)))
-
-
-def test_without_torchvision_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(DataError, match="pip install torchvision"):
-        extractor(TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
 
 
 def test_a_network_of_another_recipe_is_cut_before_its_last_layer(

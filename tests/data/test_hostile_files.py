@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.data import catalog, download, own_table
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data import card_files, table_files
+from dpsgd_cli.data.cards import Card
 from dpsgd_cli.errors import DataError
 from tests.data.conftest import put
 
@@ -94,7 +94,7 @@ def redirecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_redirection_leads_to_the_web_only(library: Path, make_card: MakeCard, redirecting: str) -> None:
     card = make_card(files=[file(urls=[redirecting])])
     with pytest.raises(DataError, match="is no http or https address"):
-        download.fetch(card, download.Manner(progress=False, pause=0.0, timeout=5.0))
+        card_files.fetch(card, card_files.Manner(progress=False, pause=0.0, timeout=5.0))
 
 
 def test_other_content_is_refused_in_constant_memory(library: Path, make_card: MakeCard) -> None:
@@ -105,7 +105,7 @@ def test_other_content_is_refused_in_constant_memory(library: Path, make_card: M
     card = make_card(files=[{"name": "toy.csv", "records": 3, "sha256": SHA}])
     tracemalloc.start()
     with pytest.raises(DataError, match=rf"(?s)expected SHA-256 {SHA}.*\({64 << 20} bytes, uncompressed\)"):
-        catalog.read_content(card, card.files[0])
+        card_files.read_content(card, card.files[0])
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
 
@@ -113,15 +113,15 @@ def test_other_content_is_refused_in_constant_memory(library: Path, make_card: M
 def test_nothing_is_unpacked_beyond_what_a_card_declares(library: Path, make_card: MakeCard) -> None:
     data = b"1,a,n\n" * 3
     card = make_card(files=[put(library, "toy.csv.gz", gzip.compress(data), bytes=len(data))])
-    assert catalog.read_content(card, card.files[0]).data == data
+    assert card_files.read_content(card, card.files[0]).data == data
     card = make_card(files=[put(library, "toy.csv.gz", gzip.compress(data), bytes=len(data) - 1)])
     with pytest.raises(DataError, match="holds more than the 17 bytes"):
-        catalog.read_content(card, card.files[0])
+        card_files.read_content(card, card.files[0])
 
 
 def test_a_compressed_table_of_ones_own_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "own.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 100_000))
-    monkeypatch.setattr(own_table, "MOST_UNPACKED", 300_000)
+    monkeypatch.setattr(table_files, "MOST_UNPACKED", 300_000)
     with pytest.raises(DataError, match=r"own.csv.gz: unpacks to more than 300000 bytes"):
-        own_table._read_csv(path, set())
+        table_files.read_table(path, ".csv.gz")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli.data import opening
-from dpsgd_cli.data.catalog import card_of
+from dpsgd_cli.data.cards import card_of
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError

@@ -173,7 +173,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     def use(folder: Path) -> None:
         data = Data(path="x.npy", target="y.npy", classes=[0, 1])
-        source = opening.open_source(data, folder)
+        source = opening.load_raw(data, folder)
         assert isinstance(source.train, DiskPart)
         keyed = dataclasses.replace(source.train, keys=content_keys(source.train.x, source.train.y))
         train, test = keyed.cut(Split(test=0.01))

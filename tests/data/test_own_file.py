@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from dpsgd_cli.data import opening, preparation
-from dpsgd_cli.data.dataset import Column, Source
+from dpsgd_cli.data.dataset import Column, RawDataset
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
 
-def columns(source: Source) -> tuple[Column, ...]:
+def columns(source: RawDataset) -> tuple[Column, ...]:
     assert source.layout.columns is not None
     return source.layout.columns
 
@@ -31,7 +32,7 @@ def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data
 
 
 def opened(folder: Path, data: dict[str, Any]) -> Any:
-    return opening.open_source(Data.model_validate(data), folder)
+    return opening.load_raw(Data.model_validate(data), folder)
 
 
 def test_a_declared_table(tmp_path: Path) -> None:
@@ -294,3 +295,44 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
 def test_bad_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_npz(tmp_path, arrays, **data)
+
+
+EUROPEAN = "# of last year\n30;nürse;10,5;n\n40;smith;-999;y\n"
+FORMAT = {"separator": ";", "encoding": "latin-1", "decimal": ",", "header": False, "comment": "#", "missing": "-999"}
+
+
+def test_a_file_is_read_as_the_recipe_says_it_is_written(tmp_path: Path) -> None:
+    data: dict[str, Any] = {
+        "target": "4",
+        "categorical": {"2": ["nürse", "smith"]},
+        "missing": {"3": 0.5},
+        "format": FORMAT,
+    }
+    data |= {"target": "4"}
+    source = read(tmp_path, EUROPEAN.encode("latin-1"), **data)
+    assert source.train.x.tolist() == [[30, 0, 10.5], [40, 1, 0.5]]
+    assert source.classes == ("n", "y")
+    new = opening.open_unlabelled(
+        tmp_path / "own.csv", Data.model_validate({"path": "own.csv"} | data), source.layout, tmp_path
+    )
+    assert new.tolist() == source.train.x.tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"name": "adult"}, "format: only for a file of your own"),
+        ({"path": "own.csv", "target": "y", "format": {"encoding": "hex"}}, "'hex' is no encoding of text"),
+    ],
+)
+def test_a_format_that_cannot_be(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Data.model_validate({"format": FORMAT} | data)
+
+
+def test_a_format_is_for_files_of_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.format is for csv and tsv files"):
+        read(tmp_path, '{"a": 1, "y": 1}\n', "own.jsonl", format=FORMAT)
+    np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=[0, 1])
+    with pytest.raises(DataError, match="an npz file has no column names; leave out format"):
+        opened(tmp_path, {"path": "own.npz", "format": FORMAT})

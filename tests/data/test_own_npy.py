@@ -29,7 +29,7 @@ def write(folder: Path, **arrays: np.ndarray) -> Path:
 
 
 def read(folder: Path, **changes: Any) -> Any:
-    return opening.open_source(Data.model_validate(FILES | changes), folder)
+    return opening.load_raw(Data.model_validate(FILES | changes), folder)
 
 
 def test_features_labels_and_what_is_declared(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], changes:
 def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
     np.savez(write(tmp_path) / "u.npz", x=X, y=Y)
     with pytest.raises(DataError, match=r"must both be .npz, both .npy or both tables, not .npy and .npz"):
-        opening.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
+        opening.load_raw(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
     for wrong in ({"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}):
         with pytest.raises(ValidationError, match="target"):
             Data.model_validate(wrong)

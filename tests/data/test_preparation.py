@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.data import catalog, pca, splits
+from dpsgd_cli.data import cards, projections, splits
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.second_moments import blocks, second_moments, with_noise
@@ -58,7 +58,7 @@ def test_outline_says_what_prepare_gives(settings: dict[str, Any]) -> None:
     assert (dataset.train_x.dtype, dataset.train_y.dtype) == (np.float32, np.int64)
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", cards.names())
 def test_every_card_has_an_outline_without_its_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
     noisy = with_noise(
         second_moments(blocks(rows), 64), lambda exact: normal(0, "preprocess-0", exact, noise, len(rows))
     )
-    np.testing.assert_allclose(private.train_x[0], rows @ pca.directions(noisy, 5), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(private.train_x[0], rows @ projections.directions(noisy, 5), rtol=1e-4, atol=1e-4)
 
 
 def test_two_private_steps_never_share_draws() -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.data import catalog, opening, readers, users
+from dpsgd_cli.data import card_readers, cards, opening, users
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import Keys
@@ -43,7 +43,7 @@ def test_rows_are_grouped_by_user_in_an_order_that_the_file_does_not_decide(by_p
     found = []
     for order in (np.arange(10), np.arange(10)[::-1], np.random.default_rng(0).permutation(10)):
         frame().iloc[order].to_csv(tmp_path / "own.csv", index=False)
-        train = opening.open_source(section(by_place=by_place), tmp_path).train
+        train = opening.load_raw(section(by_place=by_place), tmp_path).train
         assert isinstance(train, Part) and train.x.shape == (10, 1) and train.owners is not None
         keys = train.known_keys
         assert keys.of_users and keys.by_place == by_place and len(keys.different) == 5
@@ -143,7 +143,7 @@ def test_a_user_of_the_training_file_has_no_test_rows(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "own.csv", index=False)
     frame(["new", "al", "newer", "new"]).to_csv(tmp_path / "test.csv", index=False)
     with pytest.raises(DataError, match=r"1 user of the training rows .* test rows too.*give data.split"):
-        opening.open_source(section(test_path="test.csv"), tmp_path)
+        opening.load_raw(section(test_path="test.csv"), tmp_path)
     pooled = section(test_path="test.csv", split={"test": 0.4})
     dataset = data.prepare(pooled, tmp_path, 1, refuse, "add-remove")
     assert dataset.keys is not None
@@ -262,8 +262,8 @@ def test_names_of_a_cards_table_are_text_even_where_the_card_says_numbers(
         " split: {test: 0.5}}"
     )
     made = section(path=None, target=None, classes=None, bounds=None, name="card.yaml", preprocess=None)
-    card = catalog.card_of(made, tmp_path)
-    source = readers.read(card, "who")
+    card = cards.card_of(made, tmp_path)
+    source = card_readers.read(card, "who")
     assert isinstance(source.train, Part) and source.train.owners is not None
     assert source.train.owners.tolist() == names
 

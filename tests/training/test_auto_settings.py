@@ -280,7 +280,7 @@ seed: 0
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """100 of 64 pixels, of which 80 train; 60 drawings have 59 directions."""
-    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda project: tmp_path / "cache")
     drawn = np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8)
     np.savez(tmp_path / "own.npz", x=drawn, y=np.arange(100) % 3)
     (tmp_path / "own.yaml").write_text(IMAGES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from dpsgd_cli.data import opening, prepare, readers
+from dpsgd_cli.data import card_readers, opening, prepare
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.models import builder
 from dpsgd_cli.engine.packing import Pack, Placement
@@ -78,21 +78,21 @@ def test_a_command_opens_each_data_section_once(
 
 def test_a_card_is_read_once_for_all_who_ask(parsed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    read = readers.read
-    monkeypatch.setattr(readers, "read", lambda card, owner: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
+    read = card_readers.read
+    monkeypatch.setattr(card_readers, "read", lambda card, owner: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
     sections: list[dict[str, Any]] = [{"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}]
     for settings in sections:
-        opening.open_source(Data.model_validate({"name": "breast-cancer", **settings}), Path())
+        opening.load_raw(Data.model_validate({"name": "breast-cancer", **settings}), Path())
     assert asked == ["breast-cancer"] * 2, "other bounds are other values"
 
 
 def test_a_file_that_has_changed_is_read_again(recipe: Path, parsed: list[Any], tmp_path: Path) -> None:
     """Of the same size, and within the same tick of the clock."""
     data = Data.model_validate({"path": "own.csv", "target": "y"})
-    first: Any = opening.open_source(data, tmp_path)
+    first: Any = opening.load_raw(data, tmp_path)
     text = (tmp_path / "own.csv").read_text()
     (tmp_path / "own.csv").write_text(text.replace("0.6", "0.7"))
-    again: Any = opening.open_source(data, tmp_path)
+    again: Any = opening.load_raw(data, tmp_path)
     assert not np.array_equal(again.train.x, first.train.x)
     assert len(parsed) == 2
 
@@ -104,7 +104,7 @@ def test_nobody_writes_into_what_is_kept(tmp_path: Path) -> None:
     made = prepare(data, tmp_path, 1, lambda trial, purpose, exact, mechanism, records: exact, "add-remove")
     for rows in (made.train_x, made.train_y, made.test_x, made.test_y):
         rows[:] = 0
-    again: Any = opening.open_source(data, tmp_path)
+    again: Any = opening.load_raw(data, tmp_path)
     assert np.array_equal(again.train.x, x) and again.train.y.tolist() == [0, 1] * 4
 
 

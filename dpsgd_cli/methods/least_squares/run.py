@@ -30,9 +30,10 @@ import numpy as np
 import torch
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
-from dpsgd_cli.errors import UNTOLD, PrivacyError
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.noise.run import gaussian
@@ -93,7 +94,7 @@ class DpLeastSquares(OneShot):
             targets = np.eye(outputs)[own[:, 0]] if classes else np.nan_to_num(own).clip(-1, 1)
             yield bounded if users is None else moments.at_most_one(bounded) * root, targets * root
 
-    @np.errstate(**UNTOLD)
+    @np.errstate(**SILENT)
     def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray]:
         """Return A (D, D) and Z (D, K) without noise. Private."""
         width = self.context.pack.size // self.outputs

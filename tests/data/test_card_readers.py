@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dpsgd_cli.data import card as card_module
-from dpsgd_cli.data import catalog, readers
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data import card_files, card_readers, cards
+from dpsgd_cli.data.cards import Card
 from dpsgd_cli.errors import DataError
 from tests.data.conftest import put
 
@@ -33,7 +32,7 @@ def test_idx(library: Path, make_card: MakeCard) -> None:
         files.append(put(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
         files.append(put(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
     shape = {"shape": [1, 3, 4], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source: Any = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
+    source: Any = card_readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
     assert source.test is not None
     np.testing.assert_allclose(source.train.x, images.reshape(2, 1, 3, 4) / 255, rtol=1e-6)
     assert source.train.x.dtype == np.float32
@@ -50,7 +49,7 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
         put(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
     ]
     shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source: Any = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
+    source: Any = card_readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
     assert source.train.y.tolist() == [1, 0, 1]
     np.testing.assert_allclose(source.train.x[2, 1, 0], rows[2, 1 + 4 : 1 + 6] / 255, rtol=1e-6)
     assert source.test is not None
@@ -71,45 +70,39 @@ def a_part(library: Path, make_card: MakeCard, kept: dict[str, list[int]]) -> tu
     classes = {"d": ["3"], "b": ["1"]}
     said = {"name": "half", "description": "b and d", "part_of": "toy", "classes": classes, "kept": kept}
     path.write_text(yaml.safe_dump(said, sort_keys=False))
-    return catalog.load_card("half"), rows
+    return cards.load_card("half"), rows
 
 
-def test_a_part_of_a_card_is_the_records_of_its_classes(
-    library: Path, make_card: MakeCard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_a_card_is_the_records_of_its_classes(library: Path, make_card: MakeCard) -> None:
     """In the order of the files, labelled in the order of its own classes, from the files of the whole."""
-    monkeypatch.setattr(card_module, "shipped", lambda kind: library.parent / "cards")
     half, rows = a_part(library, make_card, {"one.bin": [2], "test.bin": [2]})
-    source: Any = readers.read(half)
+    source: Any = card_readers.read(half)
     assert half.labels == ("d", "b")
     assert source.train.y.tolist() == [0, 1]
     np.testing.assert_allclose(source.train.x.reshape(2, 12), rows[[0, 2], 1:] / 255, rtol=1e-6)
     assert source.test.y.tolist() == [0, 1]
-    assert [catalog.records(half, file) for file in half.files] == [2, 2]
+    assert [card_files.records(half, file) for file in half.files] == [2, 2]
     assert any("toy" in said for said in source.declarations)
 
 
-def test_a_part_of_other_numbers_than_its_card_declares_is_refused(
-    library: Path, make_card: MakeCard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_other_numbers_than_its_card_declares_is_refused(library: Path, make_card: MakeCard) -> None:
     """Prices and noise were planned for the number that is public."""
-    monkeypatch.setattr(card_module, "shipped", lambda kind: library.parent / "cards")
     half, _ = a_part(library, make_card, {"one.bin": [3], "test.bin": [2]})
     with pytest.raises(DataError, match="half: 2 records for train have its classes, but its card says 3"):
-        readers.read(half)
+        card_readers.read(half)
     with pytest.raises(DataError, match="so many of each file"):
         a_part(library, make_card, {"one.bin": [2]})
     a_part(library, make_card, {"one.bin": [2], "test.bin": [2]})
     path = library.parent / "cards" / "quarter.yaml"
     path.write_text("{name: quarter, description: b, part_of: half, classes: {b: ['1']}}")
     with pytest.raises(DataError, match="'half', which is no shipped card of a whole"):
-        catalog.load_card("quarter")
+        cards.load_card("quarter")
 
 
 def test_table(library: Path, make_card: MakeCard) -> None:
     files = [put(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n")]
     card = make_card(files=files, reader={"kind": "table", "missing": "?"})
-    source: Any = readers.read(card)
+    source: Any = card_readers.read(card)
     assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
     assert source.train.y.tolist() == [0, 1, 1]
     assert source.test is None
@@ -120,34 +113,34 @@ def test_table(library: Path, make_card: MakeCard) -> None:
 def test_table_with_header_separator_and_comment(library: Path, make_card: MakeCard) -> None:
     files = [put(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
     reader = {"kind": "table", "separator": ";", "header": True, "comment": "|"}
-    source: Any = readers.read(make_card(files=files, reader=reader))
+    source: Any = card_readers.read(make_card(files=files, reader=reader))
     assert source.train.x.tolist() == [[30, 1]]
 
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
     with pytest.raises(DataError, match="'job' holds 'c' in data row 2"):
-        readers.read(card)
+        card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=2)])
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
-        readers.read(card)
+        card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
     with pytest.raises(DataError, match="label 'n' is not among"):
-        readers.read(card)
+        card_readers.read(card)
 
 
 def test_bundled_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    source: Any = readers.read(catalog.load_card("digits"))
+    source: Any = card_readers.read(cards.load_card("digits"))
     np.testing.assert_allclose(source.train.x.reshape(1797, 64), load_digits().data / 16)
     assert source.train.y.tolist() == load_digits().target.tolist()
 
 
 def test_bundled_breast_cancer_lies_within_its_public_bounds() -> None:
     """A bound that cuts off much would be a bad choice; that it is kept is checked, not how it was made."""
-    card = catalog.load_card("breast-cancer")
-    source: Any = readers.read(card)
+    card = cards.load_card("breast-cancer")
+    source: Any = card_readers.read(card)
     low, high = np.array([column.bounds for column in card.layout.columns or ()]).T
     outside = (source.train.x < low) | (source.train.x > high)
     assert outside.mean() < 0.01
@@ -161,7 +154,7 @@ def test_bundled_data_of_another_version_are_refused(monkeypatch: pytest.MonkeyP
     bundle.data[0, 0] += 1
     monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: bundle)
     with pytest.raises(DataError, match=r"gives other data than its card says.*constraints.txt"):
-        readers.read(catalog.load_card("digits"))
+        card_readers.read(cards.load_card("digits"))
 
 
 REAL = {
@@ -177,12 +170,14 @@ REAL = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(real_data: Path, name: str) -> None:
-    card = catalog.load_card(name)
-    if catalog.locate(card, card.files[0]) is None:
+    card = cards.load_card(name)
+    if card_files.locate(card, card.files[0]) is None:
         pytest.skip(f"{name} is not in DPSGD_DATA")
-    source: Any = readers.read(card)
+    source: Any = card_readers.read(card)
     train, test, counts = REAL[name]
     assert source.train.x.shape == train
     assert np.bincount(source.train.y).tolist() == counts
-    held_out = sum(catalog.records(card, file) for file in card.files if file.part == "test" and file.holds != "labels")
+    held_out = sum(
+        card_files.records(card, file) for file in card.files if file.part == "test" and file.holds != "labels"
+    )
     assert (source.test.x.shape if source.test else None) == ((held_out, *test[1:]) if test else None)

@@ -1,23 +1,30 @@
-"""The schema of a data set card (`datasets/NAME.yaml`, or a user's own), and its reader.
+"""Data set cards (`datasets/NAME.yaml`, or a user's own): their schema, and how they are found.
 
 A card holds public knowledge only: where the files are, their hashes, what the columns mean and what values they can
-take.
+take. `card_files.py` finds, checks and downloads the files; `card_readers.py` decodes them.
+
+A recipe's public bounds replace those of a card. The accuracy of a private method depends on the scale of its features,
+and a card's bounds are generous: scaling by a narrower interval makes the feature larger. If you know better bounds
+from outside the data, declare them in `data.bounds`. Values outside are clamped when the table is read, record by
+record, so that the bounds hold whatever the records are.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from dpsgd_cli.common.package_files import shipped
+from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
-from dpsgd_cli.common.text_format import shortened
+from dpsgd_cli.common.text_format import shortened, suggested
 from dpsgd_cli.data.dataset import Column, Layout
-from dpsgd_cli.data.settings import Split
+from dpsgd_cli.data.settings import Data, Split, TableFormat
 from dpsgd_cli.data.step_settings import PreprocessStep
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import DataError, UsageError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -85,11 +92,10 @@ class BundledReader(Section):
     loader: Literal["load_digits", "load_breast_cancer"]
 
 
-class TableReader(Section):
+class TableReader(TableFormat):
     kind: Literal["table"] = "table"
-    separator: str = ","
+    separator: str = Field(",", description="Between two cells.")
     header: bool = Field(False, description="The first line holds the column names.")
-    comment: str | None = Field(None, description="Lines from this character on are skipped.")
     missing: str | None = Field(None, description="Marks a missing value; its whole row is left out.")
 
 
@@ -249,3 +255,96 @@ def _whole(content: Any) -> Any:
             f"part_of names {name!r}, which is no shipped card of a whole data set; `dpsgd data list` shows them"
         )
     return whole.model_dump(exclude_unset=True) | content
+
+
+_SOURCE = "declared in the recipe"
+
+
+def names() -> list[str]:
+    """Return the names of all shipped cards, sorted."""
+    return sorted(path.stem for path in shipped("datasets").glob("*.yaml"))
+
+
+@functools.lru_cache(maxsize=32)
+def load_card(name: str) -> Card:
+    """Return the shipped card called `name`. Raises UsageError with a suggestion if there is none."""
+    if name not in names():
+        near = suggested(name, names())
+        raise UsageError(
+            f"unknown data set {name!r}{near}; your own file goes under data.path, a card under data.cards"
+        )
+    return read_card(shipped("datasets") / f"{name}.yaml")
+
+
+def own_cards(folder: Path) -> dict[str, Path]:
+    """Return the cards in a user's own folder, by name. Raises UsageError if it has none."""
+    found = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if not found:
+        raise UsageError(f"{folder}: no cards (NAME.yaml) in this folder")
+    return found
+
+
+def plain_card(data: Data, base: Path) -> Card:
+    """Return the card that a recipe names, shipped or a user's own (relative to `base`), unchanged."""
+    assert data.name is not None
+    if data.card_file is None:
+        return load_card(data.name)
+    path = base / data.card_file
+    if (why := irregularity(path)) is not None:
+        raise DataError(f"{path}: {why}")
+    if not path.is_file():
+        there = [one.stem if data.cards else one.name for one in sorted(path.parent.glob("*.yaml"))]
+        raise DataError(f"no such card: {path}{suggested(data.name.rpartition('/')[2], there)}")
+    return read_card(path)
+
+
+def card_of(data: Data, base: Path) -> Card:
+    """Return the card that a recipe names, with the recipe's bounds and without the column of `privacy.unit`.
+
+    Raises DataError for bounds on a column that cannot have any.
+    """
+    card = _without_owners(plain_card(data, base), data)
+    if not isinstance(data.bounds, dict):
+        return card
+    known = {name: column for name, column in card.features.items() if column.bounds is not None}
+    problems = [
+        f"data.bounds names {name!r}, which is no numeric column of {card.name}{suggested(name, known)}"
+        for name in data.bounds
+        if name not in known
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    own = {name: CardColumn(bounds=pair, source=_SOURCE) for name, pair in data.bounds.items()}
+    return _with_columns(card, own)
+
+
+def _without_owners(card: Card, data: Data) -> Card:
+    """Return the card with the column of `privacy.unit` dropped. Raises DataError if it has no such column."""
+    name, columns = data.owner_column, card.columns or {}
+    if name is None:
+        return card
+    if card.reader.kind != "table" or name not in columns or name == card.target:
+        named = suggested(name, [one for one in columns if one != card.target])
+        raise DataError(
+            f"privacy.unit.column names {name!r}, which is no column of {card.name} that can say whose a row is{named};"
+            " a .npy file with an entry for each row can"
+        )
+    return _with_columns(card, {name: CardColumn(drop=True)})
+
+
+def _with_columns(card: Card, own: dict[str, CardColumn]) -> Card:
+    return Card.model_validate(card.model_dump(exclude_unset=True) | {"columns": {**(card.columns or {}), **own}})
+
+
+def declared(card: Card) -> dict[str, tuple[float, float]]:
+    """Return the bounds that a recipe gave, by column, in the card's order."""
+    found = {name: column.bounds for name, column in card.features.items() if column.source == _SOURCE}
+    return {name: pair for name, pair in found.items() if pair is not None}
+
+
+def clamp(card: Card, x: np.ndarray) -> None:
+    """Move every value of a declared column of rows x (N, D) inside its bounds, in place."""
+    names = list(card.features)
+    for name, (low, high) in declared(card).items():
+        column = x[:, names.index(name)]
+        np.clip(column, low, high, out=column)

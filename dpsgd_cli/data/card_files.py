@@ -1,12 +1,15 @@
-"""Download of a card's files: resumed if cut off, checked before use, and moved into place only when complete.
+"""The files of a card: where they lie, the check of their content, and their download.
 
-A download is written to `<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or
-another mirror never mixes two sources. It is renamed only after its content has the hash of the card.
+A download is resumed if cut off, checked before use, and moved into place only when complete. It is written to
+`<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or another mirror never mixes
+two sources. It is renamed only after its content has the hash of the card.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gzip
 import hashlib
 import http.client
 import os
@@ -17,20 +20,119 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
+
+import certifi
 
 from dpsgd_cli import __version__
+from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.terminal import for_bars
-from dpsgd_cli.data import catalog
-from dpsgd_cli.data.card import Archive, Card, File
+from dpsgd_cli.data.cards import Archive, Card, File
 from dpsgd_cli.errors import DataError
 
 BLOCK = 1 << 16
 FRUITLESS_ATTEMPTS = 4
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True)
+class Content:
+    """The uncompressed bytes of one file, their SHA-256 and the number of usable records in them."""
+
+    data: bytes
+    sha256: str
+    records: int
+
+
+def folder() -> Path:
+    """Return the folder of all data sets: $DPSGD_DATA, else one in this user's cache directory."""
+    given = os.environ.get("DPSGD_DATA")
+    return Path(given).expanduser() if given else cache_folder() / "data"
+
+
+def locate(card: Card, file: File) -> Path | None:
+    """Return the path of the file on disk, plain or gzip-compressed; None if it is missing."""
+    plain = folder() / card.folder / file.name
+    return next((path for path in (plain, plain.with_name(f"{file.name}.gz")) if path.is_file()), None)
+
+
+def records(card: Card, file: File) -> int:
+    """Return the number of records in `file` by the card, or by the variant that has the size of the file on disk."""
+    path = locate(card, file) if file.variants else None
+    size = path.stat().st_size if path is not None else None
+    return card.records(file, next((n for n, variant in enumerate(file.variants, 1) if variant.bytes == size), 0))
+
+
+def read_content(card: Card, file: File) -> Content:
+    """Read `file`, uncompressed, and check its hash.
+
+    Raises DataError naming the path and the remedy if the file is missing or damaged, or its content is not the card's.
+    """
+    path = locate(card, file)
+    if path is None:
+        raise DataError(
+            f"data set {card.name}: {folder() / card.folder / file.name} (or .gz) is missing;"
+            f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.folder}/"
+        )
+    try:
+        return identify(file, path)
+    except DataError as error:
+        raise DataError(
+            f"data set {card.name}: {path} does not hold what its card says\n{error}\n"
+            f"run `dpsgd data fetch {card.name}` to replace it"
+        ) from None
+
+
+def identify(file: File, path: Path) -> Content:
+    """Return the content of `path` as that of `file`, with a known variant corrected. Raises DataError on other hashes.
+
+    The hash is computed piece by piece first, so that a file of other content never fills the memory.
+    """
+    found, size = _hash_unpacked(path, file.most_bytes)
+    variant = next((variant for variant in file.variants if variant.sha256 == found), None)
+    if variant is None and found != file.sha256:
+        raise DataError(f"expected SHA-256 {file.sha256}\nfound SHA-256    {found} ({size} bytes, uncompressed)")
+    with _unpacked(path) as stream:
+        data = stream.read(size)
+    if variant is not None and variant.replace:
+        for old, new in variant.replace.items():
+            data = data.replace(old.encode(), new.encode())
+        found, variant = hashlib.sha256(data).hexdigest(), None
+        if found != file.sha256:
+            raise DataError(f"a variant that its replacements do not put right: expected SHA-256 {file.sha256}")
+    return Content(data, found, file.records if variant is None else variant.records)
+
+
+def _hash_unpacked(path: Path, most: int) -> tuple[str, int]:
+    """Return the SHA-256 and the number of the uncompressed bytes of `path`, in constant memory.
+
+    Raises DataError if the file is damaged, or unpacks to more than `most` bytes.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        with _unpacked(path) as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+                if size > most:
+                    raise DataError(f"holds more than the {most} bytes, uncompressed, that its card allows")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"damaged gzip data ({error})") from None
+    return digest.hexdigest(), size
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for its bytes, through gzip if they are compressed."""
+    with path.open("rb") as raw:
+        is_compressed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.GzipFile(fileobj=raw) if is_compressed else contextlib.nullcontext(raw) as stream:
+            yield cast(BinaryIO, stream)
 
 
 class ConnectionCut(Exception):
@@ -63,8 +165,8 @@ def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
     written = []
     for file in wanted:
         if not file.member:
-            target = catalog.folder() / card.folder / file.name
-            download(file.urls, target, functools.partial(_accept, file), manner)
+            target = folder() / card.folder / file.name
+            download(file.urls, target, functools.partial(identify, file), manner)
             written.append(_settle(target))
     members = [file for file in wanted if file.member]
     if members and card.archive is not None:
@@ -75,7 +177,7 @@ def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
 def is_right(card: Card, file: File) -> bool:
     """Return True if the file is in the data folder and has the content that the card states."""
     try:
-        catalog.read_content(card, file)
+        read_content(card, file)
     except DataError:
         return False
     return True
@@ -170,8 +272,10 @@ def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
+        # some builds of Python have no authorities of their own
+        trust = ssl.create_default_context(cafile=certifi.where())
         request = urllib.request.Request(url, headers=headers)
-        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_trust()), _WebOnly())
+        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _WebOnly())
         answer: http.client.HTTPResponse = web.open(request, timeout=manner.timeout)
         return answer
     except urllib.error.HTTPError as error:
@@ -204,15 +308,6 @@ def _next(response: http.client.HTTPResponse) -> bytes:
         raise ConnectionCut(str(error) or type(error).__name__) from None
 
 
-def _trust() -> ssl.SSLContext:
-    """Return a TLS context with certifi's authorities if it is installed; some Python builds have none of their own."""
-    try:
-        import certifi
-    except ImportError:
-        return ssl.create_default_context()
-    return ssl.create_default_context(cafile=certifi.where())
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
@@ -229,20 +324,16 @@ def _settle(target: Path) -> Path:
     return target
 
 
-def _accept(file: File, path: Path) -> None:
-    catalog.identify(file, path)
-
-
 def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
     """Download the archive, extract and check the wanted members, and delete the archive."""
-    target = catalog.folder() / card.folder / archive.name
+    target = folder() / card.folder / archive.name
     download(archive.urls, target, functools.partial(_accept_archive, archive), manner)
     written = []
     for file in members:
         part = target.with_name(f"{file.name}.part")
         try:
             _extract(target, file.member or file.name, part, file.most_bytes)
-            _accept(file, part)
+            identify(file, part)
         except DataError as error:
             part.unlink(missing_ok=True)
             raise DataError(f"{archive.name} holds another {file.name} than its card says\n{error}") from None

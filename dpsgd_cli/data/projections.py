@@ -1,36 +1,128 @@
-"""The data-independent step `rotate`: projection onto principal directions of synthetic images. It costs no privacy.
+"""The steps `pca` and `rotate`: projections onto principal directions, of records (private) or of synthetic images.
 
-Guarantee: the state of the step is a function of its settings, of a record's layout and of the steps before it, none of
-which was fitted on records (`refuse_fitted`). The step acts on each record alone.
+pca: `preconditioning/second_moments.py` computes the covariance of the records and its noise. All else is
+post-processing.
+
+rotate: costs no privacy. Guarantee: the state of the step is a function of its settings, of a record's layout and of
+the steps before it, none of which was fitted on records (`refuse_fitted`). The step acts on each record alone.
 
 With `variants` the directions are those of a discriminant analysis without labels: each drawing is a class, and its
 variants by several hands are the members. Let C be the covariance of variants around their drawing's mean, within the
 first principal directions, and c its eigenvalues. Rows are multiplied by (C + floor mean(c))^-1/2, so that the
 differences between hands weigh equally little in all directions. Then the principal directions are kept.
 
-`data/synthetic.py` draws the images; `pipeline.py` applies the steps before this one to them.
+`data/synthetic.py` draws the images; `preprocess.py` applies the steps before this one to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data import synthetic
-from dpsgd_cli.data.dataset import Layout, Length, Step, Transform, flatten, refuse_codes
-from dpsgd_cli.data.pca import signed
-from dpsgd_cli.data.step_settings import DIRECTIONS, Rotate
+from dpsgd_cli.data.dataset import FittedOn, Layout, Length, Noised, PrivateStep, Step, length_of, refuse_codes
+from dpsgd_cli.data.on_disk import Transform, flatten
+from dpsgd_cli.data.step_settings import DIRECTIONS, Pca, Rotate
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.preconditioning import price as second_moments
+from dpsgd_cli.preconditioning import second_moments as moments
 
 VERSION = 1
 ROWS_AT_ONCE = 2048
 
 
-class Turn(Step):
+class Project(PrivateStep):
+    """Projection of the rows onto the principal directions of their (noisy) unit-norm covariance.
+
+    The rows are shrunk to unit norm for the covariance only (`preconditioning/second_moments.py`), as in Abadi et al.
+    2016, section 5.2; the rows themselves are projected. `public` leaves the noise out; `whiten` scales the
+    projections, which is post-processing of the same release.
+    """
+
+    def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
+        super().__init__(settings, adjacency)
+        self.components = settings.components
+        self.whiten = settings.whiten
+        if settings.of == "public":
+            self.declaration = f"The principal directions (pca, {self.components} components) are of public records."
+        elif settings.noise_multiplier is None:
+            self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
+        else:
+            bound = second_moments.sensitivity(adjacency)
+            self.release = GaussianSum(settings.noise_multiplier, adjacency, sensitivity=bound, label="pca")
+
+    @property
+    def fitted_on(self) -> FittedOn:
+        return "public" if self.settings.of == "public" else "training"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """Return the bound before the step, as a projection makes no row longer; none if whitening stretches rows."""
+        return Length(None if self.whiten else length_of(length, before), 0.0)
+
+    def plan(self, layout: Layout) -> Layout:
+        refuse_codes("pca", layout)
+        if self.components > layout.features:
+            raise DataError(
+                f"pca: components is {self.components}, but the data have {count(layout.features, 'feature')}"
+            )
+        return Layout((self.components,))
+
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
+        exact = moments.second_moments(moments.blocks(rows), layout.features)
+
+        def with_noise(noised: Noised) -> np.ndarray:
+            matrix = exact if self.release is None else moments.with_noise(exact, noised)
+            axes = directions(matrix, self.components)
+            if self.whiten:
+                axes = axes * whitening(matrix, axes) ** float(self.whiten)
+            return axes.astype(np.float32)
+
+        return with_noise
+
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
+        assert kept is not None
+        return lambda x: flatten(x).astype(np.float32, copy=False) @ kept
+
+
+def whitening(matrix: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """Return factors (components,) that make the second moments of projected features equal and keep their sum.
+
+    Notation: S is `matrix`; `axes` (D, components) are its `directions`; the second moment along axis k is v_k^T S v_k.
+    The factors depend on the released matrix alone, so they cost no privacy. Moments below 1e-6 of the largest are
+    raised to that. Without any positive moment all factors are 1.
+    """
+    moments = np.einsum("ik,ij,jk->k", axes, matrix, axes, optimize=True)
+    largest = moments.max()
+    if not largest > 0:
+        return np.ones(len(moments))
+    moments = np.maximum(moments, 1e-6 * largest)
+    return np.asarray(np.sqrt(moments.mean() / moments))
+
+
+def directions(matrix: np.ndarray, components: int) -> np.ndarray:
+    """Return the `components` leading eigenvectors of a symmetric (D, D) matrix, as columns (D, components).
+
+    Each is signed so that its entry of largest absolute value is positive: equal matrices give equal projections.
+    """
+    from scipy.linalg import eigh
+
+    size = len(matrix)
+    _, vectors = eigh(matrix, subset_by_index=[size - components, size - 1])
+    return signed(vectors[:, ::-1])
+
+
+def signed(vectors: np.ndarray) -> np.ndarray:
+    """Return columns (D, K), each with the sign that makes its entry of largest absolute value positive."""
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+    return np.asarray(vectors * np.sign(largest))
+
+
+class Rotation(Step):
     """The map x -> (x - m) V (e + floor mean(e))^-power; mean m, directions V, variances e of synthetic images."""
 
     settings: Rotate
@@ -112,7 +204,7 @@ class Turn(Step):
             place = cache.place("rotated", [VERSION, x.shape], [x, kept])
             out = cache.load(place)
             if out is None:
-                out = turned(x, kept)
+                out = rotated(x, kept)
                 cache.keep(place, out)
             return out
 
@@ -143,7 +235,7 @@ def _evened(hands: np.ndarray, floor: float) -> np.ndarray:
     return np.asarray((vectors * (moments + floor * moments.mean()) ** -0.5) @ vectors.T)
 
 
-def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def rotated(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Return rows (N, ...) projected by the step's state `kept`, float32 (N, components), a block at a time."""
     out = np.empty((len(x), kept.shape[1]), np.float32)
     for start in range(0, len(x), ROWS_AT_ONCE):
@@ -154,8 +246,8 @@ def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 def refuse_fitted(steps: Sequence[Step]) -> None:
     """Raise DataError if a step before `rotate` is fitted on records: its directions would then depend on them."""
-    turns = [index for index, step in enumerate(steps) if step.fitted_on == "synthetic"]
-    for step in steps[: turns[-1]] if turns else ():
+    rotations = [index for index, step in enumerate(steps) if step.fitted_on == "synthetic"]
+    for step in steps[: rotations[-1]] if rotations else ():
         if step.fitted_on not in ("nothing", "synthetic"):
             raise DataError(
                 "rotate: synthetic images go through the steps before it, which must be fitted on no record; put pca"

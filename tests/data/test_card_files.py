@@ -1,4 +1,4 @@
-"""Downloads against a server on the loopback address that cuts connections, ignores ranges and sends wrong bytes."""
+"""Files of cards: found, checked, and downloaded from a server that cuts connections and sends wrong bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.data import catalog, download
-from dpsgd_cli.data.card import Card
+from dpsgd_cli.data import card_files
+from dpsgd_cli.data.cards import Card
 from dpsgd_cli.errors import DataError
+from tests.data.conftest import described, put
 
 MakeCard = Callable[..., Card]
 DATA = bytes(range(256)) * 2000
-QUICK = download.Manner(progress=False, pause=0.0, timeout=5.0)
+QUICK = card_files.Manner(progress=False, pause=0.0, timeout=5.0)
 
 
 def sha256(data: bytes) -> str:
@@ -98,17 +99,17 @@ def left(library: Path) -> list[str]:
 
 def test_a_download_lands_in_place_and_is_not_repeated(library: Path, site: Site, card: Card) -> None:
     site.content["/first"] = DATA
-    assert download.fetch(card, QUICK) == [library / "toy" / "toy.csv"]
-    assert catalog.read_content(card, card.files[0]).data == DATA
+    assert card_files.fetch(card, QUICK) == [library / "toy" / "toy.csv"]
+    assert card_files.read_content(card, card.files[0]).data == DATA
     assert left(library) == ["toy.csv"]
-    assert download.fetch(card, QUICK) == []
+    assert card_files.fetch(card, QUICK) == []
     assert site.requests == [("/first", None)]
 
 
 def test_a_cut_connection_is_resumed_where_it_broke(library: Path, site: Site, card: Card) -> None:
     site.content["/first"] = DATA
     site.cut_after["/first"] = 200_000
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert (library / "toy" / "toy.csv").read_bytes() == DATA
     assert site.requests == [("/first", None), ("/first", "bytes=200000-"), ("/first", "bytes=400000-")]
 
@@ -117,26 +118,26 @@ def test_a_killed_download_is_resumed_by_the_next_one(library: Path, site: Site,
     site.content["/first"] = DATA
     site.cut_after["/first"] = 0
     with pytest.raises(DataError, match="cut off after 0 of 512000 bytes"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     site.cut_after["/first"] = 100
     site.requests.clear()
 
     class Killed(Exception):
         pass
 
-    def kill(url: str, part: Path, manner: download.Manner) -> None:
-        with pytest.raises(download.ConnectionCut):
+    def kill(url: str, part: Path, manner: card_files.Manner) -> None:
+        with pytest.raises(card_files.ConnectionCut):
             attempt(url, part, manner)
         raise Killed
 
-    attempt = download._attempt
+    attempt = card_files._attempt
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "_attempt", kill)
+        patch.setattr(card_files, "_attempt", kill)
         with pytest.raises(Killed):
-            download.fetch(card, QUICK)
+            card_files.fetch(card, QUICK)
     assert [path.stat().st_size for path in (library / "toy").iterdir()] == [100]
     del site.cut_after["/first"]
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert site.requests == [("/first", None), ("/first", "bytes=100-")]
     assert left(library) == ["toy.csv"]
 
@@ -146,9 +147,9 @@ def test_a_server_that_ignores_ranges_is_read_from_the_start(library: Path, site
     site.ignore_range = True
     site.cut_after["/first"] = 300_000
     with pytest.raises(DataError, match="times without progress"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     del site.cut_after["/first"]
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert (library / "toy" / "toy.csv").read_bytes() == DATA
     assert site.requests[-1] == ("/first", "bytes=300000-")
 
@@ -157,7 +158,7 @@ def test_wrong_bytes_are_never_put_in_place_and_the_next_address_is_tried(
     library: Path, site: Site, card: Card
 ) -> None:
     site.content = {"/first": b"<html>moved</html>", "/second": DATA}
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert [path for path, _ in site.requests] == ["/first", "/second"]
     assert left(library) == ["toy.csv"]
 
@@ -165,7 +166,7 @@ def test_wrong_bytes_are_never_put_in_place_and_the_next_address_is_tried(
 def test_when_every_address_fails_each_reason_is_named(library: Path, site: Site, card: Card) -> None:
     site.content["/first"] = b"other"
     with pytest.raises(DataError) as caught:
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     for part in (
         *("cannot download toy.csv", "/first: sends something else", sha256(DATA), sha256(b"other")),
         *("/second: the server answers 404", str(library / "toy" / "toy.csv")),
@@ -178,15 +179,15 @@ def test_a_leftover_of_another_content_is_thrown_away_once(library: Path, site: 
     site.content["/first"] = b"x" + DATA[1:]
     site.cut_after["/first"] = 1000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "FRUITLESS_ATTEMPTS", 0)
-        patch.setattr(download, "_size", lambda path: 0)
+        patch.setattr(card_files, "FRUITLESS_ATTEMPTS", 0)
+        patch.setattr(card_files, "_size", lambda path: 0)
         with pytest.raises(DataError):
-            download.fetch(card, QUICK)
+            card_files.fetch(card, QUICK)
     assert len(left(library)) == 1
     site.content["/first"] = DATA
     del site.cut_after["/first"]
     site.requests.clear()
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert site.requests == [("/first", "bytes=1000-"), ("/first", None)]
     assert left(library) == ["toy.csv"]
 
@@ -195,7 +196,7 @@ def test_a_leftover_that_is_already_whole_is_accepted(library: Path, site: Site,
     site.content["/first"] = DATA
     (library / "toy").mkdir()
     (library / "toy" / f"toy.csv.{sha256(card.files[0].urls[0].encode())[:8]}.part").write_bytes(DATA)
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert site.requests == [("/first", f"bytes={len(DATA)}-")]
     assert left(library) == ["toy.csv"]
 
@@ -203,7 +204,7 @@ def test_a_leftover_that_is_already_whole_is_accepted(library: Path, site: Site,
 def test_a_busy_server_is_asked_again(library: Path, site: Site, card: Card) -> None:
     site.content["/first"] = DATA
     site.status["/first"] = [503, 429]
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert [path for path, _ in site.requests] == ["/first"] * 3
     assert left(library) == ["toy.csv"]
 
@@ -214,16 +215,16 @@ def test_a_server_that_is_not_there_is_named(library: Path, make_card: MakeCard)
         files=[{"name": "toy.csv", "records": 1, "sha256": sha256(DATA), "bytes": len(DATA), "urls": [url]}]
     )
     with pytest.raises(DataError, match=r"127.0.0.1:9/toy.csv: .*\(4 times without progress\)"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
 
 
 def test_compressed_files_keep_their_ending_and_replace_damaged_ones(library: Path, site: Site, card: Card) -> None:
     site.content["/first"] = gzip.compress(DATA)
     (library / "toy").mkdir()
     (library / "toy" / "toy.csv").write_bytes(b"damaged")
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert left(library) == ["toy.csv.gz"]
-    assert catalog.read_content(card, card.files[0]).data == DATA
+    assert card_files.read_content(card, card.files[0]).data == DATA
 
 
 def archive_of(kind: str, member: str, data: bytes) -> bytes:
@@ -253,29 +254,29 @@ def test_members_are_taken_out_of_an_archive(library: Path, site: Site, make_car
     content = archive_of(kind, "deep/toy.csv", DATA)
     card = archived(make_card, site, content, sha256=sha256(content))
     site.cut_after["/all"] = len(content) // 2 + 1
-    download.fetch(card, QUICK)
+    card_files.fetch(card, QUICK)
     assert left(library) == ["toy.csv"]
     assert not (library / "outside").exists()
-    assert download.is_right(card, card.files[0])
+    assert card_files.is_right(card, card.files[0])
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_archives_that_are_not_what_the_card_says(library: Path, site: Site, make_card: MakeCard, kind: str) -> None:
     card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA), sha256="0" * 64)
     with pytest.raises(DataError, match=f"expected SHA-256 {'0' * 64}"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     card = archived(make_card, site, b"neither")
     with pytest.raises(DataError, match="neither a zip nor a tar file"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     card = archived(make_card, site, archive_of(kind, "elsewhere.csv", DATA))
     with pytest.raises(DataError, match=r"holds no file 'deep/toy.csv'"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     card = archived(make_card, site, archive_of(kind, "deep/toy.csv", b"!" + DATA[1:]))
     with pytest.raises(DataError, match=r"(?s)holds another toy.csv than its card says.*expected SHA-256"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA + b"!"))
     with pytest.raises(DataError, match=r"'deep/toy.csv' holds more than the 512000 bytes"):
-        download.fetch(card, QUICK)
+        card_files.fetch(card, QUICK)
     assert "toy.csv" not in left(library)
 
 
@@ -283,11 +284,88 @@ def test_a_bar_is_shown_on_a_terminal_only(
     library: Path, site: Site, card: Card, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.content["/first"] = DATA
-    download.fetch(card, download.Manner(progress=True, pause=0.0))
+    card_files.fetch(card, card_files.Manner(progress=True, pause=0.0))
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         (library / "toy" / "toy.csv").unlink()
-        download.fetch(card, download.Manner(progress=True, pause=0.0))
+        card_files.fetch(card, card_files.Manner(progress=True, pause=0.0))
     assert "toy.csv: 100%" in capsys.readouterr().err
+
+
+TABLE = b"30,a,n\n40,b,y\n50,a,y\n"
+TOY = described("toy.csv", TABLE)
+SHA256: str = TOY["sha256"]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_content_is_found_plain_or_compressed(library: Path, make_card: MakeCard, compress: bool) -> None:
+    card = make_card(files=[TOY])
+    put(library, "toy.csv.gz" if compress else "toy.csv", gzip.compress(TABLE) if compress else TABLE)
+    content = card_files.read_content(card, card.files[0])
+    assert content == card_files.Content(TABLE, SHA256, 3)
+
+
+def test_a_missing_file_says_where_and_how_to_get_it(library: Path, make_card: MakeCard) -> None:
+    card = make_card(files=[TOY])
+    with pytest.raises(DataError) as caught:
+        card_files.read_content(card, card.files[0])
+    assert str(library / "toy" / "toy.csv") in str(caught.value)
+    assert "`dpsgd data fetch toy`" in str(caught.value)
+
+
+def test_a_changed_file_shows_both_hashes(library: Path, make_card: MakeCard) -> None:
+    card = make_card(files=[TOY])
+    put(library, "toy.csv", TABLE + b"!")
+    with pytest.raises(DataError) as caught:
+        card_files.read_content(card, card.files[0])
+    for part in (SHA256, described("", TABLE + b"!")["sha256"], "toy.csv", "22 bytes", "dpsgd data fetch toy"):
+        assert part in str(caught.value)
+
+
+def test_damaged_compression_is_named(library: Path, make_card: MakeCard) -> None:
+    card = make_card(files=[TOY])
+    put(library, "toy.csv", gzip.compress(TABLE)[:-9])
+    with pytest.raises(DataError, match=r"(?s)toy.csv.*damaged gzip data"):
+        card_files.read_content(card, card.files[0])
+
+
+def test_variants_are_accepted_with_their_own_count(library: Path, make_card: MakeCard) -> None:
+    short = TABLE[:7]
+    variant = {"sha256": described("", short)["sha256"], "records": 1, "bytes": 7, "note": "first row"}
+    card = make_card(files=[TOY | {"variants": [variant]}])
+    assert card_files.records(card, card.files[0]) == 3
+    put(library, "toy.csv", short)
+    assert card_files.read_content(card, card.files[0]).records == 1
+    assert card_files.records(card, card.files[0]) == 1
+    put(library, "toy.csv", TABLE)
+    assert card_files.read_content(card, card.files[0]).records == 3
+    assert card_files.records(card, card.files[0]) == 3
+
+
+def test_a_variant_that_is_put_right_must_become_the_canonical_content(library: Path, make_card: MakeCard) -> None:
+    spoilt = TABLE.replace(b"30", b"99")
+    variant = {
+        "sha256": described("", spoilt)["sha256"],
+        "records": 3,
+        "bytes": len(TABLE),
+        "note": "typo",
+        "replace": {"99": "30"},
+    }
+    files = [TOY | {"variants": [variant]}]
+    put(library, "toy.csv", spoilt)
+    card = make_card(files=files)
+    assert card_files.read_content(card, card.files[0]) == card_files.Content(TABLE, SHA256, 3)
+    variant["replace"] = {"99": "31"}
+    card = make_card(files=files)
+    with pytest.raises(DataError, match=SHA256):
+        card_files.read_content(card, card.files[0])
+
+
+def test_the_folder_is_the_cache_directory_unless_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPSGD_DATA", str(tmp_path))
+    assert card_files.folder() == tmp_path
+    monkeypatch.delenv("DPSGD_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert card_files.folder().is_relative_to(Path.home()) or card_files.folder().is_relative_to(tmp_path)

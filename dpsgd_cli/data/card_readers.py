@@ -1,7 +1,7 @@
 """Decoders of a card's files into arrays: one function per file format, registered in `READERS`.
 
-Pixels are scaled from their public range to [0, 1] (0 to 255 becomes 0 to 1). `catalog.py` finds and checks the files;
-`opening.py` opens a user's own files.
+Pixels are scaled from their public range to [0, 1] (0 to 255 becomes 0 to 1). `card_files.py` finds and checks the
+files; `opening.py` opens a user's own files.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dpsgd_cli.data import catalog, table
-from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
-from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data import card_files, cards, table
+from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
+from dpsgd_cli.data.dataset import Part, RawDataset
+from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 Which = Literal["train", "test"]
 
 
-def read(card: Card, owner: str | None = None) -> Source:
+def read(card: Card, owner: str | None = None) -> RawDataset:
     """Read all of a card's data; `owner` is the column of a table that names the user of each row.
 
     Raises DataError for files that are missing, damaged or of other content.
@@ -40,8 +42,8 @@ def read(card: Card, owner: str | None = None) -> Source:
     test = _of_classes(card, "test", reader(card, "test", hashes)) if tests else None
     for part in (train, test):
         if part is not None:
-            catalog.clamp(card, part.x)
-    return Source(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
+            cards.clamp(card, part.x)
+    return RawDataset(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
 
 
 def declarations(card: Card) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ def declarations(card: Card) -> tuple[str, ...]:
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
-    own = catalog.declared(card)
+    own = cards.declared(card)
     if any(column.bounds and name not in own for name, column in card.features.items()):
         other = "other " if own else ""
         said.append(f"The bounds of the {other}numeric columns of {card.name} are public (data set card).")
@@ -80,8 +82,8 @@ def _decode_idx(card: Card, file: File, hashes: dict[str, str]) -> np.ndarray:
     return np.frombuffer(content.data, np.uint8, offset=4 + 4 * axes).reshape(sizes)
 
 
-def _content(card: Card, file: File, hashes: dict[str, str]) -> catalog.Content:
-    content = catalog.read_content(card, file)
+def _content(card: Card, file: File, hashes: dict[str, str]) -> card_files.Content:
+    content = card_files.read_content(card, file)
     hashes[file.name] = content.sha256
     return content
 
@@ -108,7 +110,7 @@ def _of_classes(card: Card, which: Which, whole: Part) -> Part:
         return whole
     assert isinstance(card.classes, dict)
     own = np.isin(whole.y.astype(str), [raw for raws in card.classes.values() for raw in raws])
-    said = sum(catalog.records(card, file) for file in card.files if file.part == which and file.holds != "labels")
+    said = sum(card_files.records(card, file) for file in card.files if file.part == which and file.holds != "labels")
     if own.sum() != said:
         raise DataError(f"{card.name}: {own.sum()} records for {which} have its classes, but its card says {said}")
     return Part(whole.x[own], labels_of(card, pd.Series(whole.y[own])))
@@ -145,8 +147,6 @@ def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
 
 
 def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | None = None) -> Part:
-    import pandas as pd
-
     reader = card.reader
     assert isinstance(reader, TableReader)
     names = list(card.columns or ())
@@ -154,17 +154,14 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
     parts = []
     for file in card.part(which):
         content = _content(card, file, hashes)
-        frame = pd.read_csv(
+        frame = parse_csv(
             io.BytesIO(content.data),
-            sep=reader.separator,
-            header=0 if reader.header else None,
-            names=None if reader.header else names,
-            usecols=[name for name in names if name in (card.target, owner) or name in card.features],
-            dtype={name: str if name == owner else "category" for name in names if name not in numeric},
-            comment=reader.comment,
-            skipinitialspace=True,
-            keep_default_na=False,
-            na_values={} if reader.missing is None else [reader.missing],
+            Path(file.name),
+            reader,
+            names,
+            text_columns={*names} - numeric,
+            owner=owner,
+            only=[name for name in names if name in (card.target, owner) or name in card.features],
         )
         if reader.missing is not None:
             frame = frame.dropna()
@@ -201,7 +198,7 @@ def in_units(card: Card, x: np.ndarray) -> np.ndarray:
     """Return rows of the card's files as training reads them: pixels in [0, 1], columns clamped (in place)."""
     if card.shape is not None:
         return _to_unit(x, card)
-    catalog.clamp(card, x)
+    cards.clamp(card, x)
     return x
 
 

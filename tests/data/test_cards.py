@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.common.package_files import shipped
-from dpsgd_cli.data import catalog
-from dpsgd_cli.data.card import read_card
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.data import cards
+from dpsgd_cli.data.cards import read_card
+from dpsgd_cli.errors import DataError, UsageError
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", cards.names())
 def test_shipped_card_is_complete(name: str) -> None:
-    card = catalog.load_card(name)
+    card = cards.load_card(name)
     assert card.homepage.startswith("http")
     assert card.licence
     assert len(card.citation) > 20
@@ -29,16 +29,16 @@ def test_shipped_card_is_complete(name: str) -> None:
         assert all(url.startswith("https://") for url in file.urls)
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", cards.names())
 def test_shipped_card_opens_with_a_sentence(name: str) -> None:
     assert (shipped("datasets") / f"{name}.yaml").read_text().startswith("# ")
 
 
 def test_layout_leaves_out_the_target_and_dropped_columns() -> None:
-    layout = catalog.load_card("breast-cancer-wisconsin").layout
+    layout = cards.load_card("breast-cancer-wisconsin").layout
     assert layout.shape == (9,)
     assert {column.bounds for column in layout.columns or ()} == {(1.0, 10.0)}
-    assert catalog.load_card("mnist").layout.shape == (1, 28, 28)
+    assert cards.load_card("mnist").layout.shape == (1, 28, 28)
 
 
 def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
@@ -60,3 +60,8 @@ def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
     other.write_text(source)
     with pytest.raises(DataError, match="name is 'bank', but must be 'other'"):
         read_card(other)
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match=r"unknown data set 'mnits'; did you mean 'mnist'\?"):
+        cards.load_card("mnits")
