@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 
 from dpsgd_cli import data
-from dpsgd_cli.audit import training
+from dpsgd_cli.audit import membership
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
-from dpsgd_cli.audit.stage import Size, cut
+from dpsgd_cli.audit.findings import Options, Size
+from dpsgd_cli.audit.stage import cut
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of
 
@@ -83,7 +83,7 @@ def speed(observations: int = 5000) -> None:
 
     def seconds(size: Size) -> float:
         begun = time.perf_counter()
-        training.train(cut(loaded, outline, plan, size))
+        membership.train(cut(loaded, outline, plan, size))
         return time.perf_counter() - begun
 
     lanes = seconds(Size(observations // 100, 100, 1e12))

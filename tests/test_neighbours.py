@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.findings import Options
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe

@@ -21,8 +21,8 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import outputs
-from dpsgd_cli.audit.findings import Finding, exact
-from dpsgd_cli.audit.stage import Size, cut, stage
+from dpsgd_cli.audit.findings import Finding, Size, exact
+from dpsgd_cli.audit.stage import cut, stage
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import Grid

@@ -25,7 +25,8 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.stage import Size, sized, smaller
+from dpsgd_cli.audit.findings import Size
+from dpsgd_cli.audit.stage import sized, smaller
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.tensors import Batch, Table

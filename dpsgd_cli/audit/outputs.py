@@ -33,12 +33,11 @@ from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.claim import Claim, bound_of, log_ratio
+from dpsgd_cli.audit.claim import Claim, bound_of, errors_at, log_ratio, threshold_of_gaussian
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.parts import noise_checks
 from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
-from dpsgd_cli.audit.thresholds import errors_at, threshold_of_gaussian
 from dpsgd_cli.audit.watch import Noise
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.rounding import epsilon_text

@@ -21,8 +21,8 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import lanes
-from dpsgd_cli.audit.aim import Aim
+from dpsgd_cli.audit import canaries as canary_inputs
+from dpsgd_cli.audit.findings import Size
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import Watcher
@@ -46,15 +46,6 @@ _FEATURES = 200
 
 
 @dataclass(frozen=True)
-class Size:
-    """Size of an audit: trials, canaries in each trial, and about how many rows all trials may process in all steps."""
-
-    trials: int
-    canaries: int
-    rows: float
-
-
-@dataclass(frozen=True)
 class Staged:
     """An audit that is ready to train.
 
@@ -73,7 +64,7 @@ class Staged:
     columns: list[np.ndarray]
     signs: float
     changed: dict[str, Any]
-    aim: Aim | None = None
+    aim: canary_inputs.Aim | None = None
 
 
 def fast_path(loaded: LoadedRecipe) -> bool:
@@ -175,9 +166,9 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
     clipping = recipe.privacy.clipping
     if convex:
         clip = getattr(recipe.method, "gradient_clip", clipping.norm_bound(1))
-        rows = lanes.columns(math.prod(outline.input_shape), canaries, clip, replaced)
+        rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
     else:
-        rows = lanes.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
+        rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = Stage(
@@ -185,13 +176,13 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
             _dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data.unit
         ),
         share=lambda table: _shared(table, inside, replaced),
-        instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
+        instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
     trials = start([Member(made.loaded, plan)], earlier, stage=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _lane_columns(trials)
-    aim = Aim(trials, places, places + canaries if replaced else None, columns) if aim_at else None
+    aim = canary_inputs.Aim(trials, places, places + canaries if replaced else None, columns) if aim_at else None
     return Staged(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, aim)
 
 

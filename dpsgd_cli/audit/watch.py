@@ -9,16 +9,17 @@ the independent noise that the ledger charges for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
-from dpsgd_cli.audit.blocks import Blocks
 from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.stage import Staged
 from dpsgd_cli.engine.tensors import Batch
@@ -313,3 +314,37 @@ class Watch:
 def _moves(sampling: Sampling) -> float:
     """Return the most that one record can move a sum, in clip norms."""
     return 2.0 if sampling.adjacency == "replace-one" else 1.0
+
+
+class Blocks:
+    """Scores (R, k) of canaries under banded correlated noise: by blocks of steps, for every group of a canary.
+
+    Multiplied by the public matrix C, the release is C g plus independent noise. Let a canary be in group j of b. In
+    blocks of b steps that begin at j, j + b, ..., it moves the rows by weights w (the first column of C) times its
+    gradient, |w| = 1, if it was drawn. So the release shows sum_k w_k (C r)_{s+k} of the canary in a block that begins
+    at s: a subsampled Gaussian, as a step of independent noise does. A canary of an unknown group is in each group with
+    probability 1 / b, so its likelihood ratio is the mean of the groups' ratios.
+    """
+
+    def __init__(self, weights: Sequence[float], shape: tuple[int, ...]) -> None:
+        self._weights = weights
+        self._raw: deque[np.ndarray] = deque(maxlen=len(weights))
+        self._rows: deque[np.ndarray] = deque(maxlen=len(weights))
+        self._scores = np.zeros((len(weights), *shape))
+        self._steps = 0
+
+    def add(self, seen: np.ndarray, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return log-likelihood ratios of all steps so far, after a step that shows `seen` on the canary coordinates.
+
+        `score` returns the log-likelihood ratio of one block.
+        """
+        bands = len(self._weights)
+        self._raw.appendleft(seen)
+        self._rows.append(self._sum(self._raw))
+        self._steps += 1
+        if self._steps >= bands:
+            self._scores[self._steps % bands] += score(self._sum(self._rows))
+        return np.asarray(logsumexp(self._scores, axis=0) - math.log(bands))
+
+    def _sum(self, rows: deque[np.ndarray]) -> np.ndarray:
+        return np.asarray(sum(weight * row for weight, row in zip(self._weights, rows, strict=False)))

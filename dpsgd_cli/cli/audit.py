@@ -1,4 +1,4 @@
-"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `auditing.py` runs the audit."""
+"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `audit/auditing.py` runs it."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ def command(
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
 
-    from dpsgd_cli.audit.options import Options  # torch
-    from dpsgd_cli.cli.auditing import audit
+    from dpsgd_cli.audit import auditing, findings  # torch
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    audit(loaded, out, result, Options(tiers, confidence, trials, canaries, quick, say=say))
+    auditing.run(loaded, out, result, findings.Options(tiers, confidence, trials, canaries, quick, say=say))

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from scipy import stats
 
 from dpsgd_cli import data
-from dpsgd_cli.audit.findings import judged
+from dpsgd_cli.audit.findings import Options, judged
 from dpsgd_cli.audit.membership import watched
-from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of, settled

@@ -11,7 +11,7 @@ import sys
 import time
 
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.findings import Options
 from dpsgd_cli.audit.report import lines
 from dpsgd_cli.recipe.loading import load_recipe
 

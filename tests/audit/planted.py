@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.findings import Options
 from dpsgd_cli.batching import run as sampling
 from dpsgd_cli.clipping import bounds
 from dpsgd_cli.clipping import price as norm_histogram

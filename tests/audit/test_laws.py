@@ -14,7 +14,7 @@ from scipy import integrate, stats
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import PureDP
 from dpsgd_cli.audit import choices, outputs, votes
-from dpsgd_cli.audit.options import QUICK
+from dpsgd_cli.audit.findings import QUICK
 from dpsgd_cli.audit.stage import cut, stage, without_folds
 from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.audit.watch import Watch

@@ -10,9 +10,8 @@ from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.audit import statistics
-from dpsgd_cli.audit.claim import Claim, score, shift_of
+from dpsgd_cli.audit.claim import Claim, errors_at, guesses_of, line_for, score, shift_of
 from dpsgd_cli.audit.statistics import Guesses
-from dpsgd_cli.audit.thresholds import errors_at, guesses_of, line_for
 
 MU_OF_4377 = 1.0
 DELTA = 1e-5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.audit.options import QUICK
+from dpsgd_cli.audit.findings import QUICK
 from dpsgd_cli.audit.stage import Staged, cut, stage, without_folds
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import load_recipe

@@ -17,6 +17,7 @@ norm as long as its margin is below 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from torch import Tensor, nn
 from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
 from dpsgd_cli.engine.packing import rule_for
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.training.start import Trials
 
 MARK = float(1 << 20)
 STEEP = 1e10
@@ -191,3 +194,53 @@ def columns(features: int, canaries: int, clip: float, replaced: bool) -> np.nda
     lane = np.eye(canaries, dtype=np.float32) * np.float32(COLUMN * clip)
     rows = np.concatenate([lane, -lane]) if replaced else lane
     return np.concatenate([np.zeros((len(rows), features), np.float32), rows], axis=1)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Canaries at `rows` (k,) of the table. `instead` (k,): the rows that replace canaries that are out, or None.
+
+    `columns`: for each output of the model, an array (k,) with the positions of the canaries' features among the
+    weights.
+    """
+
+    trials: Trials
+    rows: np.ndarray
+    instead: np.ndarray | None
+    columns: list[np.ndarray]
+
+    def gradients(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the clipped gradients (R, k, outputs) on canary coordinates, of canaries and of what replaces them.
+
+        The second is None if nothing replaces a canary that is out.
+        """
+        return self._of(self.rows), None if self.instead is None else self._of(self.instead)
+
+    def _of(self, rows: np.ndarray) -> np.ndarray:
+        context, method = self.trials.context, self.trials.method
+        assert isinstance(method, DpSgd)
+        table, values = context.table, context.pack.values
+        units = table.x[torch.from_numpy(rows)][None]
+        if method.preconditioning is not None:
+            units = method.preconditioning.ready.units(units)
+        units = units.double().expand(len(values), -1, -1)
+        outputs, width = len(self.columns), units.shape[-1]
+        weights = values[:, : outputs * width].view(len(values), outputs, width).double()
+        shown = torch.einsum("rkd,rod->rko", units, weights)
+        biases = values[:, outputs * width :].double()
+        slopes = self._slopes(shown if not biases.numel() else shown + biases[:, None], table.y[rows])
+        lengths = (units.square().sum(dim=-1) + float(biases.numel() > 0)).sqrt()
+        norms = torch.linalg.vector_norm(slopes, dim=-1) * lengths
+        clipping = method.bounds.clipping
+        kept = clipping.factors(clipping.norms[0].double()[:, None], norms.clamp_min(1e-300))
+        lane = torch.as_tensor(self.columns[0] % width)
+        own = units.gather(2, lane.expand(len(values), -1)[..., None]).squeeze(-1)
+        found: np.ndarray = (slopes * (kept * own)[..., None]).cpu().numpy()
+        return found
+
+    def _slopes(self, shown: Tensor, labels: Tensor) -> Tensor:
+        with torch.enable_grad():
+            asked = shown.detach().requires_grad_()
+            losses = self.trials.context.loss(asked, labels[None].expand(len(shown), -1))
+            (slopes,) = torch.autograd.grad(losses.sum(), asked)
+        return slopes
