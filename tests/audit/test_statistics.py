@@ -82,6 +82,27 @@ def test_a_fifth_less_noise_is_refuted_by_its_family_and_by_nothing_less() -> No
     assert statistics.epsilon_of_guesses(guesses, DELTA, 0.95) < law.own_epsilon
 
 
+@pytest.mark.parametrize("wrong", [10, 300, 1000, 1500, 2000, 2400])
+def test_the_member_that_stands_is_not_refuted_and_a_little_more_noise_is(wrong: int) -> None:
+    """So many errors of each kind among 5,000: from a sixth of the claim's noise to 23 times as much."""
+    law, errors = claim(1.0, 50, 0.1), statistics.Errors(wrong, 5000, wrong, 5000)
+    assert law.curve.mu is None
+    stands = law.standing(errors, 0.95)
+    assert stands is not None and not stands.refuted_by(errors, 0.95)
+    assert stands.member(1.003).refuted_by(errors, 0.95)
+
+
+def test_the_search_goes_on_beyond_64_times_the_noise_and_gives_up_at_1000_times() -> None:
+    law = claim(1.0, 50, 0.1)
+    little = statistics.Errors(49_600, 100_000, 49_600, 100_000)
+    stands = law.standing(little, 0.95)
+    assert stands is not None and 64 < stands.first.noise_multiplier < 1000
+    assert not stands.refuted_by(little, 0.95) and stands.member(1.003).refuted_by(little, 0.95)
+    less = statistics.Errors(499_000, 1_000_000, 499_000, 1_000_000)
+    assert sum(less.upper(0.95)) < 1 and not law.member(1000).refuted_by(less, 0.95)
+    assert law.standing(less, 0.95) is None
+
+
 def test_a_score_is_the_likelihood_ratio_of_its_mixture() -> None:
     seen, rate, noise = np.array([-0.3, 0.4, 2.0]), 0.1, 1.7
     absent = stats.norm.pdf(seen, 0, noise)
