@@ -15,7 +15,7 @@ from dpsgd_cli.accounting.adjacency import of_whom
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import choices, data_neighbours, grids, neighbours, outputs, report, votes
-from dpsgd_cli.audit.findings import TIERS, UNSEEN, Finding, Options, exact, judged
+from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, exact, judged
 from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.common.interrupts import kill_is_interrupt
@@ -43,7 +43,7 @@ from dpsgd_cli.training import loop, plans
 from dpsgd_cli.training.plans import plan_of
 
 
-def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
+def audit(loaded: LoadedRecipe, options: AuditOptions) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
     Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
@@ -92,7 +92,7 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
 
 
 @trusting()
-def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Options) -> None:
+def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: AuditOptions) -> None:
     """Audit a claim, write the findings and print them. Raises RunError if the claim is refuted."""
     if result is not None:
         store.read_whole(result)
@@ -111,7 +111,7 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Op
         raise RunError(f"{loaded.source}: the claim is refuted ({'; '.join(document['refuted_by'])})")
 
 
-def attack_recipe(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def attack_recipe(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Return the findings, further entries of the audit's document, and what was not audited, with the reason."""
     method = loaded.recipe.method
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
@@ -155,7 +155,7 @@ def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
     return None
 
 
-def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
@@ -167,7 +167,7 @@ def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, option
     return [*findings, *seen], told, left_out
 
 
-def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> list[Finding]:
+def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> list[Finding]:
     if "D" not in options.tiers:
         return []
     options.say("Tier D: neighbouring data, side by side")
@@ -177,7 +177,7 @@ def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, optio
     ]
 
 
-def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
@@ -189,7 +189,7 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
     return findings, told, left_out
 
 
-def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
     if not isinstance(loaded.recipe.model, ConvexModel):
         return _by_outputs(loaded, outline, plan, options)
@@ -198,7 +198,7 @@ def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: O
     return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
 
 
-def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
+def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: AuditOptions) -> list[Finding]:
     """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
     method = loaded.recipe.method
     kind: NoisyChoice = getattr(method, "selection", "exponential")
@@ -216,7 +216,7 @@ def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, opt
     return found
 
 
-def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
     options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
     left_out = ["the student, which sees nothing but what was released"]
@@ -226,7 +226,7 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
     return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 
-def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
 
     A candidate's training has as many records as its part of the data.
@@ -261,7 +261,7 @@ _MANY = {
     "privgene": 100,
 }
 _FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
-_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, Options], Found]] = {
+_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, AuditOptions], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,
     PrivateSelection: _by_choice,

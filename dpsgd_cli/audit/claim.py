@@ -68,7 +68,7 @@ def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PrivacyClaim:
     """Releases of gradients by epoch, in order, and the epsilon and delta of the whole run."""
 
     epochs: tuple[Release, ...]
@@ -85,7 +85,7 @@ class Claim:
         assert isinstance(mechanism, GaussianSum)
         return mechanism
 
-    def member(self, noise: float) -> Claim:
+    def member(self, noise: float) -> PrivacyClaim:
         """Return the claim with its noise multiplied by `noise`."""
         epochs = [
             Release(replace(r.mechanism, noise_multiplier=noise * r.mechanism.noise_multiplier), r.count)
@@ -111,7 +111,7 @@ class Claim:
         positive, negative = errors.upper(confidence)
         return positive < 1 and 1 - negative > self.curve.power(positive) + 1e-12
 
-    def standing(self, errors: Errors, confidence: float) -> Claim | None:
+    def standing(self, errors: Errors, confidence: float) -> PrivacyClaim | None:
         """Return the member with the most noise that is not refuted; its epsilon is the least that stands.
 
         None if unlimited noise is not refuted. A member enters only by its trade-off curve, which bounds every attack.
@@ -160,7 +160,7 @@ class Claim:
         return out, inside
 
 
-def bound_of(stands: Claim | None) -> float:
+def bound_of(stands: PrivacyClaim | None) -> float:
     """Return the lower bound on epsilon that the last unrefuted member of the family proves; 0 for None."""
     return 0.0 if stands is None else stands.own_epsilon
 
@@ -203,7 +203,7 @@ def log_ratio(product: np.ndarray, square: np.ndarray | float, noise: np.ndarray
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio))
 
 
-def unsupported(claim: Claim) -> str | None:
+def unsupported(claim: PrivacyClaim) -> str | None:
     """Return the reason why no trade-off curve of the claim's gradients is known; None if one is."""
     try:
         claim.curve  # noqa: B018
@@ -213,7 +213,7 @@ def unsupported(claim: Claim) -> str | None:
 
 
 @dataclass(frozen=True)
-class Line:
+class Cutoffs:
     """The `threshold` of tier B's test, and the share of all canaries that tier A guesses at each end of the scores."""
 
     threshold: float
@@ -221,7 +221,7 @@ class Line:
     share_out: float
 
 
-def line_for(claim: Claim, positives: int, negatives: int, confidence: float) -> Line:
+def best_cutoffs(claim: PrivacyClaim, positives: int, negatives: int, confidence: float) -> Cutoffs:
     """Return the best threshold and shares for `positives` canaries in and `negatives` out, if the claim is true."""
     out, inside = claim.sample(np.random.default_rng(23))
     threshold = _threshold(out, inside, positives, negatives, confidence)
@@ -239,7 +239,7 @@ def line_for(claim: Claim, positives: int, negatives: int, confidence: float) ->
             guesses = Guesses(total, sum(guessed), int(right))
             found.append((epsilon_of_guesses(guesses, claim.delta, confidence), top, bottom))
     _, top, bottom = max(found, default=(0.0, 0.25, 0.25))
-    return Line(threshold, top, bottom)
+    return Cutoffs(threshold, top, bottom)
 
 
 def threshold_of_gaussian(mu: float, positives: int, negatives: int, confidence: float) -> float:
@@ -266,9 +266,9 @@ def errors_at(scores: np.ndarray, inside: np.ndarray, threshold: float) -> Error
     return Errors(int((over & out).sum()), int(out.sum()), int((~over & inside).sum()), int(inside.sum()))
 
 
-def guesses_of(scores: np.ndarray, inside: np.ndarray, line: Line) -> Guesses:
-    """Guess that canaries with the highest scores are in and those with the lowest are out, in the shares of `line`."""
+def guesses_of(scores: np.ndarray, inside: np.ndarray, cutoffs: Cutoffs) -> Guesses:
+    """Guess that canaries with the highest scores are in, those with the lowest out, in the shares of `cutoffs`."""
     member = inside.ravel()[np.argsort(scores.ravel(), kind="stable")]
-    top, bottom = (int(share * member.size) for share in (line.share_in, line.share_out))
+    top, bottom = (int(share * member.size) for share in (cutoffs.share_in, cutoffs.share_out))
     right = int(member[member.size - top :].sum()) + int((~member[:bottom]).sum())
     return Guesses(member.size, top + bottom, right)

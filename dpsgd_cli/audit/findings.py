@@ -20,14 +20,14 @@ TIERS = {
 UNSEEN = {
     "A": "How private a run is: only how badly these canaries' membership could be hidden. Even of a claim that is"
     " exactly true it finds less than half.",
-    "B": "Noise of another law than the claimed one, and leaks that no canary's lane shows.",
+    "B": "Noise of another law than the claimed one, and leaks that no canary's coordinate shows.",
     "C": "What the ledger does not name, and numbers of one run's streams that repeat beyond it.",
     "D": "Noise: whether what is added covers what neighbours differ in.",
 }
 
 
 @dataclass(frozen=True)
-class Size:
+class AuditSize:
     """Size of an audit: trials, canaries in each trial, and about how many rows all trials may process in all steps."""
 
     trials: int
@@ -35,12 +35,12 @@ class Size:
     rows: float
 
 
-USUAL = Size(trials=100, canaries=100, rows=1e8)
-QUICK = Size(trials=20, canaries=100, rows=3e5)
+USUAL = AuditSize(trials=100, canaries=100, rows=1e8)
+QUICK = AuditSize(trials=20, canaries=100, rows=3e5)
 
 
 @dataclass(frozen=True)
-class Options:
+class AuditOptions:
     """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture."""
 
     tiers: tuple[str, ...] = tuple(TIERS)
@@ -52,9 +52,9 @@ class Options:
     say: Callable[[str], None] = lambda text: None
 
     @property
-    def size(self) -> Size:
+    def size(self) -> AuditSize:
         usual = QUICK if self.quick else USUAL
-        return Size(self.trials or usual.trials, self.canaries or usual.canaries, usual.rows)
+        return AuditSize(self.trials or usual.trials, self.canaries or usual.canaries, usual.rows)
 
 
 @dataclass(frozen=True)

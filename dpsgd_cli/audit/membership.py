@@ -19,18 +19,18 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrate
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import (
     GRADIENT,
-    Claim,
+    PrivacyClaim,
     before_gradients,
+    best_cutoffs,
     bound_of,
     errors_at,
     gradients,
     guesses_of,
-    line_for,
     unsupported,
 )
-from dpsgd_cli.audit.findings import Finding, Options, by_p_value
+from dpsgd_cli.audit.findings import AuditOptions, Finding, by_p_value
 from dpsgd_cli.audit.parts import checks_of
-from dpsgd_cli.audit.stage import Cut, Staged, cut, stage
+from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, at_audit_size, build_canaries
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.common.rounding import epsilon_text
@@ -45,10 +45,10 @@ _CURVE_POINTS = 61
 _LEAST_RATE = 1e-6
 
 
-def train(made: Cut) -> tuple[Watch, Claim]:
+def train(made: SizedRecipe) -> tuple[Watch, PrivacyClaim]:
     """Train all trials; return the observations and the claim in the trials' ledgers."""
     watch = Watch()
-    staged = stage(made, watch)
+    staged = build_canaries(made, watch)
     watch.begin(staged)
     half = staged.trials.method.epochs // 2
     _epochs(staged, half)
@@ -59,17 +59,17 @@ def train(made: Cut) -> tuple[Watch, Claim]:
     return watch, claim_of(staged)
 
 
-def _epochs(staged: Staged, until: int) -> None:
+def _epochs(staged: StagedTrials, until: int) -> None:
     trials = staged.trials
     while trials.done < until and not trials.method.finished:
         trials.method.run_epoch(trials.done)
         trials.done += 1
 
 
-def _resumed(staged: Staged, made: Cut, watch: Watch) -> Staged:
+def _resumed(staged: StagedTrials, made: SizedRecipe, watch: Watch) -> StagedTrials:
     """Return the training as another process would continue it from its checkpoint."""
     content = _through_a_file(staged.trials.checkpoint(staged.trials.snapshot()))
-    again = stage(made, watch, content)
+    again = build_canaries(made, watch, content)
     again.trials.restore(content, Path("the audit's checkpoint"))
     return again
 
@@ -82,7 +82,7 @@ def _through_a_file(content: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def claim_of(staged: Staged) -> Claim:
+def claim_of(staged: StagedTrials) -> PrivacyClaim:
     """Return the claim: the first trial's charges if releases are planned, the budget if they are chosen.
 
     Raises PrivacyError if trials were charged differently.
@@ -91,18 +91,18 @@ def claim_of(staged: Staged) -> Claim:
     stated = plan.guarantee()
     cap = plan.budget_cap
     if isinstance(cap, GaussianSum):
-        return Claim((Release(cap),), stated.epsilon, plan.delta)
+        return PrivacyClaim((Release(cap),), stated.epsilon, plan.delta)
     if isinstance(cap, ZeroConcentrated):
         # the Gaussian whose zCDP is exactly rho
         one = GaussianSum(1 / math.sqrt(2 * cap.rho), cap.adjacency)
-        return Claim((Release(one),), stated.epsilon, plan.delta)
+        return PrivacyClaim((Release(one),), stated.epsilon, plan.delta)
     found = [_epochs_of(ledger) for ledger in ledgers]
     if any(one != found[0] for one in found):
         raise PrivacyError("trials of one recipe were charged differently; nothing can be said of all of them together")
-    return Claim(found[0], stated.epsilon, plan.delta)
+    return PrivacyClaim(found[0], stated.epsilon, plan.delta)
 
 
-def law_of(staged: Staged) -> Claim:
+def law_of(staged: StagedTrials) -> PrivacyClaim:
     """Return the distribution from which thresholds are chosen, as the first trial's ledger states it.
 
     If releases are chosen, these are its charges for gradients, less than the claimed budget; else the claim. A ledger
@@ -111,14 +111,14 @@ def law_of(staged: Staged) -> Claim:
     claim = claim_of(staged)
     made = [entry.release for entry in staged.trials.context.ledgers[0].entries]
     own = [one for one in made if isinstance(one.mechanism, GaussianSum) and one.mechanism.label == GRADIENT]
-    return Claim(tuple(merge(own)), claim.epsilon, claim.delta) if staged.plan.chooses else claim
+    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if staged.plan.chooses else claim
 
 
 def _epochs_of(ledger: Ledger) -> tuple[Release, ...]:
     return (*before_gradients(ledger), *gradients(ledger).values())
 
 
-def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Return tiers A, B and C of one training with canaries.
 
     The entry `charged` has all mechanisms of the first trial's ledger.
@@ -128,7 +128,7 @@ def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
     left_out: list[str] = []
     size = options.size
     options.say(f"Tiers A, B, C: {size.trials} trials, {size.canaries} canaries each")
-    watch, claim = train(cut(loaded, outline, plan, size))
+    watch, claim = train(at_audit_size(loaded, outline, plan, size))
     staged = watch.staged
     assert staged is not None
     inside = staged.inside
@@ -152,7 +152,7 @@ def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
 
 
 def membership(
-    watch: Watch, claim: Claim, options: Options, told: dict[str, Any], left_out: list[str]
+    watch: Watch, claim: PrivacyClaim, options: AuditOptions, told: dict[str, Any], left_out: list[str]
 ) -> list[Finding]:
     """Return tiers A and B from the canaries' scores; add to `told` and `left_out`.
 
@@ -175,15 +175,15 @@ def membership(
         return []
     inside, confidence, delta = staged.inside, options.confidence, claim.delta
     positives, negatives = int(inside.sum()), int((~inside).sum())
-    line = line_for(law_of(staged), positives, negatives, confidence)
-    errors, guesses = errors_at(watch.scores, inside, line.threshold), guesses_of(watch.scores, inside, line)
+    cutoffs = best_cutoffs(law_of(staged), positives, negatives, confidence)
+    errors, guesses = errors_at(watch.scores, inside, cutoffs.threshold), guesses_of(watch.scores, inside, cutoffs)
     alone = epsilon_of_guesses(guesses, delta, confidence)
     sharp = claim.curve.proved_by != "rdp"
     stands = claim.standing(errors, confidence) if sharp else None
     bound = bound_of(stands)
     names = ("false_positive", "false_negative")
     told["membership"] = {
-        "threshold": line.threshold,
+        "threshold": cutoffs.threshold,
         "guesses": {"made": guesses.made, "right": guesses.right, "of": guesses.canaries},
         "errors": vars(errors),
         "rates": dict(zip(names, errors.rates, strict=True)),
@@ -212,7 +212,7 @@ def membership(
     return found
 
 
-def _curves(claim: Claim, stands: Claim | None) -> dict[str, list[float]]:
+def _curves(claim: PrivacyClaim, stands: PrivacyClaim | None) -> dict[str, list[float]]:
     """Return the false negative rates that the claim allows, and those not refuted, by false positive rate."""
     # denser near 0, where curves are steep
     at = np.clip(np.linspace(0, 1, _CURVE_POINTS) ** 2, _LEAST_RATE, 1 - _LEAST_RATE)

@@ -60,4 +60,4 @@ def command(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    auditing.run(loaded, out, result, findings.Options(tiers, confidence, trials, canaries, quick, say=say))
+    auditing.run(loaded, out, result, findings.AuditOptions(tiers, confidence, trials, canaries, quick, say=say))

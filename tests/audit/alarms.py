@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from scipy import stats
 
 from dpsgd_cli import data
-from dpsgd_cli.audit.findings import Options, judged
+from dpsgd_cli.audit.findings import AuditOptions, judged
 from dpsgd_cli.audit.membership import watched
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.recipe.loading import load_recipe
@@ -37,7 +37,7 @@ def alarms(repetitions: int, trials: int = 6) -> dict[str, list[str]]:
 
 def _of(overrides: list[str], repetitions: int, trials: int) -> Iterator[str]:
     """What refuted one recipe's claim, each time that something did; it is planned once."""
-    options = Options(("A", "B", "C"), CONFIDENCE, trials, quick=True, curves=False)
+    options = AuditOptions(("A", "B", "C"), CONFIDENCE, trials, quick=True, curves=False)
     loaded = without_folds(settled(load_recipe("quickstart", overrides)))
     outline = data.outline(loaded.recipe.data, loaded.base)
     plan = plan_of(loaded, outline)

@@ -10,21 +10,23 @@ from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.audit import statistics
-from dpsgd_cli.audit.claim import Claim, errors_at, guesses_of, line_for, score, shift_of
+from dpsgd_cli.audit.claim import PrivacyClaim, best_cutoffs, errors_at, guesses_of, score, shift_of
 from dpsgd_cli.audit.statistics import Guesses
 
 MU_OF_4377 = 1.0
 DELTA = 1e-5
 
 
-def claim(multiplier: float, count: int = 1, rate: float = 1.0) -> Claim:
+def claim(multiplier: float, count: int = 1, rate: float = 1.0) -> PrivacyClaim:
     batching = "full" if rate == 1 else "poisson"
     mechanism = GaussianSum(multiplier, "add-remove", batching, rate)  # type: ignore[arg-type]
-    made = Claim((Release(mechanism, count),), math.inf, DELTA)
-    return Claim(made.epochs, made.own_epsilon, DELTA)
+    made = PrivacyClaim((Release(mechanism, count),), math.inf, DELTA)
+    return PrivacyClaim(made.epochs, made.own_epsilon, DELTA)
 
 
-def observed(law: Claim, each: int, seed: int, true: Claim | None = None) -> tuple[np.ndarray, np.ndarray]:
+def observed(
+    law: PrivacyClaim, each: int, seed: int, true: PrivacyClaim | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Scores by `law` of so many canaries out and in, of a run whose law is `true`."""
     out, inside = (true or law).sample(np.random.default_rng(seed), each)
     member = np.repeat([False, True], each)
@@ -54,7 +56,7 @@ def test_the_claim_of_the_table_is_that_of_mu_1() -> None:
 def test_full_batches_reach_the_reference(each: int, least_a: float, least_b: float) -> None:
     """Medians of 20 simulated runs, against 90% of what was worked out for such a claim."""
     law = claim(1.0)
-    line = line_for(law, each, each, 0.95)
+    line = best_cutoffs(law, each, each, 0.95)
     found = []
     for seed in range(20):
         scores, member = observed(law, each, seed)
@@ -70,7 +72,7 @@ def test_full_batches_reach_the_reference(each: int, least_a: float, least_b: fl
 
 def test_a_fifth_less_noise_is_refuted_by_its_family_and_by_nothing_less() -> None:
     law, true = claim(1.0), claim(0.8)
-    line = line_for(law, 5000, 5000, 0.95)
+    line = best_cutoffs(law, 5000, 5000, 0.95)
     out, inside = true.sample(np.random.default_rng(5), 5000)
     # scored by the claim, whose attacker knows nothing of the missing noise: z = (score + 1/2), a line
     scores, member = np.concatenate([out * 0.8**2, inside * 0.8**2]), np.repeat([False, True], 5000)
