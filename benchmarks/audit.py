@@ -4,7 +4,7 @@
 
 `reference` trains shipped recipes with the noise of worked cases and prints the bounds of tiers A and B beside values
 simulated elsewhere (medians of 20; ours are single runs). `speed` times 5,000 observations of the quickstart, in packs
-with canary lanes, against models trained one at a time, of which each is one observation.
+with canaries, against models trained one at a time, of which each is one observation.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 
 from dpsgd_cli import data
-from dpsgd_cli.audit import training
+from dpsgd_cli.audit import membership
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
-from dpsgd_cli.audit.stage import Size, cut
+from dpsgd_cli.audit.findings import AuditOptions, AuditSize
+from dpsgd_cli.audit.stage import at_audit_size
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of
 
@@ -63,7 +63,7 @@ def reference() -> None:
     for case in CASES:
         begun = time.perf_counter()
         loaded = load_recipe(case.recipe, case.overrides)
-        asked = Options(("A", "B"), trials=case.trials, canaries=case.canaries, curves=False, quick=True)
+        asked = AuditOptions(("A", "B"), trials=case.trials, canaries=case.canaries, curves=False, quick=True)
         found = audit(loaded, asked)
         low, told = found["lower_bounds"], found["training"]
         each = min(told["in"], told["out"])
@@ -81,17 +81,17 @@ def speed(observations: int = 5000) -> None:
     plan = plan_of(loaded, outline)
     assert plan is not None
 
-    def seconds(size: Size) -> float:
+    def seconds(size: AuditSize) -> float:
         begun = time.perf_counter()
-        training.train(cut(loaded, outline, plan, size))
+        membership.train(at_audit_size(loaded, outline, plan, size))
         return time.perf_counter() - begun
 
-    lanes = seconds(Size(observations // 100, 100, 1e12))
-    alone = min(seconds(Size(1, 1, 1e12)) for _ in range(ALONE)) * observations
+    together = seconds(AuditSize(observations // 100, 100, 1e12))
+    alone = min(seconds(AuditSize(1, 1, 1e12)) for _ in range(ALONE)) * observations
     print(
-        f"{observations:,} observations of the quickstart: {lanes:.0f} s with lanes, {alone:,.0f} s one model at a time"
+        f"{observations:,} observations of the quickstart: {together:.0f} s with canaries, {alone:,.0f} s one at a time"
     )
-    print(f"{alone / lanes:,.0f} times faster")
+    print(f"{alone / together:,.0f} times faster")
 
 
 if __name__ == "__main__":

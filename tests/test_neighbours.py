@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
@@ -329,7 +329,7 @@ def test_one_record_changed_shows_in_nothing_public(runs: Callable[..., Run], me
 def test_nor_does_it_move_what_steps_add_up_by_more_than_the_ledger_says(method: str, tmp_path: Path) -> None:
     """Step by step, from equal weights: tier D of an audit, of worse records than a file can hold."""
     recipe = lay_out(tmp_path / "own", base_rows(), METHOD[method])
-    found = audit(load_recipe(str(recipe)), Options(("D",), trials=4, quick=True, curves=False))
+    found = audit(load_recipe(str(recipe)), AuditOptions(("D",), trials=4, quick=True, curves=False))
     assert not found["refuted"], found["refuted_by"]
     assert {row["tier"] for row in found["findings"]} == {"D"} or method in WITHOUT_STEPS
 

@@ -1,28 +1,55 @@
-"""One audit, from a recipe to its document. Attacks are chosen in `attacks.py`; files are written in `report.py`."""
+"""One audit, from a recipe to its document: the attacks that fit the recipe's method, and what they leave out."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import click
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import of_whom
-from dpsgd_cli.audit.attacks import by_kind
-from dpsgd_cli.audit.findings import TIERS, UNSEEN, judged
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.audit import choices, data_neighbours, grids, neighbours, outputs, report, votes
+from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, exact, judged
+from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.stage import without_folds
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.common.interrupts import kill_is_interrupt
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import trusting
+from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.methods.base import OneShot
+from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.dp_agd.run import DpAgd
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.least_squares.run import DpLeastSquares
+from dpsgd_cli.methods.pate.price import VotingPlan
+from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.methods.perturbation.run import OutputPerturbation
+from dpsgd_cli.methods.private_selection.price import SelectionPlan
+from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.settings import PythonMethod
+from dpsgd_cli.noise.selection import NoisyChoice
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
-from dpsgd_cli.training.plans import plan_of, settled
+from dpsgd_cli.results import audited, store
+from dpsgd_cli.results import report as pages
+from dpsgd_cli.training import loop, plans
+from dpsgd_cli.training.plans import plan_of
 
 
-def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
+def audit(loaded: LoadedRecipe, options: AuditOptions) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
     Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
     """
     begun = time.perf_counter()
-    loaded = settled(loaded)
+    loaded = plans.settled(loaded)
     recipe = loaded.recipe
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
@@ -32,7 +59,7 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
     stated = plan.guarantee()
     if outline.input_shape is None:
         raise UsageError(f"{loaded.source}: the shape of one input is not known, so no canary can be made")
-    findings, told, left_out = by_kind(loaded, outline, plan, options)
+    findings, told, left_out = attack_recipe(loaded, outline, plan, options)
     rows = judged(findings, options.confidence)
     refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
     return {
@@ -62,3 +89,182 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begun, 1),
         "version": __version__,
     }
+
+
+@trusting()
+def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: AuditOptions) -> None:
+    """Audit a claim, write the findings and print them. Raises RunError if the claim is refuted."""
+    if result is not None:
+        store.read_whole(result)
+    loaded = loop.settled(loaded)
+    of = loop.result_directory(loaded, Path("results")) if result is None else result.resolve()
+    directory = audited.place(of.parent, of.name) if out is None else out / of.name
+    with kill_is_interrupt():
+        document = audit(loaded, options)
+    files = report.write(document, directory)
+    if result is not None and pages.is_written(result):
+        pages.write(result)
+    for line in report.lines(document):
+        click.echo(line)
+    click.echo(f"  written   {', '.join(str(file) for file in files)}")
+    if document["refuted"]:
+        raise RunError(f"{loaded.source}: the claim is refuted ({'; '.join(document['refuted_by'])})")
+
+
+def attack_recipe(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    """Return the findings, further entries of the audit's document, and what was not audited, with the reason."""
+    method = loaded.recipe.method
+    runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
+    kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
+    attacks = kinds[0] if kinds else _by_outputs
+    before, left_out = _of_the_file(loaded) if "D" in options.tiers else ([], [])
+    before += data_neighbours.compare_preprocessing(loaded, plan) if "D" in options.tiers else []
+    beyond = _beyond(loaded, plan)
+    if beyond is not None:
+        return before, {}, [*left_out, beyond]
+    findings, told, more = attacks(loaded, outline, plan, options)
+    if "C" in options.tiers and isinstance(runs, type) and issubclass(runs, _ON_GRID):
+        findings = [*findings, *grids.compare(loaded, outline, plan)]
+    return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
+
+
+def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
+    """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
+    try:
+        moved = list(data_neighbours.compare_file(loaded))
+    except DataError as error:
+        return [], [f"the recipe's own file, which was not read: {error}"]
+    unit = "records" if loaded.recipe.data.unit is None else "records of users"
+    return [
+        exact(
+            "D",
+            f"{unit} that train, without {one.removed}",
+            f"a part lost {one.lost} and gained {one.gained}; {one.parts} changed",
+            "nobody else moves",
+            wrong,
+        )
+        for one, wrong in moved
+    ], []
+
+
+def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
+    """Return the reason why no attack fits the recipe's gradients; None if one does."""
+    recipe = loaded.recipe
+    if recipe.preconditioner is not None and plan.correlated is not None:
+        return "gradients: no attack on correlated noise behind a preconditioner is known to dpsgd"
+    return None
+
+
+def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    findings: list[Finding] = []
+    told: dict[str, Any] = {}
+    left_out: list[str] = []
+    findings += _side_by_side(loaded, outline, plan, options)
+    if not set("ABC") & set(options.tiers):
+        return findings, told, left_out
+    seen, told, left_out = watched(loaded, outline, plan, options)
+    del told["charged"]
+    return [*findings, *seen], told, left_out
+
+
+def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> list[Finding]:
+    if "D" not in options.tiers:
+        return []
+    options.say("Tier D: neighbouring data, side by side")
+    return [
+        exact("D", one.name, f"{one.found}{f' ({one.worst})' if one.worst else ''}", one.allowed, one.refuted)
+        for one in neighbours.compare(loaded, outline, plan)
+    ]
+
+
+def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
+    trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
+    options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
+    found = outputs.attack(loaded, outline, plan, trials, options.confidence)
+    told = {"neighbours": found.told}
+    findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], plan, options)]
+    noise_was_seen = any(one.tier == "C" for one in findings)
+    left_out = [] if noise_was_seen else ["tier C: the method's noise is not watched, what it publishes is"]
+    return findings, told, left_out
+
+
+def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
+    if not isinstance(loaded.recipe.model, ConvexModel):
+        return _by_outputs(loaded, outline, plan, options)
+    findings, told, left_out = watched(loaded, outline, plan, options)
+    charged = [mechanism for mechanism in told.pop("charged") if isinstance(mechanism, PureDP)]
+    return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
+
+
+def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: AuditOptions) -> list[Finding]:
+    """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
+    method = loaded.recipe.method
+    kind: NoisyChoice = getattr(method, "selection", "exponential")
+    many = next((getattr(method, name) for name in _CANDIDATES if hasattr(method, name)), None)
+    made = [one for one in charged if isinstance(one, PureDP)]
+    if many is None or not made:
+        return []
+    count = len(many) if isinstance(many, list) else int(many)
+    choosing = choices.Choosing(kind, count, 20_000 if options.quick else 200_000)
+    found = [choices.one_choice(one, choosing, options.confidence) for one in dict.fromkeys(made)]
+    if len(set(charged)) == 1 and kind == "exponential":
+        stated = plan.guarantee()
+        whole = choices.Whole(len(made), stated.epsilon, stated.delta)
+        found.append(choices.all_choices(made[0], choosing, whole, options.confidence))
+    return found
+
+
+def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
+    options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
+    left_out = ["the student, which sees nothing but what was released"]
+    if loaded.recipe.method.sanitised is not None:
+        left_out.append("the price that votes show (method.sanitised)")
+    draws = (20_000 if options.quick else 200_000) if set("ABC") & set(options.tiers) else 0
+    return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
+
+
+def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
+
+    A candidate's training has as many records as its part of the data.
+    """
+    assert isinstance(plan, SelectionPlan)
+    findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
+    findings += _side_by_side(loaded, outline, plan, options)
+    left_out = ["the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one"]
+    told: dict[str, Any] = {}
+    if not set("ABC") & set(options.tiers):
+        return findings, told, left_out
+    for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
+        rows = recipe.data.changed(preprocess=())
+        alone = dataclasses.replace(loaded, recipe=recipe.changed(data=rows))
+        part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
+        options.say(f"Candidate {number}")
+        seen, told, more = watched(alone, part, own, dataclasses.replace(options, curves=False))
+        del told["charged"]
+        findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in seen]
+        left_out += [f"candidate {number}: {one}" for one in more]
+    return findings, told, left_out
+
+
+_ON_GRID = (DpSgd, DpAgd, OutputPerturbation, DpLeastSquares)
+_CANDIDATES = ("step_candidates", "population", "candidates")
+_USUALLY = 400
+_MANY = {
+    "output-perturbation": 10_000,
+    "objective-perturbation": 4000,
+    "majority": 4000,
+    "dp-agd": 100,
+    "privgene": 100,
+}
+_FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
+_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, AuditOptions], Found]] = {
+    DpSgd: _by_training,
+    Pate: _by_votes,
+    PrivateSelection: _by_choice,
+    DpAgd: _by_both,
+    OneShot: _by_outputs,
+}

@@ -3,6 +3,9 @@
 The family of a claim is its own releases with all noise multiplied by one factor. A member with more noise claims more
 privacy. The error rates of an attack refute all members above some noise. If the audited run is a member of the family,
 the epsilon of the last member that is not refuted is a lower bound on the run's epsilon (tier B).
+
+The threshold and the number of guesses of a membership test are chosen from scores drawn from the claimed distribution,
+never from those of the audited run. A choice by the observed scores would need a correction.
 """
 
 from __future__ import annotations
@@ -18,14 +21,17 @@ from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.accounting.tradeoff import Curve, curve_of
-from dpsgd_cli.audit.statistics import Errors, mu_of_errors
+from dpsgd_cli.audit.statistics import Errors, Guesses, epsilon_of_guesses, mu_of_errors
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.preconditioning.price import LABELS as PRECONDITIONERS
 
 GRADIENT = "gradient"
-_MOST_NOISE = 64.0
+_MOST_NOISE = 1000.0
 _STEP, _PRECISION = 1.25, 1.002
 _SAMPLES = 20_000
+_SHARES = (0.001, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
+_LINES = 61
+_FEWEST = 4
 
 
 def gradients(ledger: Ledger) -> dict[int, Release]:
@@ -62,7 +68,7 @@ def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PrivacyClaim:
     """Releases of gradients by epoch, in order, and the epsilon and delta of the whole run."""
 
     epochs: tuple[Release, ...]
@@ -79,7 +85,7 @@ class Claim:
         assert isinstance(mechanism, GaussianSum)
         return mechanism
 
-    def member(self, noise: float) -> Claim:
+    def member(self, noise: float) -> PrivacyClaim:
         """Return the claim with its noise multiplied by `noise`."""
         epochs = [
             Release(replace(r.mechanism, noise_multiplier=noise * r.mechanism.noise_multiplier), r.count)
@@ -105,22 +111,25 @@ class Claim:
         positive, negative = errors.upper(confidence)
         return positive < 1 and 1 - negative > self.curve.power(positive) + 1e-12
 
-    def standing(self, errors: Errors, confidence: float) -> Claim | None:
-        """Return the member with the most noise that is not refuted; None if unlimited noise is not refuted.
+    def standing(self, errors: Errors, confidence: float) -> PrivacyClaim | None:
+        """Return the member with the most noise that is not refuted; its epsilon is the least that stands.
 
-        A member enters only by its trade-off curve, which bounds every attack.
+        None if unlimited noise is not refuted. A member enters only by its trade-off curve, which bounds every attack.
+        Without a Gaussian curve, members are searched by bisection: the result's noise is the most up to a factor of
+        1.002, and None is also returned if 1,000 times the claimed noise is not refuted.
         """
         if self.curve.mu is not None:
             mu = mu_of_errors(errors, confidence)
             return self.member(self.curve.mu / mu) if mu > 0 else None
         if 1 - sum(errors.upper(confidence)) <= 0:
             return None
-        low, high = 1.0, 1.0
+        low = high = 1.0  # low ends as noise that stands, high as noise that is refuted
         while self.member(low).refuted_by(errors, confidence):
-            low /= _STEP
-        while high < _MOST_NOISE and not self.member(high).refuted_by(errors, confidence):
-            high *= _STEP
-        low, high = max(low, high / _STEP), min(high, low * _STEP)
+            low, high = low / _STEP, low
+        while not self.member(high).refuted_by(errors, confidence):
+            if high > _MOST_NOISE:
+                return None
+            low, high = high, high * _STEP
         while high / low > _PRECISION:
             middle = math.sqrt(low * high)
             if self.member(middle).refuted_by(errors, confidence):
@@ -151,7 +160,7 @@ class Claim:
         return out, inside
 
 
-def bound_of(stands: Claim | None) -> float:
+def bound_of(stands: PrivacyClaim | None) -> float:
     """Return the lower bound on epsilon that the last unrefuted member of the family proves; 0 for None."""
     return 0.0 if stands is None else stands.own_epsilon
 
@@ -194,10 +203,72 @@ def log_ratio(product: np.ndarray, square: np.ndarray | float, noise: np.ndarray
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio))
 
 
-def unsupported(claim: Claim) -> str | None:
+def unsupported(claim: PrivacyClaim) -> str | None:
     """Return the reason why no trade-off curve of the claim's gradients is known; None if one is."""
     try:
         claim.curve  # noqa: B018
     except UnsupportedMechanism as refusal:
         return str(refusal)
     return None
+
+
+@dataclass(frozen=True)
+class Cutoffs:
+    """The `threshold` of tier B's test, and the share of all canaries that tier A guesses at each end of the scores."""
+
+    threshold: float
+    share_in: float
+    share_out: float
+
+
+def best_cutoffs(claim: PrivacyClaim, positives: int, negatives: int, confidence: float) -> Cutoffs:
+    """Return the best threshold and shares for `positives` canaries in and `negatives` out, if the claim is true."""
+    out, inside = claim.sample(np.random.default_rng(23))
+    threshold = _threshold(out, inside, positives, negatives, confidence)
+    both = np.concatenate([out, inside])
+    member = np.concatenate([np.zeros(len(out), bool), np.ones(len(inside), bool)])[np.argsort(both)]
+    total = positives + negatives
+    found = []
+    for top in _SHARES:
+        for bottom in (0.0, top):
+            guessed = [int(share * total) for share in (top, bottom)]
+            if guessed[0] < _FEWEST:
+                continue
+            high, low = (max(1, int(share * len(member))) for share in (top, bottom))
+            right = guessed[0] * member[-high:].mean() + guessed[1] * (~member[:low]).mean()
+            guesses = Guesses(total, sum(guessed), int(right))
+            found.append((epsilon_of_guesses(guesses, claim.delta, confidence), top, bottom))
+    _, top, bottom = max(found, default=(0.0, 0.25, 0.25))
+    return Cutoffs(threshold, top, bottom)
+
+
+def threshold_of_gaussian(mu: float, positives: int, negatives: int, confidence: float) -> float:
+    """Return the best threshold for log-likelihood ratios of two Gaussians, `mu` standard deviations apart."""
+    drawn = np.random.default_rng(23).standard_normal((2, _SAMPLES))
+    out, inside = (mu * own + sign * mu**2 / 2 for own, sign in zip(drawn, (-1, 1), strict=True))
+    return _threshold(out, inside, positives, negatives, confidence)
+
+
+def _threshold(out: np.ndarray, inside: np.ndarray, positives: int, negatives: int, confidence: float) -> float:
+    candidates = np.quantile(np.concatenate([out, inside]), np.linspace(0.005, 0.995, _LINES))
+    values = [mu_of_errors(_expected(out, inside, t, positives, negatives), confidence) for t in candidates]
+    return float(candidates[int(np.argmax(values))]) if max(values) > 0 else 0.0
+
+
+def _expected(out: np.ndarray, inside: np.ndarray, threshold: float, positives: int, negatives: int) -> Errors:
+    false_positive, false_negative = float((out > threshold).mean()), float((inside <= threshold).mean())
+    return Errors(round(false_positive * negatives), negatives, round(false_negative * positives), positives)
+
+
+def errors_at(scores: np.ndarray, inside: np.ndarray, threshold: float) -> Errors:
+    """Return the counted errors of the test that guesses `in` above `threshold`."""
+    over, out = scores > threshold, ~inside
+    return Errors(int((over & out).sum()), int(out.sum()), int((~over & inside).sum()), int(inside.sum()))
+
+
+def guesses_of(scores: np.ndarray, inside: np.ndarray, cutoffs: Cutoffs) -> Guesses:
+    """Guess that canaries with the highest scores are in, those with the lowest out, in the shares of `cutoffs`."""
+    member = inside.ravel()[np.argsort(scores.ravel(), kind="stable")]
+    top, bottom = (int(share * member.size) for share in (cutoffs.share_in, cutoffs.share_out))
+    right = int(member[member.size - top :].sum()) + int((~member[:bottom]).sum())
+    return Guesses(member.size, top + bottom, right)

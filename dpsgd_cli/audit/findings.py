@@ -1,4 +1,4 @@
-"""Findings of an audit, and the verdict on the claim.
+"""Options of an audit, its findings, and the verdict on the claim.
 
 Each bound holds at the stated confidence by itself. For the verdict, the probability of error (1 - confidence) is
 divided by the number of findings that depend on chance (Bonferroni). A finding refutes the claim only at the resulting
@@ -20,10 +20,41 @@ TIERS = {
 UNSEEN = {
     "A": "How private a run is: only how badly these canaries' membership could be hidden. Even of a claim that is"
     " exactly true it finds less than half.",
-    "B": "Noise of another law than the claimed one, and leaks that no canary's lane shows.",
+    "B": "Noise of another law than the claimed one, and leaks that no canary's coordinate shows.",
     "C": "What the ledger does not name, and numbers of one run's streams that repeat beyond it.",
     "D": "Noise: whether what is added covers what neighbours differ in.",
 }
+
+
+@dataclass(frozen=True)
+class AuditSize:
+    """Size of an audit: trials, canaries in each trial, and about how many rows all trials may process in all steps."""
+
+    trials: int
+    canaries: int
+    rows: float
+
+
+USUAL = AuditSize(trials=100, canaries=100, rows=1e8)
+QUICK = AuditSize(trials=20, canaries=100, rows=3e5)
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture."""
+
+    tiers: tuple[str, ...] = tuple(TIERS)
+    confidence: float = 0.95
+    trials: int | None = None
+    canaries: int | None = None
+    quick: bool = False
+    curves: bool = True
+    say: Callable[[str], None] = lambda text: None
+
+    @property
+    def size(self) -> AuditSize:
+        usual = QUICK if self.quick else USUAL
+        return AuditSize(self.trials or usual.trials, self.canaries or usual.canaries, usual.rows)
 
 
 @dataclass(frozen=True)

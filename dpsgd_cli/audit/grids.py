@@ -21,15 +21,15 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import outputs
-from dpsgd_cli.audit.findings import Finding, exact
-from dpsgd_cli.audit.stage import Size, cut, stage
+from dpsgd_cli.audit.findings import AuditSize, Finding, exact
+from dpsgd_cli.audit.stage import at_audit_size, build_canaries
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.training.start import Trials
 
-_SIZE = Size(trials=1, canaries=4, rows=20_000)
+_SIZE = AuditSize(trials=1, canaries=4, rows=20_000)
 _SMALL = 2.0**47
 """Number of grid steps up to which float64 shows whether a number is on the grid."""
 _OFF = 1 / 16
@@ -94,7 +94,7 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, plan: Plan) -> list[Fin
     free = dataclasses.replace(loaded, recipe=loaded.recipe.changed(**update))
     seen = _Seen()
     if loaded.recipe.method.described.by_steps or loaded.recipe.method.kind == "dp-agd":
-        trials = seen.trials = stage(cut(free, outline, plan, _SIZE), seen).trials
+        trials = seen.trials = build_canaries(at_audit_size(free, outline, plan, _SIZE), seen).trials
     else:
         trials = seen.trials = outputs.without_seed(free, outline, plan, seen)
     if isinstance(trials.method, DpSgd):

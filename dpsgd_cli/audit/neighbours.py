@@ -25,7 +25,8 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.stage import Size, sized, smaller
+from dpsgd_cli.audit.findings import AuditSize
+from dpsgd_cli.audit.stage import sized, smaller
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.tensors import Batch, Table
@@ -48,7 +49,7 @@ _PLACE = 5
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedTest:
     """One comparison of neighbours: its subject, what was found and what is allowed. `worst` names the neighbour."""
 
     name: str
@@ -132,11 +133,11 @@ def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarr
     }
 
 
-def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Difference]:
+def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[PairedTest]:
     """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
     assert outline.input_shape is not None
     rows = worst_rows(outline.input_shape, outline.outputs)
-    size = Size(1, _RECORDS // 3, 0)
+    size = AuditSize(1, _RECORDS // 3, 0)
     records, batch = sized(whole, size, False)
     small, _ = smaller(loaded, 1, batch)
     small = dataclasses.replace(small, recipe=small.recipe.changed(seed=small.recipe.seed or 0))
@@ -184,7 +185,7 @@ def _is_look(entry: LedgerEntry) -> bool:
     return isinstance(mechanism, GaussianSum) and mechanism.label == "validation"
 
 
-def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) -> list[Difference]:
+def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) -> list[PairedTest]:
     base = next(iter(seen.values()))
     sensitivity = next(
         e.release.mechanism.sensitivity
@@ -208,9 +209,9 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         }
     worst, noisy = max(moved, key=lambda name: moved[name]), max(noise, key=lambda name: noise[name])
     found = [
-        Difference("summed gradients", f"{moved[worst]:.6f} sensitivities at most, in {len(base.sums)} steps",
+        PairedTest("summed gradients", f"{moved[worst]:.6f} sensitivities at most, in {len(base.sums)} steps",
                    "at most 1", worst, moved[worst] > _CLOSE),
-        Difference("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
+        PairedTest("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
     found += _before(seen)
     if base.moments is not None:
@@ -218,15 +219,15 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     if base.looks and cut is not None and not cut.public:
         charged = sum(_is_look(entry) for entry in base.entries)
         told = f"{base.looks} taken, {charged} charged"
-        found.append(Difference("looks at validation records", told, "as many", "", charged < base.looks))
+        found.append(PairedTest("looks at validation records", told, "as many", "", charged < base.looks))
     usual = others[next(iter(seen))]
     for what in usual:
         differ = [name for name in others if others[name][what] != usual[what]]
-        found.append(Difference(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
+        found.append(PairedTest(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
     return found
 
 
-def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
+def _before(seen: dict[str, _Seen]) -> Iterator[PairedTest]:
     """Yield how far neighbours move each sum released before the first step. Each must be charged."""
     base = next(iter(seen.values()))
     charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
@@ -234,16 +235,16 @@ def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
         assert isinstance(mechanism, GaussianSum)
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), None)
         if own is None:
-            yield Difference(f"{mechanism.label} before training", "not charged", "charged", "", True)
+            yield PairedTest(f"{mechanism.label} before training", "not charged", "charged", "", True)
             continue
         apart = {name: float(torch.linalg.vector_norm(one.before[number][1] - exact)) for name, one in seen.items()}
         worst = max(apart, key=lambda name: apart[name])
         moved = apart[worst] / own.sensitivity
-        yield Difference(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
+        yield PairedTest(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
                          moved > _CLOSE)  # fmt: skip
 
 
-def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Difference:
+def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> PairedTest:
     """Return how far a record moves a preconditioner's second moments, and their noise, which must not move."""
     pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
     exact, noisy = next(iter(pairs.values()))
@@ -252,7 +253,7 @@ def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Difference:
     noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
     told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
     off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
-    return Difference("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
+    return PairedTest("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

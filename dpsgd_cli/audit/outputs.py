@@ -33,13 +33,12 @@ from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.claim import Claim, bound_of, log_ratio
+from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, errors_at, log_ratio, threshold_of_gaussian
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.parts import noise_checks
 from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
-from dpsgd_cli.audit.thresholds import errors_at, threshold_of_gaussian
-from dpsgd_cli.audit.watch import Noise
+from dpsgd_cli.audit.watch import ObservedNoise
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.data.splits import Keys
@@ -172,7 +171,7 @@ def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator
                   lambda level: epsilon_of_errors(errors, plan.delta, level) > stated, epsilon=alone)  # fmt: skip
     released = [release for release in plan.releases if release.count]
     if all(isinstance(r.mechanism, GaussianSum) and not r.mechanism.sampled for r in released) and released:
-        claim = Claim(tuple(released), stated, plan.delta)
+        claim = PrivacyClaim(tuple(released), stated, plan.delta)
         bound = bound_of(claim.standing(errors, confidence))
         yield Finding("B", "neighbours told apart", f"epsilon at least {bound:.3f}: {counts}", claimed,
                       lambda level: claim.refuted_by(errors, level), epsilon=bound)  # fmt: skip
@@ -180,7 +179,7 @@ def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator
 
 def _parts(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) -> Iterator[Finding]:
     """Compare the noise of a Gaussian release with the ledger's, and how far the record moved the mean."""
-    made = Noise()
+    made = ObservedNoise()
     for side in sides:
         assert side.seen.exact is not None
         rows = (np.concatenate(side.seen.noisy) - side.seen.exact) / (

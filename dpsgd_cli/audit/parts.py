@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
-from dpsgd_cli.audit.watch import BEFORE, Noise, Watch
+from dpsgd_cli.audit.watch import BEFORE, ObservedNoise, Watch
 
 _WRONG = 1.5
 _MIXED = 0.8
@@ -57,7 +57,7 @@ def _before(noise: np.ndarray) -> Iterator[Check]:
                     p, largest_correlation(mixed)[1])  # fmt: skip
 
 
-def noise_checks(drew: Noise, confidence: float) -> Iterator[Check]:
+def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Check]:
     squares, count = sum(drew.squares.values()), sum(drew.counts.values())
     if not count:
         return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.audit import picture
 from dpsgd_cli.audit.findings import TIERS
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.results.audited import AUDIT
+from dpsgd_cli.results.curves import COLOURS
 from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
 
@@ -18,7 +19,7 @@ _OTHER_SEED = "seed=1000"
 def write(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write all files into `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    drawn = picture.draw(document, directory)
+    drawn = draw(document, directory)
     write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])), owner_only=True)
     write_whole(directory / AUDIT, to_json(document), owner_only=True)
     return [directory / AUDIT, directory / "audit.md", *drawn]
@@ -94,3 +95,51 @@ def _said(row: dict[str, Any]) -> str:
     if row["refuted"]:
         return "REFUTED"
     return "too little to tell" if row.get("control_refuted") is False else "stands"
+
+
+def draw(document: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw the trade-off curves as SVG and PNG, and return the files; none if no canary was scored.
+
+    The picture shows false negatives over false positives. No attack should get below the claim's curve. The box
+    contains both true rates at the stated confidence. The dashed curve is that of the last member of the claim's family
+    that the box does not refute.
+    """
+    found = document.get("membership")
+    if found is None or "curves" not in found:
+        return []
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    claim, made = document["claim"], []
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
+        figure = Figure(figsize=(5.6, 5.2))
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        curves = found["curves"]
+        label = f"claimed: epsilon {claim['epsilon']:.3g}"
+        axes.plot(curves["false_positive"], curves["claimed"], color=COLOURS[0], label=label)
+        axes.fill_between(curves["false_positive"], curves["claimed"], color=COLOURS[0], alpha=0.08, linewidth=0)
+        bound = document["lower_bounds"].get("B")
+        if bound is not None:
+            axes.plot(curves["false_positive"], curves["refuted"], color=COLOURS[1], linestyle="--",
+                      label=f"refuted up to: epsilon {bound:.3g}")  # fmt: skip
+        rates, low, high = found["rates"], found["rates_at_least"], found["rates_at_most"]
+        corner = (low["false_positive"], low["false_negative"])
+        box = [high[name] - low[name] for name in ("false_positive", "false_negative")]
+        axes.add_patch(Rectangle(corner, *box, color=COLOURS[2], alpha=0.35, linewidth=0,
+                                 label=f"observed, {document['confidence']:.0%} each way"))  # fmt: skip
+        axes.plot(rates["false_positive"], rates["false_negative"], "+", color="black")
+        axes.plot([0, 1], [1, 0], color="grey", linewidth=0.8, linestyle=":", label="a blind guess")
+        axes.set(xlabel="false positives", ylabel="false negatives", xlim=(0, 1), ylim=(0, 1))
+        axes.set_title(f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}")
+        axes.legend(loc="upper right", frameon=False)
+        axes.grid(alpha=0.3)
+        figure.tight_layout()
+        for ending in ("svg", "png"):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
+            made.append(directory / f"trade-off.{ending}")
+            write_whole(made[-1], drawn.getvalue())
+    return made

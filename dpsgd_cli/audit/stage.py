@@ -2,8 +2,8 @@
 
 The audit trains the recipe's own planner, ledger, sampler, clipping, noise, normaliser, schedule and update. Random
 rows and canaries replace the records. If that would take long, there are fewer of both and batches shrink in
-proportion. Sampling rates and batches per epoch, and therefore the plan, stay the same up to rounding. `Cut.changed`
-lists what an audit of this size changes of a recipe.
+proportion. Sampling rates and batches per epoch, and therefore the plan, stay the same up to rounding.
+`SizedRecipe.changed` lists what an audit of this size changes of a recipe.
 
 Each trial tosses its own coins. A canary that is out leaves an empty place that adds nothing, so the public number of
 records does not depend on the coins. Under replace-one, another canary with the opposite gradient takes the place.
@@ -21,8 +21,8 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import lanes
-from dpsgd_cli.audit.aim import Aim
+from dpsgd_cli.audit import canaries as canary_inputs
+from dpsgd_cli.audit.findings import AuditSize
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import Watcher
@@ -46,16 +46,7 @@ _FEATURES = 200
 
 
 @dataclass(frozen=True)
-class Size:
-    """Size of an audit: trials, canaries in each trial, and about how many rows all trials may process in all steps."""
-
-    trials: int
-    canaries: int
-    rows: float
-
-
-@dataclass(frozen=True)
-class Staged:
+class StagedTrials:
     """An audit that is ready to train.
 
     - `inside` (R, k): which canaries are in.
@@ -63,7 +54,7 @@ class Staged:
     - `columns`: canary coordinates among the parameters, one array (k,) for each layer or output that has them.
     - `signs`: sign of a canary's gradient on its coordinate.
     - `changed`: what the audit changes of the recipe.
-    - `aim`: gradients of canaries whose gradients differ in length; else None.
+    - `vectors`: gradients of canaries whose gradients differ in length; else None.
     """
 
     trials: Trials
@@ -73,7 +64,7 @@ class Staged:
     columns: list[np.ndarray]
     signs: float
     changed: dict[str, Any]
-    aim: Aim | None = None
+    vectors: canary_inputs.VectorCanaries | None = None
 
 
 def fast_path(loaded: LoadedRecipe) -> bool:
@@ -85,20 +76,20 @@ def fast_path(loaded: LoadedRecipe) -> bool:
     return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
-def aimed(loaded: LoadedRecipe) -> bool:
-    """Return whether an `Aim` computes canaries' gradients: with a preconditioner, or on a dense layer's fast path."""
+def uses_vector_canaries(loaded: LoadedRecipe) -> bool:
+    """Return whether canaries' gradients differ in length: with a preconditioner, or on a dense layer's fast path."""
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
     dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
     return (dense and recipe.data.unit is None) or recipe.preconditioner is not None
 
 
-def canaries_of(plan: Plan, size: Size) -> int:
+def canaries_of(plan: Plan, size: AuditSize) -> int:
     """Return the number of canaries: `size.canaries`, but at most a third of the records, and at least 1."""
     return max(1, min(size.canaries, plan.sampling.records // 3))
 
 
-def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
+def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
     """Return the records and expected batch size of the audit: the recipe's own, or fewer if those take too long."""
     sampling, canaries = plan.sampling, canaries_of(plan, size)
     records, batch = sampling.records, sampling.batch_size
@@ -123,7 +114,7 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SizedRecipe:
     """A recipe at the size of its audit, its plan, and what the audit changes of it."""
 
     loaded: LoadedRecipe
@@ -133,7 +124,7 @@ class Cut:
     changed: dict[str, Any]
 
 
-def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) -> Cut:
+def at_audit_size(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
     """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
@@ -144,11 +135,11 @@ def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) ->
         outline = dataclasses.replace(outline, input_shape=(_FEATURES,))
     if (records, batch) != (whole.sampling.records, whole.sampling.batch_size):
         changed["records"] = records
-        if aimed(loaded):
+        if uses_vector_canaries(loaded):
             small = _as_steady(small, records / whole.sampling.records, changed)
         plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
-    return Cut(small, outline, plan, canaries_of(plan, size), changed)
+    return SizedRecipe(small, outline, plan, canaries_of(plan, size), changed)
 
 
 def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> LoadedRecipe:
@@ -164,33 +155,37 @@ def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> L
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) -> Staged:
+def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] | None = None) -> StagedTrials:
     """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
-    replaced, aim_at = plan.sampling.adjacency == "replace-one", aimed(made.loaded)
-    convex = fast_path(made.loaded) or aim_at
+    replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)
+    convex = fast_path(made.loaded) or by_vectors
     random = np.random.default_rng([0 if recipe.seed is None else recipe.seed, 17])
     inside = random.random((recipe.trials, canaries)) < 0.5
     assert outline.input_shape is not None and recipe.privacy is not None
     clipping = recipe.privacy.clipping
     if convex:
         clip = getattr(recipe.method, "gradient_clip", clipping.norm_bound(1))
-        rows = lanes.columns(math.prod(outline.input_shape), canaries, clip, replaced)
+        rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
     else:
-        rows = lanes.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
+        rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = Stage(
         as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
-        instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
+        instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
     trials = start([Member(made.loaded, plan)], earlier, stage=on)
     places = np.arange(others, plan.sampling.records)
-    columns = _last_features(trials, canaries) if convex else _lane_columns(trials)
-    aim = Aim(trials, places, places + canaries if replaced else None, columns) if aim_at else None
-    return Staged(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, aim)
+    columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
+    vectors = (
+        canary_inputs.VectorCanaries(trials, places, places + canaries if replaced else None, columns)
+        if by_vectors
+        else None
+    )
+    return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, vectors)
 
 
 def without_folds(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -281,10 +276,10 @@ def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
     )
 
 
-def _lane_columns(trials: Trials) -> list[np.ndarray]:
+def _canary_columns(trials: Trials) -> list[np.ndarray]:
     """Return the canary coordinates among all parameters, an array (k,) for each layer that has them."""
     spans = trials.context.pack.spans
-    found = [span for name, span in spans.items() if name.rpartition(".")[2] == "lanes"]
+    found = [span for name, span in spans.items() if name.rpartition(".")[2] == "canary_coordinates"]
     return [np.arange(offset, offset + shape.numel()) for offset, shape in found]
 
 

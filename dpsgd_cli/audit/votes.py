@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
-from dpsgd_cli.audit.claim import Claim, bound_of
+from dpsgd_cli.audit.claim import PrivacyClaim, bound_of
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, far_from
@@ -177,7 +177,7 @@ def _of_law(release: _Release, errors: Errors, plan: VotingPlan, confidence: flo
             lambda level: epsilon_of_errors(errors, delta, level) > mechanism.epsilon,
         )  # fmt: skip
     if isinstance(mechanism, GaussianSum):
-        claim = Claim((Release(mechanism),), math.inf, plan.delta)
+        claim = PrivacyClaim((Release(mechanism),), math.inf, plan.delta)
         stands, whole = claim.standing(errors, confidence), _whole(plan)
         found, bound = f"epsilon of one at least {bound_of(stands):.4f} ({told})", None
         if whole is not None:
@@ -190,12 +190,12 @@ def _of_law(release: _Release, errors: Errors, plan: VotingPlan, confidence: flo
         )  # fmt: skip
 
 
-def _whole(plan: VotingPlan) -> Claim | None:
+def _whole(plan: VotingPlan) -> PrivacyClaim | None:
     """Return the claim on all that votes may release, if it is Gaussian; else None."""
     made = plan.releases if plan.budget_cap is None else [Release(plan.budget_cap)]
     if not made or not all(isinstance(one.mechanism, GaussianSum) for one in made):
         return None
-    return Claim(tuple(made), plan.guarantee().epsilon, plan.delta)
+    return PrivacyClaim(tuple(made), plan.guarantee().epsilon, plan.delta)
 
 
 def _moved_votes(loaded: LoadedRecipe, outline: data.Outline) -> tuple[Pate, list[Finding]]:

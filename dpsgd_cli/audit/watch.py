@@ -9,18 +9,19 @@ the independent noise that the ledger charges for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
-from dpsgd_cli.audit.blocks import Blocks
 from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
-from dpsgd_cli.audit.stage import Staged
+from dpsgd_cli.audit.stage import StagedTrials
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.price import Toeplitz
@@ -36,7 +37,7 @@ BEFORE = -1
 
 
 @dataclass
-class Drawn:
+class ObservedBatches:
     """Observed batches: their sizes, and the watched records that each batch held.
 
     `sizes` has an array (R,) for each step; `held` has an array of R rows of bits for each step, as bytes.
@@ -47,7 +48,7 @@ class Drawn:
 
 
 @dataclass
-class Noise:
+class ObservedNoise:
     """Noise in units of the ledger's: sums of squares and counts by epoch, and some coordinates (R, c) of each step."""
 
     squares: dict[int, float] = field(default_factory=dict)
@@ -63,9 +64,9 @@ class Watch:
     """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:
-        self.staged: Staged | None = None
-        self.batches = Drawn()
-        self.drew = Noise()
+        self.staged: StagedTrials | None = None
+        self.batches = ObservedBatches()
+        self.drew = ObservedNoise()
         self.before: list[np.ndarray] = []
         self.largest = 0.0
         self.kept: np.ndarray | None = None
@@ -76,7 +77,7 @@ class Watch:
         self._batch: Batch | None = None
         self._scale: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    def begin(self, staged: Staged) -> None:
+    def begin(self, staged: StagedTrials) -> None:
         first = self.staged is None
         self.staged = staged
         self._scale = None
@@ -127,10 +128,10 @@ class Watch:
         added = mean.double() * staged.plan.sampling.batch_size - exact
         difference = self._fresh.fresh(step, added) / on
         self._note_noise(epoch, difference, running)
-        if staged.aim is None:
-            self._note_lanes(exact, mean, multipliers, running)
+        if staged.vectors is None:
+            self._note_coordinates(exact, mean, multipliers, running)
         else:
-            self._note_aimed(exact, mean, multipliers, running)
+            self._note_vectors(exact, mean, multipliers, running)
         self._note_batch()
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
@@ -155,18 +156,18 @@ class Watch:
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
         staged = self.staged
-        assert staged is not None and staged.aim is not None
+        assert staged is not None and staged.vectors is not None
         mechanism = released_moments(staged.plan)
         unit = mechanism.sensitivity
         noise = noisy - exact
         self.drew.add(BEFORE, (as_vector(noise) if noise.ndim == 2 else noise) / (mechanism.noise_multiplier * unit))
-        if staged.aim.instead is not None:
+        if staged.vectors.instead is not None:
             return  # a row and its opposite have the same second moment
         # if cells are counted, each feature of these rows is the cell of a column
         own, shown = (np.diag(one) if one.ndim == 2 else one for one in (exact, noisy))
-        lanes = np.arange(len(own) - staged.inside.shape[1], len(own))
-        self.largest = max(self.largest, float(np.abs(own[lanes]).max()) / unit)
-        self.scores[trial] += score(shown[lanes] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
+        own_features = np.arange(len(own) - staged.inside.shape[1], len(own))
+        self.largest = max(self.largest, float(np.abs(own[own_features]).max()) / unit)
+        self.scores[trial] += score(shown[own_features] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the noise multipliers (R,) charged in `epoch`, and the standard deviations of noise (R, 1 or P).
@@ -208,7 +209,7 @@ class Watch:
         if running.all():
             self.drew.noise.append(noise[:, self._kept(noise)].to(torch.float32).cpu().numpy())
 
-    def _note_lanes(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
+    def _note_coordinates(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
         assert staged is not None
         sampling, sensitivity = staged.plan.sampling, staged.plan.sensitivity
@@ -231,24 +232,24 @@ class Watch:
         shown = staged.signs * seen / unit
         self.scores = self.scores + of(shown) if self._blocks is None else self._blocks.add(shown, of)
 
-    def _note_aimed(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
+    def _note_vectors(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
-        assert staged is not None and staged.aim is not None
+        assert staged is not None and staged.vectors is not None
         plan, rate = staged.plan, self._first.sampling_rate
 
-        def on_lanes(flat: Tensor) -> np.ndarray:
+        def on_coordinates(flat: Tensor) -> np.ndarray:
             """Return the canary coordinates (R, k, outputs), in sensitivities."""
             own = [flat[:, columns].double().cpu().numpy() for columns in staged.columns]
             return np.stack(own, axis=2) / plan.sensitivity
 
-        seen = on_lanes(mean) * plan.sampling.batch_size
+        seen = on_coordinates(mean) * plan.sampling.batch_size
         if staged.trials.recipe.preconditioner is None:  # else other canaries leak in a little
-            norms = np.linalg.norm(on_lanes(exact), axis=2)
+            norms = np.linalg.norm(on_coordinates(exact), axis=2)
             self.largest = max(self.largest, float(norms.max()) * _moves(plan.sampling))
         counted = running[:, None] & self._told()
-        for sign, aim in zip((1, -1), staged.aim.gradients(), strict=True):
-            if aim is not None:
-                own = aim / plan.sensitivity
+        for sign, vector in zip((1, -1), staged.vectors.gradients(), strict=True):
+            if vector is not None:
+                own = vector / plan.sensitivity
                 with np.errstate(divide="ignore", invalid="ignore"):
                     found = log_ratio((seen * own).sum(axis=2), (own**2).sum(axis=2), multipliers[:, None], rate)
                 self.scores += sign * np.where(counted, found, 0.0)
@@ -313,3 +314,37 @@ class Watch:
 def _moves(sampling: Sampling) -> float:
     """Return the most that one record can move a sum, in clip norms."""
     return 2.0 if sampling.adjacency == "replace-one" else 1.0
+
+
+class Blocks:
+    """Scores (R, k) of canaries under banded correlated noise: by blocks of steps, for every group of a canary.
+
+    Multiplied by the public matrix C, the release is C g plus independent noise. Let a canary be in group j of b. In
+    blocks of b steps that begin at j, j + b, ..., it moves the rows by weights w (the first column of C) times its
+    gradient, |w| = 1, if it was drawn. So the release shows sum_k w_k (C r)_{s+k} of the canary in a block that begins
+    at s: a subsampled Gaussian, as a step of independent noise does. A canary of an unknown group is in each group with
+    probability 1 / b, so its likelihood ratio is the mean of the groups' ratios.
+    """
+
+    def __init__(self, weights: Sequence[float], shape: tuple[int, ...]) -> None:
+        self._weights = weights
+        self._raw: deque[np.ndarray] = deque(maxlen=len(weights))
+        self._rows: deque[np.ndarray] = deque(maxlen=len(weights))
+        self._scores = np.zeros((len(weights), *shape))
+        self._steps = 0
+
+    def add(self, seen: np.ndarray, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return log-likelihood ratios of all steps so far, after a step that shows `seen` on the canary coordinates.
+
+        `score` returns the log-likelihood ratio of one block.
+        """
+        bands = len(self._weights)
+        self._raw.appendleft(seen)
+        self._rows.append(self._sum(self._raw))
+        self._steps += 1
+        if self._steps >= bands:
+            self._scores[self._steps % bands] += score(self._sum(self._rows))
+        return np.asarray(logsumexp(self._scores, axis=0) - math.log(bands))
+
+    def _sum(self, rows: deque[np.ndarray]) -> np.ndarray:
+        return np.asarray(sum(weight * row for weight, row in zip(self._weights, rows, strict=False)))

@@ -1,4 +1,4 @@
-"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `auditing.py` runs the audit."""
+"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `audit/auditing.py` runs it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-TIERS = "A,B,C,D"
+from dpsgd_cli.audit.findings import TIERS, AuditOptions
 
 
 def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     del context, parameter
     asked = [name.strip().upper() for name in value.split(",") if name.strip()]
-    unknown = [name for name in asked if name not in TIERS.split(",")]
+    unknown = [name for name in asked if name not in TIERS]
     if unknown or not asked:
-        raise click.BadParameter(f"{', '.join(unknown) or 'none'} is no tier; give some of {TIERS}")
-    return tuple(name for name in TIERS.split(",") if name in asked)
+        raise click.BadParameter(f"{', '.join(unknown) or 'none'} is no tier; give some of {','.join(TIERS)}")
+    return tuple(name for name in TIERS if name in asked)
 
 
 @click.command("audit")
@@ -25,7 +25,9 @@ def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--canaries", type=click.IntRange(min=1), help="In each trial; 100, a third of the records at most.")
 @click.option("--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, show_default=True,
               help="Of each bound, and of the verdict.")  # fmt: skip
-@click.option("--tier", "tiers", default=TIERS, show_default=True, callback=_tiers, help="Which attacks to make.")
+@click.option(
+    "--tier", "tiers", default=",".join(TIERS), show_default=True, callback=_tiers, help="Which attacks to make."
+)
 @click.option("--quick", is_flag=True, help="In seconds, for CI: fewer rows and trials.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the audit goes; beside results.")
 def command(
@@ -55,10 +57,9 @@ def command(
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
 
-    from dpsgd_cli.audit.options import Options  # torch
-    from dpsgd_cli.cli.auditing import audit
+    from dpsgd_cli.audit import auditing  # torch
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    audit(loaded, out, result, Options(tiers, confidence, trials, canaries, quick, say=say))
+    auditing.run(loaded, out, result, AuditOptions(tiers, confidence, trials, canaries, quick, say=say))

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
 from dpsgd_cli.clipping import bounds
 from dpsgd_cli.clipping import price as norm_histogram
@@ -406,7 +406,7 @@ def audited(
 ) -> dict[str, Any]:
     """The audit of a recipe with `overrides`."""
     loaded = load_recipe(recipe, [*overrides, f"seed={seed}"])
-    return audit(loaded, Options(tuple(tiers), quick=True, trials=trials, curves=False))
+    return audit(loaded, AuditOptions(tuple(tiers), quick=True, trials=trials, curves=False))
 
 
 def run(name: str, patch: Patch, folder: Path, seed: int = 0) -> dict[str, Any]:

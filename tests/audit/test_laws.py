@@ -14,8 +14,8 @@ from scipy import integrate, stats
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import PureDP
 from dpsgd_cli.audit import choices, outputs, votes
-from dpsgd_cli.audit.options import QUICK
-from dpsgd_cli.audit.stage import cut, stage, without_folds
+from dpsgd_cli.audit.findings import QUICK
+from dpsgd_cli.audit.stage import at_audit_size, build_canaries, without_folds
 from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
@@ -102,7 +102,7 @@ def aimed(overrides: list[str]) -> LoadedRecipe:
 
 
 @pytest.mark.parametrize("kind", ["full", "poisson"])
-def test_a_step_moves_a_canarys_lane_by_what_was_worked_out_beforehand(kind: str) -> None:
+def test_a_step_moves_a_canarys_coordinate_by_what_was_worked_out_beforehand(kind: str) -> None:
     """A root lets other canaries through a little: hundredths of a sensitivity."""
     poisson = "method={kind: dp-sgd, batch_size: 144, learning_rate: 1, preconditioner: {kind: second-moment}}"
     loaded = aimed(PRECONDITIONED if kind == "full" else [poisson, "privacy.budget.epsilon=6", "epochs=2"])
@@ -114,17 +114,17 @@ def test_a_step_moves_a_canarys_lane_by_what_was_worked_out_beforehand(kind: str
     class Compared(Watch):
         def released(self, epoch: int, step: int, exact: torch.Tensor, mean: torch.Tensor) -> None:
             made = self.staged
-            assert made is not None and made.aim is not None
+            assert made is not None and made.vectors is not None
             batch = self._batch
             drawn = made.inside if batch is None else made.inside & self._members(batch, made.places)
-            expected = made.aim.gradients()[0] * drawn[..., None]
+            expected = made.vectors.gradients()[0] * drawn[..., None]
             seen = np.stack([exact[:, columns].numpy() for columns in made.columns], axis=2)
             apart.append(float(np.abs(seen - expected).max()) / made.plan.sensitivity)
             assert float(np.linalg.norm(expected, axis=2).max()) > 0.5 * made.plan.sensitivity
             super().released(epoch, step, exact, mean)
 
     watch = Compared()
-    made = stage(cut(loaded, outline, plan, dataclasses.replace(QUICK, trials=3)), watch)
+    made = build_canaries(at_audit_size(loaded, outline, plan, dataclasses.replace(QUICK, trials=3)), watch)
     watch.begin(made)
     for epoch in range(2):
         made.trials.method.run_epoch(epoch)

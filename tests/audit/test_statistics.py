@@ -10,22 +10,23 @@ from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.audit import statistics
-from dpsgd_cli.audit.claim import Claim, score, shift_of
+from dpsgd_cli.audit.claim import PrivacyClaim, best_cutoffs, errors_at, guesses_of, score, shift_of
 from dpsgd_cli.audit.statistics import Guesses
-from dpsgd_cli.audit.thresholds import errors_at, guesses_of, line_for
 
 MU_OF_4377 = 1.0
 DELTA = 1e-5
 
 
-def claim(multiplier: float, count: int = 1, rate: float = 1.0) -> Claim:
+def claim(multiplier: float, count: int = 1, rate: float = 1.0) -> PrivacyClaim:
     batching = "full" if rate == 1 else "poisson"
     mechanism = GaussianSum(multiplier, "add-remove", batching, rate)  # type: ignore[arg-type]
-    made = Claim((Release(mechanism, count),), math.inf, DELTA)
-    return Claim(made.epochs, made.own_epsilon, DELTA)
+    made = PrivacyClaim((Release(mechanism, count),), math.inf, DELTA)
+    return PrivacyClaim(made.epochs, made.own_epsilon, DELTA)
 
 
-def observed(law: Claim, each: int, seed: int, true: Claim | None = None) -> tuple[np.ndarray, np.ndarray]:
+def observed(
+    law: PrivacyClaim, each: int, seed: int, true: PrivacyClaim | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Scores by `law` of so many canaries out and in, of a run whose law is `true`."""
     out, inside = (true or law).sample(np.random.default_rng(seed), each)
     member = np.repeat([False, True], each)
@@ -55,7 +56,7 @@ def test_the_claim_of_the_table_is_that_of_mu_1() -> None:
 def test_full_batches_reach_the_reference(each: int, least_a: float, least_b: float) -> None:
     """Medians of 20 simulated runs, against 90% of what was worked out for such a claim."""
     law = claim(1.0)
-    line = line_for(law, each, each, 0.95)
+    line = best_cutoffs(law, each, each, 0.95)
     found = []
     for seed in range(20):
         scores, member = observed(law, each, seed)
@@ -71,7 +72,7 @@ def test_full_batches_reach_the_reference(each: int, least_a: float, least_b: fl
 
 def test_a_fifth_less_noise_is_refuted_by_its_family_and_by_nothing_less() -> None:
     law, true = claim(1.0), claim(0.8)
-    line = line_for(law, 5000, 5000, 0.95)
+    line = best_cutoffs(law, 5000, 5000, 0.95)
     out, inside = true.sample(np.random.default_rng(5), 5000)
     # scored by the claim, whose attacker knows nothing of the missing noise: z = (score + 1/2), a line
     scores, member = np.concatenate([out * 0.8**2, inside * 0.8**2]), np.repeat([False, True], 5000)
@@ -81,6 +82,27 @@ def test_a_fifth_less_noise_is_refuted_by_its_family_and_by_nothing_less() -> No
     assert law.refuted_by(errors, 0.999)
     guesses = guesses_of(scores, member, line)
     assert statistics.epsilon_of_guesses(guesses, DELTA, 0.95) < law.own_epsilon
+
+
+@pytest.mark.parametrize("wrong", [10, 300, 1000, 1500, 2000, 2400])
+def test_the_member_that_stands_is_not_refuted_and_a_little_more_noise_is(wrong: int) -> None:
+    """So many errors of each kind among 5,000: from a sixth of the claim's noise to 23 times as much."""
+    law, errors = claim(1.0, 50, 0.1), statistics.Errors(wrong, 5000, wrong, 5000)
+    assert law.curve.mu is None
+    stands = law.standing(errors, 0.95)
+    assert stands is not None and not stands.refuted_by(errors, 0.95)
+    assert stands.member(1.003).refuted_by(errors, 0.95)
+
+
+def test_the_search_goes_on_beyond_64_times_the_noise_and_gives_up_at_1000_times() -> None:
+    law = claim(1.0, 50, 0.1)
+    little = statistics.Errors(49_600, 100_000, 49_600, 100_000)
+    stands = law.standing(little, 0.95)
+    assert stands is not None and 64 < stands.first.noise_multiplier < 1000
+    assert not stands.refuted_by(little, 0.95) and stands.member(1.003).refuted_by(little, 0.95)
+    less = statistics.Errors(499_000, 1_000_000, 499_000, 1_000_000)
+    assert sum(less.upper(0.95)) < 1 and not law.member(1000).refuted_by(less, 0.95)
+    assert law.standing(less, 0.95) is None
 
 
 def test_a_score_is_the_likelihood_ratio_of_its_mixture() -> None:

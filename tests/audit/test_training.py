@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.audit.options import QUICK
-from dpsgd_cli.audit.stage import Staged, cut, stage, without_folds
+from dpsgd_cli.audit.findings import QUICK
+from dpsgd_cli.audit.stage import StagedTrials, at_audit_size, build_canaries, without_folds
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of
@@ -37,7 +37,7 @@ CHOOSES = ["folds=null", "privacy.budget={epsilon: 8, delta: 1e-5}", "method.spl
 
 
 def test_canaries_of_a_method_that_chooses_see_the_gradients_share_of_its_budget() -> None:
-    """Four fifths of rho go to gradients, whose Gaussian has epsilon 6.6; the rest to choices, which no lane sees."""
+    """Four fifths of rho go to gradients, whose Gaussian has epsilon 6.6; the rest to choices, which no canary sees."""
     found = audited(CHOOSES, recipe="lee2018/dp-agd-better", tiers="ABC")
     assert not found["refuted"] and 3.5 < found["lower_bounds"]["B"] < 6.6
     names = {row["name"] for row in found["findings"]}
@@ -53,17 +53,17 @@ def test_canaries_come_near_the_claim(path: str) -> None:
     assert not found["refuted"] and 0.6 * own < found["lower_bounds"]["B"] < own
 
 
-def staged(overrides: list[str]) -> tuple[Staged, Watch]:
+def staged(overrides: list[str]) -> tuple[StagedTrials, Watch]:
     loaded = without_folds(load_recipe("quickstart", overrides))
     outline = data.outline(loaded.recipe.data, loaded.base)
     plan = plan_of(loaded, outline)
     assert plan is not None
     watch = Watch()
-    return stage(cut(loaded, outline, plan, QUICK), watch), watch
+    return build_canaries(at_audit_size(loaded, outline, plan, QUICK), watch), watch
 
 
 @pytest.mark.parametrize("overrides", [FULL, REPLACED, LAYERS], ids=["full", "replace-one", "layers"])
-def test_a_canary_moves_its_lane_by_the_clip_bound_and_nothing_else(overrides: list[str]) -> None:
+def test_a_canary_moves_its_coordinate_by_the_clip_bound_and_nothing_else(overrides: list[str]) -> None:
     made, _ = staged(overrides)
     method, pack = made.trials.method, made.trials.context.pack
     pack.sums.zero_()
@@ -76,13 +76,13 @@ def test_a_canary_moves_its_lane_by_the_clip_bound_and_nothing_else(overrides: l
     assert whole.max() * moved == pytest.approx(made.plan.sensitivity, rel=1e-6)
 
 
-def _nothing(made: Staged) -> object:
+def _nothing(made: StagedTrials) -> object:
     from dpsgd_cli.clipping.diagnostics import Diagnostics
 
     return Diagnostics(made.inside.shape[0], torch.device("cpu"))
 
 
-def test_no_real_record_touches_a_lane() -> None:
+def test_no_real_record_touches_a_canary_coordinate() -> None:
     made, _ = staged(FULL)
     table = made.trials.context.table
     first = made.places[0]

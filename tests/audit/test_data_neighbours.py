@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from dpsgd_cli.audit.files import compare
+from dpsgd_cli.audit.data_neighbours import compare_file
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
@@ -56,7 +56,7 @@ def findings(changes: dict[str, Any], folder: Path) -> list[bool]:
     if recipe["method"]["kind"] == "pate":
         del recipe["epochs"]
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
-    return [wrong for _, wrong in compare(load_recipe(str(folder / "own.yaml"), ()))]
+    return [wrong for _, wrong in compare_file(load_recipe(str(folder / "own.yaml"), ()))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

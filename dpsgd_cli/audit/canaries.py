@@ -9,7 +9,7 @@ be learned of the canary.
 In a model of `engine/packing.py`, canary coordinates are further parameters of layers that exist already. The number of
 layers, on which layer-wise clipping depends, does not change. `instrument` adds them to the last layer (flat clipping)
 or to every layer (clipping layer by layer: the worst-case record reaches every layer's clip norm). The input of canary
-i is `MARK` + i; the model itself never sees it. The fast path of a convex model has no layers. There, the canary
+i is `FIRST_ID` + i; the model itself never sees it. The fast path of a convex model has no layers. There, the canary
 coordinates are the weights of further input columns (`columns`), so large that a canary's gradient stays above the clip
 norm as long as its margin is below 1.
 """
@@ -17,6 +17,7 @@ norm as long as its margin is below 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,16 @@ from torch import Tensor, nn
 from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
 from dpsgd_cli.engine.packing import rule_for
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.training.start import Trials
 
-MARK = float(1 << 20)
+FIRST_ID = float(1 << 20)
 STEEP = 1e10
 COLUMN = 5.0
 """Feature of a convex canary, in clip norms. At margin 0, a logistic loss has half of it as gradient."""
 
 
-class Marks:
+class CanaryIds:
     """Numbers of the canaries in the rows of the last forward pass; -1 for a row that is no canary."""
 
     def __init__(self) -> None:
@@ -42,42 +45,42 @@ class Marks:
     def taken_from(self, x: Tensor) -> Tensor:
         """Return rows (n, ...) with canaries replaced by zeros, and note the canaries' numbers."""
         largest = x.flatten(1).amax(dim=1)
-        marked = largest >= MARK
-        self.found = torch.where(marked, largest - MARK, -1.0).long()
-        return torch.where(marked.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device), x)
+        is_canary = largest >= FIRST_ID
+        self.found = torch.where(is_canary, largest - FIRST_ID, -1.0).long()
+        return torch.where(is_canary.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device), x)
 
 
-class Marked(nn.Module):
-    """A model that first takes the canaries' marks from its input."""
+class WithCanaryIds(nn.Module):
+    """A model that first takes the canaries' ids from its input."""
 
-    OVERWRITTEN = frozenset({"marks"})
+    OVERWRITTEN = frozenset({"ids"})
 
-    def __init__(self, model: nn.Module, marks: Marks) -> None:
+    def __init__(self, model: nn.Module, ids: CanaryIds) -> None:
         super().__init__()
         self.model = model
-        self.marks = marks
+        self.ids = ids
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.model(self.marks.taken_from(x))
+        y: Tensor = self.model(self.ids.taken_from(x))
         return y
 
 
-class LanedLayer(Layer):
+class CanaryLayer(Layer):
     """A layer of any rule with canary coordinates. An example's gradient has both parts."""
 
-    OVERWRITTEN = frozenset({"marks", "leading"})
+    OVERWRITTEN = frozenset({"ids", "leading"})
     kinds = ()
-    clipped = "by the rule of the layer inside, and its lanes by each example's own gradient"
+    clipped = "by the rule of the layer inside, and its canary coordinates by each example's own gradient"
     holds_gradients = True
     rounds = False
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
-        assert isinstance(source, Laned)
+        assert isinstance(source, WithCanaries)
         rule = rule_for(source.inner, "")
         assert rule is not None
         self.own = [rule(source.inner, session)]  # in a list, so that the pack does not find it as a layer
-        self.kind, self.marks = self.own[0].kind, source.marks
+        self.kind, self.ids = self.own[0].kind, source.ids
         self.inputs, self.gradients = self.own[0].inputs, self.own[0].gradients
         self.leading = 1
 
@@ -87,12 +90,14 @@ class LanedLayer(Layer):
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         super().bind(values, sums)
-        inner = [{n.removeprefix("inner."): t for n, t in one.items() if n != "lanes"} for one in (values, sums)]
+        inner = [
+            {n.removeprefix("inner."): t for n, t in one.items() if n != "canary_coordinates"} for one in (values, sums)
+        ]
         self.own[0].bind(*inner)
 
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
         # one copy of the rows for each trial, or a single one that all trials share
-        self.leading = len(self.marks.found) // self.session.rows
+        self.leading = len(self.ids.found) // self.session.rows
         y: Tensor = self.own[0](x, *more, **named)
         return y
 
@@ -113,7 +118,7 @@ class LanedLayer(Layer):
 
         If examples are in several copies, the first copy decides.
         """
-        return self.marks.found.view(self.leading, -1)[:, : self.session.rows]
+        return self.ids.found.view(self.leading, -1)[:, : self.session.rows]
 
     def square_norms(self) -> Tensor:
         squares = self.own[0].square_norms()
@@ -121,39 +126,39 @@ class LanedLayer(Layer):
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         self.own[0].add_clipped_sums(factors)
-        lanes = self.sums["lanes"]
+        canary_coordinates = self.sums["canary_coordinates"]
         canaries = self._canaries().expand(factors.shape)
         trial, row = (canaries >= 0).nonzero(as_tuple=True)
         number = canaries[trial, row]
-        sign = torch.where(number < lanes.shape[1], 1.0, -1.0).to(lanes)
-        added = factors[trial, row].to(lanes) * STEEP * sign
-        lanes.index_put_((trial, number % lanes.shape[1]), added, accumulate=True)
+        sign = torch.where(number < canary_coordinates.shape[1], 1.0, -1.0).to(canary_coordinates)
+        added = factors[trial, row].to(canary_coordinates) * STEEP * sign
+        canary_coordinates.index_put_((trial, number % canary_coordinates.shape[1]), added, accumulate=True)
 
 
-class Laned(Ruled):
+class WithCanaries(Ruled):
     """A layer of the model together with its canary coordinates."""
 
-    rule = LanedLayer
-    OVERWRITTEN = frozenset({"marks"})
+    rule = CanaryLayer
+    OVERWRITTEN = frozenset({"ids"})
 
-    def __init__(self, inner: nn.Module, marks: Marks, lanes: int) -> None:
+    def __init__(self, inner: nn.Module, ids: CanaryIds, canary_coordinates: int) -> None:
         super().__init__()
         self.inner = inner
-        self.lanes = nn.Parameter(torch.zeros(lanes))
-        self.marks = marks
+        self.canary_coordinates = nn.Parameter(torch.zeros(canary_coordinates))
+        self.ids = ids
 
 
-def instrument(lanes: int, every: bool) -> Callable[[Builder], Builder]:
+def instrument(canary_coordinates: int, every: bool) -> Callable[[Builder], Builder]:
     """Return a function that adds canary coordinates to a model's builder: to its last layer, or to `every` layer."""
 
     def changed(build: Builder) -> Builder:
         def made() -> nn.Module:
-            marks = Marks()
+            ids = CanaryIds()
             model = build()
             found = layers_of(model)
             for place in found if every else found[-1:]:
-                model = _replaced(model, place, marks, lanes)
-            return Marked(model, marks)
+                model = _replaced(model, place, ids, canary_coordinates)
+            return WithCanaryIds(model, ids)
 
         return made
 
@@ -168,18 +173,18 @@ def layers_of(model: nn.Module, name: str = "") -> list[str]:
     return [place for places in found for place in places]
 
 
-def _replaced(model: nn.Module, place: str, marks: Marks, lanes: int) -> nn.Module:
+def _replaced(model: nn.Module, place: str, ids: CanaryIds, canary_coordinates: int) -> nn.Module:
     if not place:
-        return Laned(model, marks, lanes)
+        return WithCanaries(model, ids, canary_coordinates)
     parent, _, key = place.rpartition(".")
     owner = model.get_submodule(parent)
-    owner._modules[key] = Laned(owner._modules[key], marks, lanes)  # type: ignore[arg-type]
+    owner._modules[key] = WithCanaries(owner._modules[key], ids, canary_coordinates)  # type: ignore[arg-type]
     return model
 
 
 def marked_rows(shape: tuple[int, ...], canaries: int) -> np.ndarray:
     """Return the inputs (canaries, *shape) of canaries 0, 1, ... of a model that is not on a convex fast path."""
-    numbers = (MARK + np.arange(canaries)).astype(np.float32)
+    numbers = (FIRST_ID + np.arange(canaries)).astype(np.float32)
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (canaries, *shape)).copy()
 
 
@@ -188,6 +193,56 @@ def columns(features: int, canaries: int, clip: float, replaced: bool) -> np.nda
 
     With `replaced`, as many rows with the opposite sign follow: the records that replace the canaries.
     """
-    lane = np.eye(canaries, dtype=np.float32) * np.float32(COLUMN * clip)
-    rows = np.concatenate([lane, -lane]) if replaced else lane
+    coordinate = np.eye(canaries, dtype=np.float32) * np.float32(COLUMN * clip)
+    rows = np.concatenate([coordinate, -coordinate]) if replaced else coordinate
     return np.concatenate([np.zeros((len(rows), features), np.float32), rows], axis=1)
+
+
+@dataclass(frozen=True)
+class VectorCanaries:
+    """Canaries at `rows` (k,) of the table. `instead` (k,): the rows that replace canaries that are out, or None.
+
+    `columns`: for each output of the model, an array (k,) with the positions of the canaries' features among the
+    weights.
+    """
+
+    trials: Trials
+    rows: np.ndarray
+    instead: np.ndarray | None
+    columns: list[np.ndarray]
+
+    def gradients(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the clipped gradients (R, k, outputs) on canary coordinates, of canaries and of what replaces them.
+
+        The second is None if nothing replaces a canary that is out.
+        """
+        return self._of(self.rows), None if self.instead is None else self._of(self.instead)
+
+    def _of(self, rows: np.ndarray) -> np.ndarray:
+        context, method = self.trials.context, self.trials.method
+        assert isinstance(method, DpSgd)
+        table, values = context.table, context.pack.values
+        units = table.x[torch.from_numpy(rows)][None]
+        if method.preconditioning is not None:
+            units = method.preconditioning.ready.units(units)
+        units = units.double().expand(len(values), -1, -1)
+        outputs, width = len(self.columns), units.shape[-1]
+        weights = values[:, : outputs * width].view(len(values), outputs, width).double()
+        shown = torch.einsum("rkd,rod->rko", units, weights)
+        biases = values[:, outputs * width :].double()
+        slopes = self._slopes(shown if not biases.numel() else shown + biases[:, None], table.y[rows])
+        lengths = (units.square().sum(dim=-1) + float(biases.numel() > 0)).sqrt()
+        norms = torch.linalg.vector_norm(slopes, dim=-1) * lengths
+        clipping = method.bounds.clipping
+        kept = clipping.factors(clipping.norms[0].double()[:, None], norms.clamp_min(1e-300))
+        coordinate = torch.as_tensor(self.columns[0] % width)
+        own = units.gather(2, coordinate.expand(len(values), -1)[..., None]).squeeze(-1)
+        found: np.ndarray = (slopes * (kept * own)[..., None]).cpu().numpy()
+        return found
+
+    def _slopes(self, shown: Tensor, labels: Tensor) -> Tensor:
+        with torch.enable_grad():
+            asked = shown.detach().requires_grad_()
+            losses = self.trials.context.loss(asked, labels[None].expand(len(shown), -1))
+            (slopes,) = torch.autograd.grad(losses.sum(), asked)
+        return slopes

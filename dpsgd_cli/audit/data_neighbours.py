@@ -1,0 +1,178 @@
+"""Tier D on the recipe's own file and preprocessing: what one record changes before training.
+
+The file: every record but the removed one must stay where it was. No model is trained. The file is read, and its
+records are divided as training would divide them: into splits, folds and teachers' parts. Then the first record, a
+record from the middle and one of several identical records are removed in turn (with `privacy.unit`: all records of
+that user), and the rest is divided again. Under add-remove, a training part must stay the same, or lose one record and
+gain none. Under replace-one and zero-out, the record is overwritten with zeros instead; a part may then lose one record
+and gain one.
+
+Records are compared by their bytes, never by the keys that the division uses.
+
+Preprocessing: a step that learns from the training rows is a release. It must have noise and a charge, or be declared
+non-private. Each step learns from random rows, and again with one record changed and the same random draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.audit.findings import Finding, exact
+from dpsgd_cli.data import preparation
+from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
+from dpsgd_cli.data.on_disk import DiskPart
+from dpsgd_cli.data.opening import load_raw
+from dpsgd_cli.data.projections import Rotation
+from dpsgd_cli.data.users import in_memory
+from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema import Recipe
+
+_MOST_ROWS = 50_000
+_MOST_TRIALS = 5
+_RECORDS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Result of one removal: the most records that any training part lost and gained, and how many parts changed."""
+
+    removed: str
+    lost: int
+    gained: int
+    parts: int
+
+
+def compare_file(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
+    """Yield the result of each removal, and whether it refutes the claim; nothing if the recipe divides no records.
+
+    Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
+    """
+    recipe = loaded.recipe
+    source = _head(load_raw(recipe.data, loaded.base))
+    assert isinstance(source.train, Part)
+    if not recipe.data.cuts and source.test is not None:
+        return
+    whole = _trained_on(source, loaded)
+    for name, row in _rows_to_remove(source.train).items():
+        gone = _theirs(source.train, row)
+        rest = _trained_on(dataclasses.replace(source, train=_without(source.train, gone, recipe)), loaded)
+        changes = [(one - other, other - one) for one, other in zip(whole, rest, strict=True)]
+        lost, gained = (max(sum(change[i].values()) for change in changes) for i in (0, 1))
+        parts = sum(any(change) for change in changes)
+        allowed = int(gone.sum())
+        # with folds, several trials have the record; of teachers, only one
+        most = 1 if isinstance(recipe.method, PateMethod) else len(changes)
+        wrong = lost > allowed or gained > (allowed if recipe.data.by_place else 0) or parts > most
+        yield Moved(name, lost, gained, parts), wrong
+
+
+def _head(source: RawDataset) -> RawDataset:
+    """Return the first rows of the source, in memory."""
+    parts = {}
+    for name in ("train", "test"):
+        part = getattr(source, name)
+        if isinstance(part, DiskPart):
+            part = in_memory(DiskPart(part.x, part.y)) if len(part) <= _MOST_ROWS else _first(part)
+        parts[name] = part if part is None or len(part) <= _MOST_ROWS else part.only(np.arange(_MOST_ROWS))
+    return dataclasses.replace(source, **parts)
+
+
+def _first(part: DiskPart) -> Part:
+    return Part(np.asarray(part.x[0:_MOST_ROWS]), np.asarray(part.y[0:_MOST_ROWS]))
+
+
+def _rows_to_remove(part: Part) -> dict[str, int]:
+    """Return the rows to remove, by a description of each."""
+    found = {"the first record": 0, "a record of the middle": len(part) // 2}
+    seen = Counter(_bytes(part))
+    twice = next((row for row, own in enumerate(_bytes(part)) if seen[own] > 1), None)
+    return found if twice is None else found | {"one of several identical records": twice}
+
+
+def _theirs(part: Part, row: int) -> np.ndarray:
+    """Return a mask of the row, or of all rows of its user."""
+    return np.arange(len(part)) == row if part.owners is None else part.owners == part.owners[row]
+
+
+def _without(part: Part, gone: np.ndarray, recipe: Recipe) -> Part:
+    if not recipe.data.by_place:
+        return part.only(~gone)
+    x, y = part.x.copy(), part.y.copy()
+    x[gone], y[gone] = 0, 0
+    return dataclasses.replace(part, x=x, y=y)
+
+
+def _bytes(part: Part) -> list[bytes]:
+    return [x.tobytes() + y.tobytes() for x, y in zip(part.x, part.y, strict=True)]
+
+
+def _trained_on(source: RawDataset, loaded: LoadedRecipe) -> list[Counter[bytes]]:
+    """Return the records of every training part: of each trial's folds, of each teacher, or of all trials."""
+    recipe = loaded.recipe
+    part = preparation.training_rows(source, recipe.data, loaded.base)
+    if recipe.folds is not None:
+        held = part.known_keys.folds(recipe.folds, recipe.repeats, recipe.seed or 0)[:, :_MOST_TRIALS]
+        return [Counter(_bytes(part.only(~own))) for own in held.T]
+    if isinstance(recipe.method, PateMethod):
+        teacher = part.known_keys.parts(recipe.method.teachers.count, "teachers", 0)
+        return [Counter(_bytes(part.only(teacher == own))) for own in range(recipe.method.teachers.count)]
+    return [Counter(_bytes(part))]
+
+
+def compare_preprocessing(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
+    """Return a finding for each preprocessing step that may learn from rows."""
+    recipe = loaded.recipe
+    if recipe.data.features is not None:
+        return []
+    steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
+    charges = [release.mechanism for release in plan.before]
+    found = []
+    rows = _random_rows(layouts[0])
+    for number, (step, layout) in enumerate(zip(steps, layouts, strict=False)):
+        name = f"preprocessing {number} ({type(step).__name__.lower()})"
+        kept = [_learned(step, one, layout) for one in (rows, _changed(rows))]
+        moves = kept[0] is not None and kept[1] is not None and not np.array_equal(kept[0], kept[1])
+        if step.release is not None or moves:
+            charged = step.release is not None and step.release in charges
+            declared = step.nonprivate is not None or step.declaration is not None
+            told = "charged" if charged else "declared" if declared else "neither charged nor declared"
+            refuted = not charged and not (declared and step.release is None)
+            told = f"one record changes what is kept; {told}" if moves else told
+            found.append(exact("D", name, told, "charged or declared", refuted))
+        rows = step.transform(layout, kept[0])(rows)
+    drawn = sum(isinstance(step, PrivateStep) and step.release is not None for step in steps)
+    found.append(exact("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
+    return found
+
+
+def _learned(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
+    if isinstance(step, Rotation):
+        return step.kept(step.drawn(layout), layout)
+    if not isinstance(step, PrivateStep) or step.release is None:
+        return step.kept(rows, layout)
+    random = np.random.default_rng(3)
+    return step.learn(rows, layout)(lambda exact: exact + random.standard_normal(exact.shape))
+
+
+def _random_rows(layout: Layout) -> np.ndarray:
+    """Return random records in the form in which a file is read: numbers in [0, 1) and codes of categories."""
+    random = np.random.default_rng(2)
+    if layout.columns is None:
+        return random.random((_RECORDS, *layout.shape), dtype=np.float32)
+    tops = [1 if column.values is None else len(column.values) for column in layout.columns]
+    drawn = random.random((_RECORDS, len(tops))) * tops
+    whole = np.array([column.values is not None for column in layout.columns])
+    return np.where(whole, np.floor(drawn), drawn).astype(np.float32)
+
+
+def _changed(rows: np.ndarray) -> np.ndarray:
+    """Return the rows with the first record replaced by a copy of the second."""
+    other = rows.copy()
+    other[0] = other[1]
+    return other
