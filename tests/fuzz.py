@@ -2,9 +2,9 @@
 
 Case n is a function of its number alone. It changes one input (a recipe, an override, a table, JSON lines, arrays, a
 card, a ledger, a result with renewed hashes or without, a checkpoint or a model by bytes or by content, a sweep, the
-value of an option) and calls one command on it, in this process. It fails with an exception, "a bug of ours", a
-character that a terminal would obey, an exit code other than 0, 1 and 2, or after `LIMIT_SECONDS`. The files of a
-failed case stay in `--keep DIR`.
+value of an option) or makes up a file, and calls one command on it, in this process. It fails with an exception, "a bug
+of ours", a character that a terminal would obey, an exit code other than 0, 1 and 2, or after `LIMIT_SECONDS`. The
+files of a failed case stay in `--keep DIR`.
 
     python -m tests.fuzz --cases 5000 [--first N] [--keep DIR]
 """
@@ -40,6 +40,7 @@ from dpsgd_cli.common.text_format import visible
 from dpsgd_cli.engine import bundle
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.training import checkpoint, loop
@@ -74,9 +75,17 @@ _TOKENS = [
 _FLAGS = ["--noise-multiplier", "--sampling-rate", "--steps", "--epochs", "--delta", "--target-epsilon", "--records",
           "--batch-size", "--group", "--trials", "--best-of", "--at-epsilon", "--over", "--solve", "--accountant",
           "--batching", "--adjacency", "--largest-batch", "--max-epsilon", "--target-rho", "--law"]  # fmt: skip
-_VALUES = ["0", "1", "-1", "nan", "inf", "-inf", "1e308", "1e-320", "0.01", "1/0", "600/60000", "", "all", "zcdp",
-           "rdp", "poisson", "shuffle", "order=2:8:1", "delta=.1:.2:.1", "noise-multiplier", "steps", "10", "\x1b",
-           "9" * 40]  # fmt: skip
+_VALUES = ["0", "1", "-1", "nan", "inf", "-inf", ".inf", ".nan", "1e308", "-1e308", "1e-320", "1e400", "0.01", "1/0",
+           "600/60000", "", "all", "zcdp", "rdp", "poisson", "shuffle", "order=2:8:1", "delta=.1:.2:.1", "0x10", "10",
+           "noise-multiplier", "steps", "\x1b", "9" * 40, "9" * 299, "null", "true", "[]", "{}", "[[]]", "a", "auto",
+           "~", "{a: 1}", "[1, 2]", "\x00", "!!python/object:os.system x"]  # fmt: skip
+_CELLS = ["", "1", "0", "x", "1e999", "nan", '"', "\x00", "1,2", "\n", "-0", "\u00e9"]
+_ARRAYS = [np.zeros((3, 2)), np.zeros(3), np.zeros((0, 2)), np.array(["a", "b", "c"]), np.full((3, 2), np.nan),
+           np.array(1), np.zeros((3, 2), complex), np.array([0, 1, 0]),
+           np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])]  # fmt: skip
+_LINE = {"mechanism": "gaussian", "noise_multiplier": 1.0, "adjacency": "add-remove", "batching": "full", "count": 1}
+_LINE_KEYS = ["mechanism", "noise_multiplier", "adjacency", "batching", "sampling_rate", "sensitivity", "count",
+              "trial", "phase", "epoch", "within", "epsilon", "delta", "rho", "source", "label", "step"]  # fmt: skip
 
 
 class Hang(BaseException):
@@ -269,15 +278,41 @@ def _recipe(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _override(rng: random.Random, folder: Path) -> list[str]:
-    content, keys = yaml.safe_load((folder / "tiny.yaml").read_text()), []
-    while isinstance(content, dict) and content and rng.random() < 0.95:
-        keys.append(rng.choice(list(content)))
-        content = content[keys[-1]]
+    """Override a key that the recipe has, or any key of the schema."""
+    if rng.random() < 0.5:
+        keys = [*rng.choice(sorted(expected.key_paths(expected.recipe_schema(), None), key=str))]
+    else:
+        content, keys = yaml.safe_load((folder / "tiny.yaml").read_text()), []
+        while isinstance(content, dict) and content and rng.random() < 0.95:
+            keys.append(rng.choice(list(content)))
+            content = content[keys[-1]]
     value = rng.choice([json.dumps(rng.choice(ODD[1:])), str(rng.choice(_VALUES))])
-    command = rng.choice(
-        [["train", "tiny.yaml", "--dry-run"], ["account", "tiny.yaml"], ["recipe", "show", "tiny.yaml"]]
-    )
-    return [*command, f"{'.'.join(keys)}={value}"]
+    command, options = rng.choice([(["train", "tiny.yaml"], ["--dry-run"]), (["account", "tiny.yaml"], []),
+                                   (["account", "tiny.yaml"], ["--accountant", "rdp", "--accountant", "gaussian"]),
+                                   (["recipe", "show", "tiny.yaml"], [])])  # fmt: skip
+    return [*command, f"{'.'.join(map(str, keys))}={value}", *options]
+
+
+def _foreign(rng: random.Random, folder: Path) -> list[str]:
+    """Give something that was never in order: bytes, text of a few cells, or arrays of any kind."""
+    ending = rng.choice([".yaml", ".jsonl", ".csv", ".csv.gz", ".npz", ".npy", ".parquet"])
+    path = folder / f"foreign{ending}"
+    if ending == ".npz" and rng.random() < 0.6:
+        names = rng.sample(["x", "y", "x_test", "y_test"], rng.randrange(1, 5))
+        np.savez(path, **{name: rng.choice(_ARRAYS) for name in names})  # type: ignore[arg-type]
+    elif ending == ".csv" and rng.random() < 0.6:
+        lines = [",".join(rng.choices(_CELLS, k=rng.randrange(5))) for _ in range(rng.randrange(7))]
+        path.write_text("\n".join(lines))
+    else:
+        parts = [rng.choice([rng.choice(_TOKENS), rng.randbytes(rng.randrange(20))]) for _ in range(rng.randrange(6))]
+        path.write_bytes(b"".join(parts))
+    if ending == ".yaml":
+        return rng.choice([["train", path.name], ["account", path.name], ["sweep", path.name]])
+    if ending == ".jsonl" and rng.random() < 0.5:
+        return ["account", path.name]
+    target = "x.npy" if ending == ".npy" else "y"
+    data = json.dumps({"path": path.name, "target": target, "classes": [0, 1], "bounds": [0, 1]})
+    return ["train", "tiny.yaml", "--dry-run", f"data={data}"]
 
 
 def _table(rng: random.Random, folder: Path) -> list[str]:
@@ -309,6 +344,9 @@ def _ledger(rng: random.Random, folder: Path) -> list[str]:
     path = folder / "result" / "ledger.jsonl"
     if rng.random() < 0.5:
         _change(rng, path)
+    elif rng.random() < 0.4:
+        odd = {key: rng.choice(ODD[1:]) for key in rng.sample(_LINE_KEYS, rng.randrange(4))}
+        _write(path, json.dumps(rng.choice([{}, _LINE]) | odd) + "\n")
     else:
         lines = mutated(rng, [json.loads(line) for line in path.read_text().splitlines()])
         _write(path, "".join(f"{json.dumps(one)}\n" for one in (lines if isinstance(lines, list) else [lines])))
@@ -398,7 +436,8 @@ def _options(rng: random.Random, folder: Path) -> list[str]:
 
 
 KINDS: dict[str, Callable[[random.Random, Path], list[str]]] = {
-    "recipe": _recipe, "override": _override, "table": _table, "arrays": _arrays, "card": _card, "ledger": _ledger,
+    "recipe": _recipe, "override": _override, "foreign": _foreign,
+    "table": _table, "arrays": _arrays, "card": _card, "ledger": _ledger,
     "result": _result, "model": _model, "checkpoint": _checkpoint, "sweep": _sweep, "options": _options,
 }  # fmt: skip
 
@@ -413,7 +452,7 @@ def run_case(number: int, inputs: Path, folder: Path) -> Case:
     signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     begun, wrong = time.perf_counter(), None
     try:
-        wrong = _wrong(folder, arguments)
+        wrong = fault(folder, arguments)
     except Hang:
         wrong = f"takes more than {LIMIT_SECONDS:g} s"
     finally:
@@ -437,7 +476,8 @@ def run_in(folder: Path, arguments: list[str]) -> Result:
         return CliRunner().invoke(main, arguments, color=True)
 
 
-def _wrong(folder: Path, arguments: list[str]) -> str | None:
+def fault(folder: Path, arguments: list[str]) -> str | None:
+    """Run a command in `folder` and return what is wrong with the answer, None if nothing is."""
     found = run_in(folder, arguments)
     said = found.output
     if found.exception is not None and not isinstance(found.exception, SystemExit):

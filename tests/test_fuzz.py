@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,7 +20,7 @@ from dpsgd_cli.results.reading import sealed
 from dpsgd_cli.training import checkpoint
 from tests import fuzz
 from tests.cli.accounting import run
-from tests.conftest import Train, WriteRecipe
+from tests.conftest import Train, WriteRecipe, recipe_writer
 from tests.fuzz import GONE, ODD
 
 PRICED = 250
@@ -86,6 +87,39 @@ def test_a_fault_is_found(inputs: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
     assert "bug of ours" in str(planted(KeyError("x")))
     assert "takes more than" in str(planted(fuzz.Hang()))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("own.yaml", b"\xff\xfe"), ("own.yaml", b"name: &a [*a]"), ("own.yaml", b"{" * 2000),
+        ("own.yaml", b"? [a]\n: b"), ("own.yaml", b"name: t\ndata: []\nmodel: 3\nmethod: {kind: [dp-sgd]}\n"),
+        ("own.csv", b"y\n"), ("own.csv", b"a,y\n1,0\n2,1\n3"), ("own.csv.gz", b"\x1f\x8b\x08\x00"),
+        ("own.npy", b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f8', 'fortran_order': False, 'shape': (-69, 3), }\n"),
+        *(("own.jsonl", content) for content in (b"{", b"[]", b"1", b"null", b"[" * 100_000, b'{"trial": 1e400}')),
+    ],
+)  # fmt: skip
+def test_files_that_are_not_in_order_are_answered(tmp_path: Path, name: str, content: bytes) -> None:
+    recipe = recipe_writer(tmp_path)(data={"path": name, "target": "x.npy" if name == "own.npy" else "y"})
+    np.save(tmp_path / "x.npy", np.arange(8) % 2)
+    (tmp_path / name).write_bytes(content)
+    is_input = name.endswith(("yaml", "jsonl"))
+    for command in [["train"], ["account"], ["sweep"]] if is_input else [["train", "--dry-run"]]:
+        assert fuzz.fault(tmp_path, [*command, name if is_input else recipe.name]) is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "privacy.budget={epsilon: 1e300, delta: 1e-300}", "privacy.budget={epsilon: 1e-300, delta: 0.5}",
+        "privacy.budget={rho: 1e-300}", "privacy.schedule={kind: exponential, initial: 1e300, decay: auto}",
+        "privacy.schedule={kind: polynomial, initial: 3, final: auto, decay: 1e300}",
+        "privacy.clipping={kind: flat, norm: 1e308}", "seed=" + "9" * 299,
+    ],
+)  # fmt: skip
+def test_overrides_at_the_edge_are_answered(tmp_path: Path, override: str) -> None:
+    recipe_writer(tmp_path)()
+    assert fuzz.fault(tmp_path, ["account", "tiny.yaml", override, "--accountant", "rdp"]) is None
 
 
 @pytest.mark.parametrize(
