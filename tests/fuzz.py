@@ -416,7 +416,7 @@ def _checkpoint(rng: random.Random, folder: Path) -> list[str]:
     if rng.random() < 0.3:
         _change(rng, path)
     else:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):  # cannot be written
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):  # cannot be written
             checkpoint.save(path, mutated(rng, checkpoint.load(path)))
     return rng.choice([["train", "own.yaml", "--out", "stopped", "--resume"],
                        ["train", "own.yaml", "--out", "stopped", "--finish"],
