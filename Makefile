@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants fuzz
+.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants fuzz behaviour
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -35,6 +35,9 @@ mutants: venv ## Change single privacy-critical places; the tests must notice ea
 
 fuzz: venv ## Put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
+
+behaviour: venv ## Record what every recipe trains to, to the bit (minutes; ARGS='NEW --against OLD' compares two records)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.behaviour $(or $(ARGS),build/behaviour)
 
 test-kill: venv ## Kill a sweep 20 times and resume it (minutes)
 	DPSGD_KILLS=20 $(BIN)/python -m pytest tests/sweep/test_kills.py

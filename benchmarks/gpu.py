@@ -9,7 +9,7 @@ memory; 1,000 logistic regressions at once beside one; and for each the floor, w
 that matrix products reached in the same run. The peers train the same network with ordinary convolutions in place
 of standardised ones, which they have no fast rule for: less work than ours.
 
-Not here: a CPU's numbers (`step.py`, `convex.py`).
+Not here: a CPU's numbers (`step.py`).
 """
 
 from __future__ import annotations

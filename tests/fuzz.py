@@ -1,9 +1,10 @@
 """Mutated inputs through the command: each gets an answer or an error of ours, in time. `make fuzz`, seeds fixed.
 
 Case n is a function of its number alone. It changes one input (a recipe, an override, a table, JSON lines, arrays, a
-card, a ledger, a result with renewed hashes or without, a checkpoint, a model, a sweep, the value of an option) and
-calls one command on it, in this process. It fails with an exception, "a bug of ours", a character that a terminal would
-obey, an exit code other than 0, 1 and 2, or after `LIMIT_SECONDS`. The files of a failed case stay in `--keep DIR`.
+card, a ledger, a result with renewed hashes or without, a checkpoint or a model by bytes or by content, a sweep, the
+value of an option) or makes up a file, and calls one command on it, in this process. It fails with an exception, "a bug
+of ours", a character that a terminal would obey, an exit code other than 0, 1 and 2, or after `LIMIT_SECONDS`. The
+files of a failed case stay in `--keep DIR`.
 
     python -m tests.fuzz --cases 5000 [--first N] [--keep DIR]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import hashlib
 import json
@@ -22,45 +24,39 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from dpsgd_cli.common.text_format import visible
+from dpsgd_cli.engine import bundle
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
-from dpsgd_cli.training import loop
+from dpsgd_cli.training import checkpoint, loop
 from tests.conftest import recipe_writer
 
 LIMIT_SECONDS = 30.0
 _MOST_MEMORY = 24 << 30
+GONE = object()
+"""Stands for a value that is removed."""
 ODD: list[Any] = [
-    *(None, True, 0, -1, 1, 2**63, 10**300, 1e308, 1e-320, float("inf"), float("nan"), -0.0, [], {}, [[]], {"a": 1}),
-    *(
-        "",
-        "a",
-        "auto",
-        "=cmd()",
-        "\x1b[31m",
-        "\u202e",
-        "..",
-        "/",
-        "x" * 3000,
-        "\u0000",
-        "1e400",
-        "2020-01-01",
-        "~",
-        "é",
-    ),
-]
+    GONE, None, True, False, 0, -1, 1, 0.5, 2**53, 2**53 + 1, 2**63, 2**64, -(10**30), 10**300, 10**400, 1e308, -1e308,
+    1e-320, float("inf"), float("nan"), -0.0, 7, [], {}, [[]], [[[]]], [None], [0], {"a": 1}, {"": ""}, {"kind": "x"},
+    {"0": [1]}, {"mechanism": "zcdp"}, "", "a", "0", "nan", "Infinity", "auto", "null", "{}", "[]", "=cmd()",
+    "\x1b[31m", "\u202e", "..", "../../x", "/", "x" * 3000, "\u0000", "a\nb", "1e400", "2020-01-01", "~", "é",
+    "é" * 5000, "\ud800",
+]  # fmt: skip
 _TOKENS = [
     b"",
     b"\x00",
@@ -79,9 +75,17 @@ _TOKENS = [
 _FLAGS = ["--noise-multiplier", "--sampling-rate", "--steps", "--epochs", "--delta", "--target-epsilon", "--records",
           "--batch-size", "--group", "--trials", "--best-of", "--at-epsilon", "--over", "--solve", "--accountant",
           "--batching", "--adjacency", "--largest-batch", "--max-epsilon", "--target-rho", "--law"]  # fmt: skip
-_VALUES = ["0", "1", "-1", "nan", "inf", "-inf", "1e308", "1e-320", "0.01", "1/0", "600/60000", "", "all", "zcdp",
-           "rdp", "poisson", "shuffle", "order=2:8:1", "delta=.1:.2:.1", "noise-multiplier", "steps", "10", "\x1b",
-           "9" * 40]  # fmt: skip
+_VALUES = ["0", "1", "-1", "nan", "inf", "-inf", ".inf", ".nan", "1e308", "-1e308", "1e-320", "1e400", "0.01", "1/0",
+           "600/60000", "", "all", "zcdp", "rdp", "poisson", "shuffle", "order=2:8:1", "delta=.1:.2:.1", "0x10", "10",
+           "noise-multiplier", "steps", "\x1b", "9" * 40, "9" * 299, "null", "true", "[]", "{}", "[[]]", "a", "auto",
+           "~", "{a: 1}", "[1, 2]", "\x00", "!!python/object:os.system x"]  # fmt: skip
+_CELLS = ["", "1", "0", "x", "1e999", "nan", '"', "\x00", "1,2", "\n", "-0", "\u00e9"]
+_ARRAYS = [np.zeros((3, 2)), np.zeros(3), np.zeros((0, 2)), np.array(["a", "b", "c"]), np.full((3, 2), np.nan),
+           np.array(1), np.zeros((3, 2), complex), np.array([0, 1, 0]),
+           np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])]  # fmt: skip
+_LINE = {"mechanism": "gaussian", "noise_multiplier": 1.0, "adjacency": "add-remove", "batching": "full", "count": 1}
+_LINE_KEYS = ["mechanism", "noise_multiplier", "adjacency", "batching", "sampling_rate", "sensitivity", "count",
+              "trial", "phase", "epoch", "within", "epsilon", "delta", "rho", "source", "label", "step"]  # fmt: skip
 
 
 class Hang(BaseException):
@@ -101,19 +105,11 @@ class Case:
 
 
 def make_inputs(folder: Path) -> None:
-    """Inputs that are in order, one of each kind, small enough that a case takes a moment."""
+    """Write valid inputs, one of each kind, small enough that a case takes a moment."""
     write = recipe_writer(folder)
     own = {"repeats": 1, "epochs": 2}
-    (folder / "half.yaml").write_bytes(write(**own).read_bytes())
-    loaded = load_recipe(str(folder / "half.yaml"))
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with contextlib.suppress(RunError):  # interrupted, so that a checkpoint is left
-        loop.run(loaded, loop.Options(folder / "half", progress=stop))
-    done = loop.run(loaded, loop.Options(folder, save_models=True))
-    done.rename(folder / "result")
+    loaded = load_recipe(str(write(**own)))
+    loop.run(loaded, loop.Options(folder, save_models=True)).rename(folder / "result")
     x = np.load(folder / "tiny.npz")["x"]
     np.save(folder / "x.npy", x)
     rows = [{"a": round(float(r[0]), 3), "b": "uv"[n % 2], "y": f"c{n % 3}"} for n, r in enumerate(x)]
@@ -134,6 +130,49 @@ def make_inputs(folder: Path) -> None:
             "classes": {"c0": ["c0"], "other": ["*"]}, "preprocess": [{"scale": {}}, {"one-hot": {}}],
             "files": [{"name": "t.csv", "records": 48, "sha256": hashlib.sha256(table).hexdigest()}]}  # fmt: skip
     (folder / "cards" / "toy.yaml").write_text(yaml.safe_dump(card))
+    make_own(folder)
+
+
+def make_own(folder: Path) -> None:
+    """Write a recipe that keeps more state (`own.yaml`), its finished result in `out`, and its checkpoint in `stopped`.
+
+    Its preprocessing releases statistics; its optimizer and its averaging have a state.
+    """
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{'uvw'[n % 3]},{n % 2}" for n, (a, b) in enumerate(rng.random((48, 2)))]
+    (folder / "own.csv").write_text("\n".join(["a,b,c,y", *rows]) + "\n")
+    (folder / "own.yaml").write_text(
+        "name: own\n"
+        "data:\n  path: own.csv\n  target: y\n  classes: [0, 1]\n  bounds: {a: [0, 1], b: [0, 1]}\n"
+        "  categorical: {c: [u, v, w]}\n"
+        "  preprocess: [{one-hot: {}}, {scale: {}}, {pca: {components: 2, noise_multiplier: 9}}]\n"
+        "model: {kind: linear}\n"
+        "method: {kind: dp-sgd, batching: poisson, batch_size: 12, learning_rate: 0.5,"
+        " optimizer: {kind: adam}, averaging: {kind: ema}}\n"
+        "privacy: {schedule: {kind: uniform, initial: 8}, delta: 1e-3}\n"
+        "epochs: 4\nseed: 0\nrepeats: 2\nsave_model: true\nruntime: {threads: 1}\n"
+    )
+    loaded = load_recipe(str(folder / "own.yaml"))
+    loop.run(loaded, loop.Options(folder / "out"))
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(RunError):  # interrupted, so that a checkpoint is left
+        loop.run(loaded, loop.Options(folder / "stopped", progress=stop))
+
+
+def own_result(folder: Path) -> Path:
+    """Return the folder of the result of `own.yaml`."""
+    (place,) = (path for path in (folder / "out").iterdir() if path.is_dir())
+    return place
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """Return the checkpoint of the interrupted training of `own.yaml`."""
+    (place,) = (folder / "stopped").glob(".*.checkpoint")
+    return place
 
 
 def mutated_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -146,21 +185,59 @@ def mutated_bytes(rng: random.Random, content: bytes) -> bytes:
     return content
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every part of a nested value, the whole first (its path is empty)."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in inner:
+        yield from places(part, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of a nested value with the part at `path` replaced, or removed by `GONE`; tuples stay tuples.
+
+    A `new` that is a function is called with the old part.
+    """
+    if not path:
+        return new(value) if callable(new) else copy.deepcopy(new) if new is not GONE else GONE
+    (key, *rest) = path
+    part = changed(value[key], tuple(rest), new)
+    if isinstance(value, dict):
+        return {k: part if k == key else v for k, v in value.items() if k != key or part is not GONE}
+    made = [part if i == key else v for i, v in enumerate(value) if i != key or part is not GONE]
+    return tuple(made) if isinstance(value, tuple) else made
+
+
 def mutated(rng: random.Random, value: Any) -> Any:
-    """Plain data with one place, at any depth, replaced, removed or added to."""
-    if isinstance(value, dict) and value and rng.random() < 0.9:
-        key = rng.choice(list(value))
-        if rng.random() < 0.12:
-            return {name: inner for name, inner in value.items() if name != key}
-        if rng.random() < 0.08:
-            return value | {str(rng.choice(ODD))[:20]: rng.choice(ODD)}
-        return value | {key: mutated(rng, value[key])}
-    if isinstance(value, list) and value and rng.random() < 0.9:
+    """Return plain data or tensors with one place, at any depth, replaced, removed or added to."""
+    everywhere = list(places(value))
+    top = [path for path in everywhere if len(path) == 1]
+    new = changed(value, rng.choice(top if top and rng.random() < 0.3 else everywhere), lambda old: _other(rng, old))
+    return None if new is GONE else new
+
+
+def _other(rng: random.Random, value: Any) -> Any:
+    """Return something else in place of a part: one of `ODD`, or what only a part of its type can become."""
+    options: list[Any] = [[value], _nested(value, 200), str(value)[:1000], rng.uniform(-1e3, 1e3)]
+    if isinstance(value, torch.Tensor):
+        options += [value[None], value.flatten()[: value.numel() // 2], value.to(torch.int64), [value, value],
+                    value.new_full(value.shape, float("nan")) if value.is_floating_point() else value - 9]  # fmt: skip
+    elif isinstance(value, dict):
+        options += [value | {"more": value}, value | {str(rng.choice(ODD))[:20]: rng.choice(ODD[1:])}]
+    elif isinstance(value, str):
+        options += [value[: len(value) // 2], value * 2]
+    elif isinstance(value, list | tuple) and value:
         at = rng.randrange(len(value))
-        return [*value[:at], *rng.choice([[mutated(rng, value[at])], [], [value[at]] * 2]), *value[at + 1 :]]
-    if isinstance(value, int | float) and rng.random() < 0.3:
-        return rng.choice([-value, value + 1, value * 1e6, str(value), [value]])
-    return rng.choice(ODD)
+        options += [value[: len(value) // 2], value * 2, [*value[:at], value[at], *value[at:]]]
+    elif isinstance(value, int | float):
+        options += [-value, value + 1, value * 2]
+        with contextlib.suppress(OverflowError):
+            options.append(value * 1e6)
+    return rng.choice(options if rng.random() < 0.4 else ODD)
+
+
+def _nested(value: Any, depth: int) -> Any:
+    return value if depth == 0 else [_nested(value, depth - 1)]
 
 
 def _change(rng: random.Random, path: Path) -> None:
@@ -173,8 +250,24 @@ def _change_yaml(rng: random.Random, path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     for _ in range(rng.choice([1, 1, 2])):
         content = mutated(rng, content)
-    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=rng.random() < 0.5))
-    return None
+    return _write(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=rng.random() < 0.5))
+
+
+def _change_word(rng: random.Random, path: Path) -> None:
+    """Replace or empty one word of a line, drop the line or double it."""
+    separator = "," if path.suffix == ".csv" else " "
+    lines = path.read_text().splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    words = lines[at].split(separator)
+    place = rng.randrange(len(words))
+    new = _other(rng, words[place])
+    words[place] = "" if new is GONE else json.dumps(new) if rng.random() < 0.5 else str(new)[:10_000]
+    lines[at] = rng.choice([separator.join(words)] * 3 + ["", lines[at] * 2])
+    _write(path, "".join(lines))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def _recipe(rng: random.Random, folder: Path) -> list[str]:
@@ -185,15 +278,41 @@ def _recipe(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _override(rng: random.Random, folder: Path) -> list[str]:
-    content, keys = yaml.safe_load((folder / "tiny.yaml").read_text()), []
-    while isinstance(content, dict) and content and rng.random() < 0.95:
-        keys.append(rng.choice(list(content)))
-        content = content[keys[-1]]
-    value = rng.choice([json.dumps(rng.choice(ODD)), str(rng.choice(_VALUES))])
-    command = rng.choice(
-        [["train", "tiny.yaml", "--dry-run"], ["account", "tiny.yaml"], ["recipe", "show", "tiny.yaml"]]
-    )
-    return [*command, f"{'.'.join(keys)}={value}"]
+    """Override a key that the recipe has, or any key of the schema."""
+    if rng.random() < 0.5:
+        keys = [*rng.choice(sorted(expected.key_paths(expected.recipe_schema(), None), key=str))]
+    else:
+        content, keys = yaml.safe_load((folder / "tiny.yaml").read_text()), []
+        while isinstance(content, dict) and content and rng.random() < 0.95:
+            keys.append(rng.choice(list(content)))
+            content = content[keys[-1]]
+    value = rng.choice([json.dumps(rng.choice(ODD[1:])), str(rng.choice(_VALUES))])
+    command, options = rng.choice([(["train", "tiny.yaml"], ["--dry-run"]), (["account", "tiny.yaml"], []),
+                                   (["account", "tiny.yaml"], ["--accountant", "rdp", "--accountant", "gaussian"]),
+                                   (["recipe", "show", "tiny.yaml"], [])])  # fmt: skip
+    return [*command, f"{'.'.join(map(str, keys))}={value}", *options]
+
+
+def _foreign(rng: random.Random, folder: Path) -> list[str]:
+    """Give something that was never in order: bytes, text of a few cells, or arrays of any kind."""
+    ending = rng.choice([".yaml", ".jsonl", ".csv", ".csv.gz", ".npz", ".npy", ".parquet"])
+    path = folder / f"foreign{ending}"
+    if ending == ".npz" and rng.random() < 0.6:
+        names = rng.sample(["x", "y", "x_test", "y_test"], rng.randrange(1, 5))
+        np.savez(path, **{name: rng.choice(_ARRAYS) for name in names})  # type: ignore[arg-type]
+    elif ending == ".csv" and rng.random() < 0.6:
+        lines = [",".join(rng.choices(_CELLS, k=rng.randrange(5))) for _ in range(rng.randrange(7))]
+        path.write_text("\n".join(lines))
+    else:
+        parts = [rng.choice([rng.choice(_TOKENS), rng.randbytes(rng.randrange(20))]) for _ in range(rng.randrange(6))]
+        path.write_bytes(b"".join(parts))
+    if ending == ".yaml":
+        return rng.choice([["train", path.name], ["account", path.name], ["sweep", path.name]])
+    if ending == ".jsonl" and rng.random() < 0.5:
+        return ["account", path.name]
+    target = "x.npy" if ending == ".npy" else "y"
+    data = json.dumps({"path": path.name, "target": target, "classes": [0, 1], "bounds": [0, 1]})
+    return ["train", "tiny.yaml", "--dry-run", f"data={data}"]
 
 
 def _table(rng: random.Random, folder: Path) -> list[str]:
@@ -221,56 +340,87 @@ def _card(rng: random.Random, folder: Path) -> list[str]:
     return ["data", *rng.choice([["list"], ["verify", "toy"]]), "--cards", "cards"]
 
 
-_RESULT = [["account", "result"], ["report", "result"], ["evaluate", "result"], ["predict", "result", "x.npy"],
-           ["compare", "result", "--out", "out"], ["report", "result", "--publish", "out"],
-           ["account", "result", "--trials", "all"], ["train", "half.yaml", "--out", "result"]]  # fmt: skip
-
-
 def _ledger(rng: random.Random, folder: Path) -> list[str]:
     path = folder / "result" / "ledger.jsonl"
     if rng.random() < 0.5:
         _change(rng, path)
+    elif rng.random() < 0.4:
+        odd = {key: rng.choice(ODD[1:]) for key in rng.sample(_LINE_KEYS, rng.randrange(4))}
+        _write(path, json.dumps(rng.choice([{}, _LINE]) | odd) + "\n")
     else:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        changed = mutated(rng, lines)
-        path.write_text(
-            "".join(f"{json.dumps(one)}\n" for one in (changed if isinstance(changed, list) else [changed]))
-        )
+        lines = mutated(rng, [json.loads(line) for line in path.read_text().splitlines()])
+        _write(path, "".join(f"{json.dumps(one)}\n" for one in (lines if isinstance(lines, list) else [lines])))
     return ["account", str(path.relative_to(folder)), *rng.choice([[], ["--trials", "all"], ["--group", "2"]])]
 
 
+def seal(place: Path, document: Any) -> None:
+    """Write a result's `result.json`, with renewed hashes of itself and of the files beside it."""
+    if isinstance(document, dict):
+        names = [*reading.WITH_EVERY_RESULT, "model.safetensors"]
+        files = {name: (place / name).read_bytes() for name in names}
+        for of in (files, None):
+            with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):  # changed beyond sealing
+                document = reading.sealed(document, of)
+                break
+    _write(place / "result.json", json.dumps(document))
+
+
+def _read_of(rng: random.Random, place: Path, folder: Path) -> list[str]:
+    """Return a command that reads the result at `place`."""
+    own = place.name != "result"
+    name, rows, other = str(place.relative_to(folder)), "own.csv" if own else "x.npy", str(own_result(folder))
+    return rng.choice([["account", name], ["account", name, "--trials", "all"], ["report", name],
+                       ["report", name, "--publish", "published"], ["evaluate", name], ["predict", name, rows],
+                       ["evaluate", name, "own.csv"], ["predict", name, rows, "--probabilities"],
+                       ["compare", name, "--out", "compared"], ["compare", name, "result" if own else other],
+                       ["train", "own.yaml" if own else "tiny.yaml", "--out", "out" if own else "."]])  # fmt: skip
+
+
 def _result(rng: random.Random, folder: Path) -> list[str]:
-    """With hashes that fit again, or as it comes."""
-    place = folder / "result"
+    """Change a result, with hashes that fit again or as it comes."""
+    place = rng.choice([folder / "result", own_result(folder)])
     name = rng.choice(["result.json", "result.json", "trials.csv", "history.csv", "recipe.yaml", "ledger.jsonl"])
     document = json.loads((place / "result.json").read_text())
     if name == "result.json":
         document = mutated(rng, document)
     else:
-        _change(rng, place / name)
-    if rng.random() < 0.7 and isinstance(document, dict):
-        try:
-            files = {file: (place / file).read_bytes() for file in (*reading.WITH_EVERY_RESULT, "model.safetensors")}
-            document = reading.sealed(document, files if name != "result.json" else None)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            pass  # changed beyond sealing
-    (place / "result.json").write_text(json.dumps(document))
-    return rng.choice(_RESULT)
+        rng.choice([_change, _change_word])(rng, place / name)
+    if rng.random() < 0.7:
+        seal(place, document)
+    else:
+        _write(place / "result.json", json.dumps(document))
+    return _read_of(rng, place, folder)
 
 
 def _model(rng: random.Random, folder: Path) -> list[str]:
-    _change(rng, folder / "result" / "model.safetensors")
-    if rng.random() < 0.7:
-        (folder / "result" / "result.json").unlink()  # nothing but a model and its recipe: no hash to fail first
-    return rng.choice(
-        [["predict", "result", "x.npy"], ["predict", "result", "x.npy", "--probabilities"], ["evaluate", "result"]]
-    )
+    """Change the bytes of a model file, or what it holds."""
+    place = rng.choice([folder / "result", own_result(folder)])
+    path, document = place / "model.safetensors", json.loads((place / "result.json").read_text())
+    if rng.random() < 0.3:
+        _change(rng, path)
+    else:
+        held = mutated(rng, {"about": bundle.read(path).about, "tensors": load_file(path)})
+        with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):  # cannot be written
+            tensors = {name: tensor.contiguous() for name, tensor in held["tensors"].items()}
+            save_file(tensors, path, {"dpsgd": json.dumps(held["about"])})
+    if rng.random() < 0.3:
+        (place / "result.json").unlink()  # nothing but a model and its recipe: no hash to fail first
+    else:
+        seal(place, document)
+    return _read_of(rng, place, folder)
 
 
 def _checkpoint(rng: random.Random, folder: Path) -> list[str]:
-    for path in (folder / "half").glob(".*.checkpoint"):
+    """Change the bytes of a checkpoint, or what it holds."""
+    path = checkpoint_in(folder)
+    if rng.random() < 0.3:
         _change(rng, path)
-    return ["train", "half.yaml", "--out", "half", "--resume"]
+    else:
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):  # cannot be written
+            checkpoint.save(path, mutated(rng, checkpoint.load(path)))
+    return rng.choice([["train", "own.yaml", "--out", "stopped", "--resume"],
+                       ["train", "own.yaml", "--out", "stopped", "--finish"],
+                       ["account", str(path.relative_to(folder))]])  # fmt: skip
 
 
 def _sweep(rng: random.Random, folder: Path) -> list[str]:
@@ -286,7 +436,8 @@ def _options(rng: random.Random, folder: Path) -> list[str]:
 
 
 KINDS: dict[str, Callable[[random.Random, Path], list[str]]] = {
-    "recipe": _recipe, "override": _override, "table": _table, "arrays": _arrays, "card": _card, "ledger": _ledger,
+    "recipe": _recipe, "override": _override, "foreign": _foreign,
+    "table": _table, "arrays": _arrays, "card": _card, "ledger": _ledger,
     "result": _result, "model": _model, "checkpoint": _checkpoint, "sweep": _sweep, "options": _options,
 }  # fmt: skip
 
@@ -301,7 +452,7 @@ def run_case(number: int, inputs: Path, folder: Path) -> Case:
     signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     begun, wrong = time.perf_counter(), None
     try:
-        wrong = _wrong(folder, arguments)
+        wrong = fault(folder, arguments)
     except Hang:
         wrong = f"takes more than {LIMIT_SECONDS:g} s"
     finally:
@@ -316,16 +467,18 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def plain(inputs: Path, folder: Path, arguments: list[str]) -> Result:
     """The answer to a command on a copy of `inputs` as they are."""
     shutil.copytree(inputs, folder)
-    return _answer(folder, arguments)
+    return run_in(folder, arguments)
 
 
-def _answer(folder: Path, arguments: list[str]) -> Result:
+def run_in(folder: Path, arguments: list[str]) -> Result:
+    """The answer to a command in `folder`."""
     with contextlib.chdir(folder):
         return CliRunner().invoke(main, arguments, color=True)
 
 
-def _wrong(folder: Path, arguments: list[str]) -> str | None:
-    found = _answer(folder, arguments)
+def fault(folder: Path, arguments: list[str]) -> str | None:
+    """Run a command in `folder` and return what is wrong with the answer, None if nothing is."""
+    found = run_in(folder, arguments)
     said = found.output
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         return f"{type(found.exception).__name__}: {found.exception}"
