@@ -22,8 +22,8 @@ import torch
 
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import margin_loss
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store

@@ -28,8 +28,8 @@ from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.privgene.run import PrivGene
 from dpsgd_cli.methods.risks import optimum
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import Logistic
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
