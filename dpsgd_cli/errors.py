@@ -19,6 +19,8 @@ exit codes. Any other exception is a bug of dpsgd; the message says so, and name
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DpsgdError(Exception):
     """Base of all expected errors; `str(error)` is the message to the user."""
@@ -79,3 +81,7 @@ class ModelError(DpsgdError):
 
 class RunError(DpsgdError):
     exit_code = 1
+
+
+UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""Arguments of `np.errstate` for reading and transforming private rows: a warning could reveal single records."""

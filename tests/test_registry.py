@@ -32,6 +32,7 @@ class Addition:
     def make(self, house: Path) -> None:
         for name, text in self.files.items():
             assert not (house / name).exists()
+            (house / name).parent.mkdir(exist_ok=True)
             (house / name).write_text(text, encoding="utf-8")
         if self.edited is not None:
             text = (house / self.edited).read_text(encoding="utf-8")
@@ -42,7 +43,7 @@ class Addition:
 
 
 ADDITIONS = {
-    # recipe/schema/schedule.py: "A kind of schedule is one class here, and its name in the union `Schedule`"
+    # schedules/settings.py: "A kind of schedule is one class here, and its name in the union `Schedule`"
     "schedule": Addition(
         edited="dpsgd_cli/schedules/settings.py",
         edits={
@@ -57,11 +58,11 @@ ADDITIONS = {
             "PythonSchedule | Validation,": "Halving | ",
         },
     ),
-    # recipe/schema/clipping.py: "A kind is one class here, and its name in the union `Clipping`"; where its factors are
+    # clipping/settings.py: "A kind is one class here, and its name in the union `Clipping`"; where its factors are
     # new, too, it names their function
     "clipping kind": Addition(
         files={
-            "dpsgd_cli/core/halfway.py": (
+            "dpsgd_cli/engine/halfway.py": (
                 "def almost_to_the_bound(bounds, norms):\n"
                 "    print('clipped halfway')\n"
                 "    return bounds / (norms + 0.01)\n"
@@ -79,7 +80,7 @@ ADDITIONS = {
             "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
         },
     ),
-    # recipe/schema/noise.py: "A kind of noise is one class here, and its name in the union `Noise`"
+    # noise/settings.py: "A kind of noise is one class here, and its name in the union `Noise`"
     "kind of noise": Addition(
         edited="dpsgd_cli/noise/settings.py",
         edits={
@@ -92,10 +93,10 @@ ADDITIONS = {
             "ToeplitzNoise | TreeNoise, Field(": "ShortNoise | ",
         },
     ),
-    # recipe/losses.py: "its name in `Loss`, its record in `LOSSES`, and a class of `MarginLoss`"
+    # engine/loss_bounds.py: "its name in `Loss`, its record in `LOSSES`, and a class of `MarginLoss`"
     "convex loss": Addition(
         files={
-            "dpsgd_cli/core/problems/squared_hinge.py": (
+            "dpsgd_cli/methods/risks/squared_hinge.py": (
                 "import torch\n\n"
                 "from dpsgd_cli.methods.risks.losses import MarginLoss\n\n\n"
                 "class SquaredHinge(MarginLoss):\n"
@@ -118,7 +119,7 @@ ADDITIONS = {
             ),
         },
     ),
-    # metrics.py: "To add one that is a mean over records, add an entry."
+    # engine/metrics.py: "To add one that is a mean over records, add an entry."
     "metric": Addition(
         edited="dpsgd_cli/engine/metrics.py",
         edits={
@@ -126,7 +127,7 @@ ADDITIONS = {
             " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
         },
     ),
-    # recipe/accountants.py: "Adding one is a file in `accounting/accountants/` and a line here; nothing else lists
+    # accounting/names.py: "Adding one is a file in `accounting/accountants/` and a line here; nothing else lists
     # them."
     "accountant": Addition(
         files={
@@ -175,31 +176,36 @@ ADDITIONS = {
             )
         }
     ),
-    # recipe/schema/descriptor.py: "a section with a descriptor, and its name in the union `Method`
-    # (`methods/settings.py`); a class of `dpsgd_cli.methods.Method` that runs it"
+    # methods/descriptor.py: "a section with a descriptor, and its name in the union `Method`
+    # (`methods/settings.py`); a class of `dpsgd_cli.methods.base.Method` that runs it"
     "method": Addition(
         files={
-            "dpsgd_cli/methods/halved.py": (
+            "dpsgd_cli/methods/halved/__init__.py": "",
+            "dpsgd_cli/methods/halved/run.py": (
                 "from dpsgd_cli.methods.dp_sgd.run import DpSgd\n\n"
                 "class Halved(DpSgd):\n"
                 "    def learning_rates(self, epoch):\n"
                 "        return [rate / 2 for rate in super().learning_rates(epoch)]\n"
-            )
-        },
-        edited="dpsgd_cli/methods/settings.py",
-        edits={
-            "Method = Annotated[\n": (
+            ),
+            "dpsgd_cli/methods/halved/settings.py": (
+                "from typing import Literal\n\n"
+                "from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor\n"
+                "from dpsgd_cli.methods.dp_sgd.settings import Gradient\n\n\n"
                 "class HalvedMethod(Gradient):\n"
                 "    descriptor = Descriptor(\n"
-                "        runs='dpsgd_cli.methods.halved:Halved',\n"
+                "        runs='dpsgd_cli.methods.halved.run:Halved',\n"
                 "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n"
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
                 "        may_differ=ITS_TRAINING,\n"
                 "    )\n"
-                "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n\n\n"
+                "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n"
             ),
+        },
+        edited="dpsgd_cli/methods/settings.py",
+        edits={
+            "Method = Annotated[\n": "from dpsgd_cli.methods.halved.settings import HalvedMethod\n\n",
             "    | DpSgdMethod\n": "    | HalvedMethod\n",
         },
     ),
@@ -346,16 +352,16 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
 @pytest.mark.parametrize(
     ("kind", "statement", "module"),
     [
-        ("convex loss", "        slope=lambda region: 1 + region.reach,\n", "recipe.losses"),
-        ("convex loss", "        curvature=lambda region: 1.0,\n", "recipe.losses"),
-        ("schedule", "    adaptive, follows_initial = False, True\n", "recipe.schema.schedule"),
-        ("clipping kind", "    plain, in_units, moves = True, False, False\n", "recipe.schema.clipping"),
-        ("kind of noise", "    batching = 'shuffle'\n", "recipe.schema.noise"),
-        ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "recipe.schema.method"),
-        ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "recipe.schema.method"),
-        ("accountant", ", in_recipes=True", "recipe.accountants"),
+        ("convex loss", "        slope=lambda region: 1 + region.reach,\n", "engine.loss_bounds"),
+        ("convex loss", "        curvature=lambda region: 1.0,\n", "engine.loss_bounds"),
+        ("schedule", "    adaptive, follows_initial = False, True\n", "schedules.settings"),
+        ("clipping kind", "    plain, in_units, moves = True, False, False\n", "clipping.settings"),
+        ("kind of noise", "    batching = 'shuffle'\n", "noise.settings"),
+        ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "methods.halved.settings"),
+        ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "methods.halved.settings"),
+        ("accountant", ", in_recipes=True", "accounting.names"),
         ("accountant", "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n",
-         "privacy.accountants.generous"),
+         "accounting.accountants.generous"),
     ],
 )  # fmt: skip
 def test_a_new_entry_that_leaves_out_a_statement_cannot_be_imported(
@@ -363,8 +369,8 @@ def test_a_new_entry_that_leaves_out_a_statement_cannot_be_imported(
 ) -> None:
     """The package with everything added, from which one statement is taken away again."""
     addition, house = ADDITIONS[kind], place.parent / "house"
-    files = [name for name in (*addition.files, addition.edited) if name and name.endswith(".py")]
-    (file,) = [name for name in files if statement in (house / name).read_text(encoding="utf-8")]
+    texts = {**addition.files, str(addition.edited): "".join(addition.edits.values())}
+    (file,) = [name for name, text in texts.items() if statement in text]
     whole = (house / file).read_text(encoding="utf-8")
     try:
         (house / file).write_text(whole.replace(statement, ""), encoding="utf-8")

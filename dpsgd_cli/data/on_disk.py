@@ -25,8 +25,7 @@ from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.dataset import Transform, flatten
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.engine.tensors import UNTOLD
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import UNTOLD, DataError
 
 UNREADABLE = (
     ValueError,

@@ -31,8 +31,7 @@ from dpsgd_cli.data.dataset import Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.engine.tensors import UNTOLD
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import UNTOLD, DataError
 
 if TYPE_CHECKING:
     import pandas as pd

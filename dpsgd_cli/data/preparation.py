@@ -29,8 +29,7 @@ from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
-from dpsgd_cli.engine.tensors import UNTOLD
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import UNTOLD, DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -171,7 +170,3 @@ class Table:
 def _beside(numbers: Tensor, rows: Tensor) -> Tensor:
     """Reshape one number per row, (R, B), so that it broadcasts over rows (R or 1, B, ...)."""
     return numbers.view(*numbers.shape, *[1] * (rows.dim() - 2))
-
-
-UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
-"""Arguments of `np.errstate` for reading and transforming private rows: a warning could reveal single records."""

@@ -57,7 +57,7 @@ def own(context: Context) -> Method:
     made = factory(context)
     if not isinstance(made, Method):
         what = factory.__name__ if isinstance(factory, type) else type(made).__name__
-        raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.Method")
+        raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.base.Method")
     return made
 
 

@@ -1,7 +1,7 @@
 """Descriptors of methods: all that the rest of the program knows of a method, stated beside its settings.
 
-To add a method: a section with a descriptor (see `settings.py`, `convex.py`), and its name in the union `Method`
-(`settings.py`); a subclass of `dpsgd_cli.methods.Method` that runs it; a planner, unless it uses the gradient plan.
+To add a method: a folder with its section and descriptor, and its name in the union `Method` (`settings.py`); a
+subclass of `dpsgd_cli.methods.base.Method` that runs it; a planner, unless it uses the gradient plan.
 Nothing else lists methods.
 """
 

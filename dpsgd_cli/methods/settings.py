@@ -19,7 +19,7 @@ from dpsgd_cli.methods.privgene.settings import PrivGeneMethod
 
 
 class PythonMethod(Gradient):
-    """A user's own method: a class deriving from `dpsgd_cli.methods.Method`."""
+    """A user's own method: a class deriving from `dpsgd_cli.methods.base.Method`."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.creation:own",

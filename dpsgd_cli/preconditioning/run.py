@@ -32,7 +32,8 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import UNTOLD, Table
+from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.errors import UNTOLD
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments

@@ -42,9 +42,9 @@ from dpsgd_cli.engine.metrics import probabilities_by
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel
-from dpsgd_cli.engine.tensors import UNTOLD, Table
+from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
-from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.errors import UNTOLD, DataError, RunError, UsageError
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin

@@ -42,13 +42,14 @@ from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import Context, Watcher
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.methods import Context, Method, create
+from dpsgd_cli.methods.base import Method
+from dpsgd_cli.methods.creation import create
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe

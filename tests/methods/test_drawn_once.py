@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from dpsgd_cli.accounting.plan import Facts
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import PrivacyError, RunError
-from dpsgd_cli.methods import Context, create
+from dpsgd_cli.methods.creation import create
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
 from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS

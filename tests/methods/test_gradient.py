@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods import Method, create
+from dpsgd_cli.methods.base import Method
+from dpsgd_cli.methods.creation import create
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
 from dpsgd_cli.noise.run import NoiseSource
 from tests.methods.small_network import RECORDS, context, network, recipe, records, train
@@ -172,7 +173,7 @@ def test_an_own_method_comes_from_its_file(tmp_path: Path) -> None:
     own = create(replace(context([recipe(method=settings, privacy=None)]), base=tmp_path))
     assert type(own).__name__ == "Own" and isinstance(own, Method)
     wrong = replace(context([recipe(method={**settings, "factory": "nothing"}, privacy=None)]), base=tmp_path)
-    with pytest.raises(RecipeError, match=r"own.py: nothing gives int, not a dpsgd_cli.methods.Method"):
+    with pytest.raises(RecipeError, match=r"own.py: nothing gives int, not a dpsgd_cli.methods.base.Method"):
         create(wrong)
 
 

@@ -17,12 +17,12 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.least_squares.run import DpLeastSquares
 from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of

@@ -15,7 +15,7 @@ from dpsgd_cli.batching.run import SingleSampler
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods import create
+from dpsgd_cli.methods.creation import create
 from dpsgd_cli.methods.lectures import excess_risk
 from dpsgd_cli.methods.lectures.run import LectureSgd
 from dpsgd_cli.noise.run import NoiseSource

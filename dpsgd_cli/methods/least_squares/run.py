@@ -32,8 +32,7 @@ import torch
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
-from dpsgd_cli.engine.tensors import UNTOLD
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import UNTOLD, PrivacyError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.noise.run import gaussian
