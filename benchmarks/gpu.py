@@ -38,8 +38,8 @@ from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import margin_loss
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import NoiseSource
 

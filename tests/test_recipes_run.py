@@ -74,7 +74,8 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
     if isinstance(recipe.method, PateMethod):
         content["method"]["teachers"] |= {"count": 4, "epochs": 1}
         content["method"]["student"]["epochs"] = 1
-        content["method"]["aggregation"]["threshold"] = 0
+        if "threshold" in content["method"]["aggregation"]:
+            content["method"]["aggregation"]["threshold"] = 0
         content["method"]["queries"] = 8
     for step in content["data"].get("preprocess") or []:
         if step.get("pca"):  # fewer components than public records: more are what rounding leaves

@@ -16,7 +16,7 @@ class Listed:
     `runs`: `module:class` in `accounting/accountants/`, imported when it is needed. The class states the direction of
     its bound, and the mechanisms and adjacencies that it is proved for. `usual`: True if it answers a query that names
     no accountant; the others are variants and looser noise levels. `in_recipes`: True if a recipe may name it. Only
-    upper bounds may be named, and no variants that are looser.
+    upper bounds may be named, and no variants that are looser (but `rdp-markov`, by which papers chose their noise).
     """
 
     runs: str
@@ -35,7 +35,7 @@ ACCOUNTANTS: dict[str, Listed] = {
     "pld": Listed(runs="pld:Pld", usual=True, in_recipes=True),
     "gaussian": Listed(runs="gaussian:Gaussian", usual=True, in_recipes=True),
     "zcdp-tight": Listed(runs="zcdp:TightZcdp", usual=False, in_recipes=True),
-    "rdp-markov": Listed(runs="rdp:MarkovRdp", usual=False, in_recipes=False),
+    "rdp-markov": Listed(runs="rdp:MarkovRdp", usual=False, in_recipes=True),
     "strong-composition-published": Listed(
         runs="composition:PublishedStrongComposition", usual=False, in_recipes=False
     ),

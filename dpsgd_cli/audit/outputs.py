@@ -47,7 +47,7 @@ from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.perturbation import run as perturbations
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
-from dpsgd_cli.methods.risks.linear import LinearRisk
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, Trials, start

@@ -29,9 +29,9 @@ def recipe(kind: str, privacy: dict[str, Any] | None = None, **changes: Any) -> 
         "privacy": {"budget": {"epsilon": 1.0, "delta": 1e-6}, **(privacy or {})},
         "seed": 1,
     }
-    if kind in ("dp-gd", "dp-sgd", "sgd-ma", "sgd-adv"):
+    if kind in ("dp-gd", "dp-sgd"):
         base["epochs"] = 4
-    if kind.startswith("sgd"):
+    if kind == "dp-sgd":
         base["method"]["batch_size"] = 100
     return Recipe.model_validate(base | changes)
 
@@ -46,7 +46,7 @@ def test_the_largest_rho_meets_epsilon_and_hardly_more_does_not(epsilon: float, 
 
 
 @given(
-    kind=st.sampled_from(["dp-gd", "sgd-ma", "sgd-adv", "output-perturbation", "objective-perturbation", "majority"]),
+    kind=st.sampled_from(["dp-gd", "output-perturbation", "objective-perturbation", "majority"]),
     epsilon=st.floats(0.05, 8),
 )
 def test_planned_methods_stay_within_the_budget_by_their_own_accountant(kind: str, epsilon: float) -> None:
@@ -56,6 +56,14 @@ def test_planned_methods_stay_within_the_budget_by_their_own_accountant(kind: st
     for releases in plan.epochs:
         for release in releases:
             ledger.spend(release)
+
+
+@pytest.mark.parametrize("accountant", ["rdp-markov", "strong-composition"])
+@given(epsilon=st.floats(0.05, 8))
+def test_dp_sgd_has_the_noise_of_the_accountant_it_names(accountant: str, epsilon: float) -> None:
+    plan = plan_for(recipe("dp-sgd", {"budget": {"epsilon": epsilon, "delta": 1e-6}, "accountant": accountant}), FACTS)
+    assert plan.accountant == accountant
+    assert 0.98 * epsilon <= accountants.get(accountant).epsilon(plan.releases, 1e-6) <= epsilon
 
 
 @pytest.mark.parametrize("kind", ["dp-agd", "privgene"])

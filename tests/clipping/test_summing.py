@@ -10,8 +10,8 @@ from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_FLOAT32, MOST_ROWS, excess
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import Logistic, Squared
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import add_noise
 

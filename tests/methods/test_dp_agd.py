@@ -24,7 +24,7 @@ from dpsgd_cli.errors import InfeasibleBudget, RecipeError
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, agd_rates, largest_rho
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.risks.linear import SampledRisk
+from dpsgd_cli.methods.risks.risk import SampledRisk
 from dpsgd_cli.noise.run import TrialNoise
 from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.schema import Recipe

@@ -39,8 +39,6 @@ CONVEX: dict[str, dict[str, Any]] = {
     "privgene": {"method": {"kind": "privgene"}},
     "non-private": {"method": {"kind": "non-private"}, "privacy": None},
     "majority": {"method": {"kind": "majority"}},
-    "sgd-ma": {"method": {"kind": "sgd-ma", "batch_size": 20}, "epochs": 2},
-    "sgd-adv": {"method": {"kind": "sgd-adv", "batch_size": 20}, "epochs": 2},
     "dp-sgd": {"method": {"kind": "dp-sgd", "batch_size": 20}, "epochs": 2},
     "dp-sgd, single": {"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}, "epochs": 2,
                        "privacy": {"budget": {"epsilon": 8.0, "delta": 1e-3}}},

@@ -182,7 +182,7 @@ def test_output_perturbation_descends_on_rows_no_longer_than_the_public_bound() 
 @pytest.mark.parametrize("kind", sorted({*METHODS} - {"python"}))
 def test_only_methods_that_look_at_the_data_through_one_sum_run_in_several_processes(kind: str) -> None:
     """Each process would release by itself what the ledger is charged for once, and see only a part or everything."""
-    together = {"sgd", "dp-sgd", "sgd-ma", "sgd-adv"}
+    together = {"sgd", "dp-sgd"}
     method = METHODS[kind].model_construct(batching="full")
     one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=Team(0, 2), table=None)
     if kind in together:

@@ -260,7 +260,7 @@ def test_what_has_no_proof_is_refused(noise: dict[str, Any], changes: dict[str, 
         plan_for(recipe(noise, **changes), Facts(1050))
 
 
-@pytest.mark.parametrize("kind", ["private-selection", "sgd-ma", "python"])
+@pytest.mark.parametrize("kind", ["private-selection", "python"])
 def test_methods_with_steps_of_their_own_are_refused(kind: str) -> None:
     more: dict[str, Any] = {
         "private-selection": {"candidates": [{"kind": "uniform", "initial": z} for z in (1, 2)]},

@@ -59,6 +59,12 @@ BROKEN = [
     ("linear}", "mlp, hidden: 100}", "3: model.hidden: must be a list, each entry a whole number at least 1, got 100"),
     ("linear}", "mlp, hidden: [9, x]}", "3: model.hidden.1: must be a whole number at least 1, got 'x'"),
     (
+        "kind: dp-sgd",
+        "kind: sgd-ma",
+        "4: method.kind: sgd-ma is dp-sgd with another accountant; write kind: dp-sgd, and accountant: rdp-markov in"
+        " privacy",
+    ),
+    (
         "until-budget",
         "forever",
         "8: epochs: must be a whole number at least 1 and at most 1e+06, until-budget or auto, got 'forever'",
@@ -79,7 +85,8 @@ BROKEN = [
         "  budget",
         "  accountant: zcpd\n  budget",
         "7: privacy.accountant: must be auto, basic-composition, advanced-composition, strong-composition, zcdp,"
-        " moments, rdp, pld, gaussian, zcdp-tight, lemma-15.1, lemma-15.5 or nikolov, got 'zcpd'; did you mean zcdp?",
+        " moments, rdp, pld, gaussian, zcdp-tight, rdp-markov, lemma-15.1, lemma-15.5 or nikolov, got 'zcpd'; did"
+        " you mean zcdp?",
     ),
     ("x\n", "a b\n", "1: name: must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$, got 'a b'"),
     (

@@ -269,8 +269,6 @@ PLANNED: dict[str, dict[str, Any]] = {
         "batching": "full",
         "candidates": [{"kind": "uniform", "initial": 30.0}, {"kind": "uniform", "initial": 40.0}],
     },
-    "sgd-ma": {"batch_size": 6},
-    "sgd-adv": {"batch_size": 6},
     "dp-gd": {},
     "dp-agd": {},
     "objective-perturbation": {},
@@ -286,8 +284,6 @@ BUDGETS = {"private-selection": {"rho": 2.0}}
 def of_method(name: str, adjacency: Adjacency) -> Recipe:
     linear = name in ("dp-least-squares", "python")
     privacy: dict[str, Any] = {"adjacency": adjacency, "budget": BUDGETS.get(name, {"epsilon": 4.0, "delta": 1e-5})}
-    # their own accountants are of records that come and go
-    privacy |= {"accountant": "pld"} if name in ("sgd-ma", "sgd-adv") else {}
     return recipe(
         {"kind": name, **PLANNED[name]},
         model={"kind": "linear"} if linear else {"kind": "convex", "l2": 0.01},

@@ -13,9 +13,9 @@ from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.baselines.settings import NonPrivateMethod
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.optimum import minimise_hinge, require_hinge
 from dpsgd_cli.methods.risks.problem import l2_of, merged_risk
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.run import laplace
 
 if TYPE_CHECKING:

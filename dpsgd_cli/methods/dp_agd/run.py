@@ -43,8 +43,8 @@ from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.risks.linear import SampledRisk
 from dpsgd_cli.methods.risks.problem import linear_risk, penalty_of, risk_of
+from dpsgd_cli.methods.risks.risk import SampledRisk
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least
 

@@ -33,8 +33,8 @@ from dpsgd_cli.methods.lectures.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.lectures.price import excess_risk_of_average
 from dpsgd_cli.methods.risks.affine import AffineRisk
 from dpsgd_cli.methods.risks.constants import constants_of
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.problem import linear_risk
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.preconditioning.run import Preconditioning
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.users.run import UnitTable

@@ -91,27 +91,6 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
 
 
-def by_moments(recipe: Recipe, facts: Facts) -> Plan:
-    """Return the gradient plan with the least noise by the moments accountant, at all orders.
-
-    Its 32 integer orders alone state no epsilon below log(1/delta)/32.
-    """
-    return _by_accountant("rdp-markov", recipe, facts)
-
-
-def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
-    """Return the gradient plan with the least noise by advanced composition of amplified Gaussian mechanisms."""
-    return _by_accountant("strong-composition", recipe, facts)
-
-
-def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
-    """Return the gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
-    privacy = recipe.required_privacy
-    if privacy.accountant == "auto":
-        recipe = recipe.changed(privacy=privacy.model_copy(update={"accountant": name}))
-    return gradient(recipe, facts)
-
-
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
     return replace(gradient(recipe, facts), chooses=True)

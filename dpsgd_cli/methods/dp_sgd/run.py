@@ -13,11 +13,10 @@ Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch. `meth
 a step or an epoch by batching, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
 replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 
-`sgd-ma` and `sgd-adv` are the DP-SGD baselines on Poisson batches that DP-AGD was compared with; they differ in their
-accountants. Noise is the least that the accountant allows: the moments accountant (Abadi et al. 2016), or strong
-composition of amplified Gaussian mechanisms (Bassily et al. 2014, with its exact constants), see
-`methods/dp_sgd/price.py`. Both are proved for Poisson batches under add-remove, and that is the sampler used. The
-published baseline drew batches of fixed size and accounted for Poisson batches.
+Lee and Kifer (2018) compare DP-AGD with DP-SGD whose noise is the least that an accountant allows:
+`privacy.accountant: rdp-markov` (moments, Abadi et al. 2016) or `strong-composition` (of amplified Gaussian mechanisms,
+Bassily et al. 2014, with its exact constants). Both are proved for Poisson batches under add-remove. The published
+baselines drew batches of fixed size and accounted for Poisson batches.
 """
 
 from __future__ import annotations

@@ -228,44 +228,6 @@ class DpSgdMethod(Preconditioned):
         return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
 
 
-class SgdMaMethod(Gradient):
-    """DP-SGD as in the comparison of Lee and Kifer: Poisson batches, noise by the moments accountant."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
-        planner="dpsgd_cli.methods.dp_sgd.price:by_moments",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        by_unit=True,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["sgd-ma"] = "sgd-ma"
-    batching: Literal["poisson"] = Field("poisson", description="The sampler that the accountant needs.")
-
-
-class SgdAdvMethod(Gradient):
-    """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
-        planner="dpsgd_cli.methods.dp_sgd.price:by_advanced_composition",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        by_unit=True,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["sgd-adv"] = "sgd-adv"
-    batching: Literal["poisson"] = Field("poisson", description="The sampler that amplification needs.")
-
-
 def section_of(recipe: Recipe) -> Gradient:
     """Return the method section of a gradient recipe."""
     assert isinstance(recipe.method, Gradient)

@@ -58,9 +58,9 @@ from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
 from dpsgd_cli.methods.perturbation.price import rate_of_descent
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, OutputPerturbationMethod
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.optimum import Tilted, minimise_surely
 from dpsgd_cli.methods.risks.problem import linear_risk, merged_risk, penalty_of, radii_of
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.run import Grid, NoiseSource, is_secure
 
 _NEAR = 1e-6  # g, in units of L

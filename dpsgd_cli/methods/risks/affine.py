@@ -2,7 +2,7 @@
 
 The outputs are t = f W x + b, where f is the trial's factor of the row (`Table.factors`; else 1). With the gradient g
 of a record's loss with respect to its outputs, the record's gradient is g (f x, 1). Its norm is |g| times the norm of
-(f x, 1), so no per-example gradient is stored. Trials share one matrix of rows; folds are a mask. `linear.py` is for
+(f x, 1), so no per-example gradient is stored. Trials share one matrix of rows; folds are a mask. `LinearRisk` is for
 models with one output, and merges equal rows.
 """
 

@@ -1,6 +1,6 @@
 """Objectives and empirical risks of recipes: linear for convex models, by forward passes for other models.
 
-Sums over records are in `methods/risks/linear.py` and `methods/risks/risk.py`.
+Sums over records are in `methods/risks/risk.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
-from dpsgd_cli.methods.risks.risk import PackRisk, Risk
+from dpsgd_cli.methods.risks.risk import LinearRisk, PackRisk, Risk
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 if TYPE_CHECKING:

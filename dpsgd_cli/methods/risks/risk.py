@@ -1,22 +1,48 @@
-"""Empirical risks for full-batch methods (clipped gradient sums and losses along a line), and the risk of any pack.
+"""Empirical risks for full-batch methods: clipped gradient sums, and losses along a line, for R trials at once.
 
 Trials are independent. `active` (int64, distinct trial numbers) limits work to some of them; None means all. Results
-have rows for active trials only. Linear models, which need no forward passes, are in `linear.py`. Regularisation reads
-no data and is not part of a risk.
+have rows for active trials only. Regularisation reads no data and is not part of a risk.
+
+`PackRisk` takes any model through forward passes.
+
+`LinearRisk` takes two matrix products per iteration. The margin of trial r is t = z.w_r (`rows.py`). One record's
+gradient is phi'(t) z, of norm |phi'(t)| |z|. So clipping to C means clamping phi'(t) to [-C/|z|, C/|z|]. All trials
+share one matrix of rows; weights encode folds and merged equal records. Margins (N, R) are stored, and `advance`
+updates them without another product: on a line, margins are t - a s with s = z.direction.
+
+`SampledRisk` is the linear risk on a Poisson sample of each trial's records: each record is in the sample
+independently, with the same probability. Its work is proportional to the sample. It is charged as if all records had
+been used.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpsgd_cli.batching.run import PoissonSampler
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
+from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
+from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
+from dpsgd_cli.methods.risks.rows import SignedRows
+
+# by type of device: chunks should fit a CPU's cache, while a GPU is faster with few large ones
+_CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
+_ROW_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 30}
+_LOG_LARGEST = 80.0
+# largest log of a product in float64
+_LARGEST_LOG = 700.0
+_FAR = 1e30
 
 
 class Risk(ABC):
@@ -99,3 +125,277 @@ class PackRisk(Risk):
 
     def advance(self, lengths: Tensor) -> None:
         self.values.addcmul_(self.direction, lengths.unsqueeze(1), value=-1.0)
+
+
+class LinearRisk(Risk):
+    """Risk of one margin loss over `rows`, for all trials of the weights."""
+
+    def __init__(self, rows: SignedRows, loss: MarginLoss) -> None:
+        self.rows = rows
+        self.loss = loss
+        self.values = torch.empty(0)
+        self.margins = torch.empty(0)
+        self.along = torch.empty(0)
+        self.direction = torch.empty(0)
+
+    def start(self, values: Tensor) -> None:
+        self.values = values
+        self.margins = self._margins(values)
+        self.along = torch.zeros_like(self.margins)
+        self.direction = torch.zeros_like(values)
+
+    def _margins(self, values: Tensor) -> Tensor:
+        margins = self.rows.z @ values.T
+        return margins if self.rows.offset is None else margins.add_(self.rows.offset.unsqueeze(1))
+
+    def _chunks(self, trials: int) -> Iterator[slice]:
+        kind = "cuda" if self.rows.z.is_cuda else "cpu"
+        size = min(_CHUNK_ELEMENTS[kind] // max(1, trials), _ROW_ELEMENTS[kind] // self.rows.z.shape[1])
+        size = min(MOST_ROWS, max(256, size // 16 * 16))
+        for start in range(0, len(self.rows), size):
+            yield slice(start, min(start + size, len(self.rows)))
+
+    def _part(self, kept: Tensor, chunk: slice, active: Tensor | None) -> Tensor:
+        part = kept[chunk]
+        return part if active is None else part.index_select(1, active)
+
+    def _weights(self, chunk: slice, active: Tensor | None = None) -> Tensor | None:
+        if self.rows.weights is None:
+            return None
+        part = self.rows.weights[chunk]
+        return part if active is None or part.shape[1] == 1 else part.index_select(1, active)
+
+    def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
+        trials = self.margins.shape[1] if active is None else len(active)
+        norms = norms if active is None else norms.index_select(0, active)
+        sums = self.rows.z.new_zeros(trials, self.rows.z.shape[1], dtype=PRECISION)
+        bound = _shared(norms)
+        for chunk in self._chunks(trials):
+            slopes = self.loss.slope(self._part(self.margins, chunk, active))
+            self._clip(slopes, chunk, bound)
+            add_product(sums, slopes, self.rows.z[chunk], self._weights(chunk, active))
+        return sums
+
+    def gradient_sums_at(self, values: Tensor, norms: Tensor, seen: Diagnostics | None = None) -> Tensor:
+        """Return `gradient_sums` (R, P) at any `values` (R, P), with both products in one pass; no state changes.
+
+        NON-PRIVATE sums go to `seen`, if given; it counts records one by one, so rows must not be merged then.
+        """
+        sums = torch.zeros_like(values, dtype=PRECISION)
+        bound = _shared(norms)
+        for chunk in self._chunks(len(values)):
+            rows = self.rows.z[chunk]
+            t = rows @ values.T
+            if self.rows.offset is not None:
+                t += self.rows.offset[chunk].unsqueeze(1)
+            slopes = self.loss.slope(t)
+            if seen is not None:
+                self._diagnose(seen, (t, slopes, chunk), norms)
+            self._clip(slopes, chunk, bound)
+            add_product(sums, slopes, rows, self._weights(chunk))
+        return sums
+
+    def _diagnose(self, seen: Diagnostics, at: tuple[Tensor, Tensor, slice], norms: Tensor) -> None:
+        t, slopes, chunk = at
+        squares = (slopes * self.rows.norms[chunk].unsqueeze(1)).square().T.unsqueeze(0)
+        weights = self._weights(chunk)
+        present = None if weights is None else (weights > 0).T.expand(t.shape[1], -1)
+        clipping = None if bool(torch.isinf(norms).any()) else Clipping(norms.unsqueeze(0))
+        seen.add(self.loss.value(t).T, None if clipping is None else squares, present, clipping)
+
+    def _clip(self, slopes: Tensor, chunk: slice, bound: Tensor) -> None:
+        """Clamp slopes (n, A) in place to bound / |z|; `bound` is (1,) or (A,). NaN becomes 0."""
+        most = (bound / self.rows.norms[chunk].unsqueeze(1)).clamp_(max=torch.finfo(slopes.dtype).max)
+        torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
+
+    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
+        if active is None:
+            self.direction.copy_(direction)
+            torch.mm(self.rows.z, direction.T, out=self.along)
+            return
+        self.direction[active] = direction
+        self.along.index_copy_(1, active, self.rows.z @ direction.T)
+
+    def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
+        if active is not None:
+            spacing, bounds = spacing[active], bounds[active]
+        evaluate = self._logistic_line if isinstance(self.loss, Logistic) else self._line
+        totals = torch.zeros(count, len(spacing), dtype=torch.float64, device=spacing.device)
+        bound = _shared(bounds)
+        for chunk in self._chunks(len(spacing)):
+            t, s = self._part(self.margins, chunk, active), self._part(self.along, chunk, active)
+            evaluate((t, s * spacing, self._weights(chunk, active)), bound, totals, self.rows.all_single(chunk))
+        return totals.T
+
+    def _line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool) -> None:
+        t, s, weights = where
+        # so that no difference is NaN
+        t, s = t.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0), s.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0)
+        for i in range(len(totals)):
+            losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound, least=0.0)
+            if single and weights is not None:
+                losses.mul_(weights)
+            totals[i] += _weighted_sum(losses, None if single else weights)
+
+    def _logistic_line(
+        self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool
+    ) -> None:
+        """Add logistic losses on a line to `totals`, with e^(-t + i s) by repeated multiplication.
+
+        If weights are 0 and 1, it takes the log of a product instead of a sum of logs. Each record contributes
+        log(min(1 + e^(-t + i s), e^bound)), which is in [0, bound] for any rounding.
+        """
+        t, s, weights = where
+        odds = t.clamp(-_LOG_LARGEST, _LOG_LARGEST).neg_().exp_().nan_to_num_(nan=0.0)
+        if weights is not None and single:
+            odds.mul_(weights)
+        ratio = s.clamp(-_LOG_LARGEST, _LOG_LARGEST).exp_().nan_to_num_(nan=1.0)
+        largest = float(bound.max())
+        folds = 0 if largest > _LARGEST_LOG else min(6, int(math.log2(_LARGEST_LOG / largest)))
+        ceiling = bound.exp().clamp_(max=torch.finfo(t.dtype).max)
+        factors = torch.empty_like(odds)
+        for i in range(len(totals)):
+            _at_most(torch.add(odds, 1.0, out=factors), ceiling)
+            if single or weights is None:
+                totals[i] += _log_of_product(factors, folds)
+            else:
+                totals[i] += _weighted_sum(factors.log_(), weights)
+            odds.mul_(ratio)
+
+    def advance(self, lengths: Tensor) -> None:
+        self.values.sub_(self.direction * lengths.unsqueeze(1))
+        self.margins.addcmul_(self.along, lengths, value=-1.0)
+
+    def misses(self, values: Tensor) -> Tensor:
+        """Return the number of records with t <= 0 at `values` (A, P), for each trial; (A,) float64, sensitivity 1."""
+        missed = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        for chunk in self._chunks(len(values)):
+            wrong = (self.rows.z[chunk] @ values.T) <= 0
+            weights = self._weights(chunk)
+            missed += _weighted_sum(wrong, weights)
+        return missed
+
+    def loss_sums(self, values: Tensor) -> Tensor:
+        """Return sums (R,), float64, of unclipped losses over each trial's records at `values` (R, P). NON-PRIVATE."""
+        losses = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        for chunk in self._chunks(len(values)):
+            t = self.rows.z[chunk] @ values.T
+            if self.rows.offset is not None:
+                t += self.rows.offset[chunk].unsqueeze(1)
+            value, weights = self.loss.value(t), self._weights(chunk)
+            if weights is not None:
+                value = torch.where(weights > 0, value * weights, 0.0)
+            losses += value.sum(dim=0, dtype=torch.float64)
+        return losses
+
+
+class SampledRisk(Risk):
+    """Risk on the latest sample of each trial from the places of `table`, whose records are `rows`.
+
+    A trial's n-th sample is a function of its streams and n.
+    """
+
+    def __init__(self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], table: Table, size: int) -> None:
+        self.rows = rows
+        self.loss = loss
+        self.own = table.own
+        self.records = len(table)
+        self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
+        self.drawn = [0] * len(streams)
+        self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
+        self.values = torch.empty(0)
+        self.direction = torch.empty(0)
+
+    def start(self, values: Tensor) -> None:
+        self.values = values
+        self.direction = torch.zeros_like(values)
+
+    def sample(self, trials: Sequence[int]) -> None:
+        """Draw a new sample for each of `trials`."""
+        for trial in trials:
+            batch = self.samplers[trial].batch(self.drawn[trial])
+            assert batch.rows is not None
+            index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
+            if self.own is not None:
+                index = self.own[trial][index]
+            index = index[(index >= 0) & (index < len(self.rows))]
+            self.samples[trial] = index
+            self.drawn[trial] += 1
+
+    def state(self) -> dict[str, list[int] | list[Tensor]]:
+        """Return each trial's number of samples and its latest sample, which a resumed iteration continues to use."""
+        return {"drawn": list(self.drawn), "samples": list(self.samples)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state` returned."""
+        self.drawn = list(state["drawn"])
+        self.samples = [sample.to(self.rows.z.device) for sample in state["samples"]]
+
+    def _active(self, active: Tensor | None) -> list[int]:
+        return list(range(len(self.samples))) if active is None else active.tolist()
+
+    def _margins(self, trial: int) -> tuple[Tensor, Tensor]:
+        """Return the rows and margins of a trial's sample."""
+        z = self.rows.z[self.samples[trial]]
+        t = z @ self.values[trial]
+        return z, t if self.rows.offset is None else t + self.rows.offset[self.samples[trial]]
+
+    def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
+        sums = []
+        for trial in self._active(active):
+            z, t = self._margins(trial)
+            most = norms[trial] / self.rows.norms[self.samples[trial]]
+            slopes = torch.maximum(torch.minimum(self.loss.slope(t), most), -most).nan_to_num(nan=0.0)
+            total = z.new_zeros(1, z.shape[1], dtype=PRECISION)
+            for slope, rows in zip(slopes.split(MOST_ROWS), z.split(MOST_ROWS), strict=True):
+                add_product(total, slope.unsqueeze(1), rows)
+            sums.append(total)
+        return torch.cat(sums)
+
+    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
+        if active is None:
+            self.direction.copy_(direction)
+        else:
+            self.direction[active] = direction
+
+    def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
+        totals = []
+        for trial in self._active(active):
+            z, t = self._margins(trial)
+            lengths = spacing[trial] * torch.arange(count, device=t.device, dtype=t.dtype)
+            candidates = t.unsqueeze(1) - (z @ self.direction[trial]).unsqueeze(1) * lengths
+            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(0.0, float(bounds[trial]))
+            totals.append(losses.sum(dim=0, dtype=torch.float64))
+        return torch.stack(totals)
+
+    def advance(self, lengths: Tensor) -> None:
+        self.values.sub_(self.direction * lengths.unsqueeze(1))
+
+
+def _shared(norms: Tensor) -> Tensor:
+    """Return `norms` as (1,) if all trials clip at the same norm, which broadcasts faster; unchanged on a GPU."""
+    return norms[:1] if not norms.is_cuda and bool((norms == norms[0]).all()) else norms
+
+
+def _weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return sums (A,), float64, of `values` (n, A) times `weights` (n, A or 1); weights may be large counts."""
+    return values.sum(dim=0, dtype=PRECISION) if weights is None else (values.to(PRECISION) * weights).sum(dim=0)
+
+
+def _at_most(values: Tensor, bound: Tensor, least: float | None = None) -> Tensor:
+    """Clamp `values` (n, A) in place to at most `bound`, (1,) or (A,), and to at least `least`."""
+    if len(bound) > 1 or values.is_cuda:
+        return torch.minimum(values if least is None else values.clamp_(min=least), bound, out=values)
+    return values.clamp_(min=least, max=float(bound))
+
+
+def _log_of_product(factors: Tensor, folds: int) -> Tensor:
+    """Return the sum of logs of each column of `factors` (n, A), with products of 2^folds factors before each log.
+
+    The result is (A,) float64. All steps are float64, because a product's rounding depends on the records in it.
+    """
+    (rows, columns), group = factors.shape, 1 << folds
+    whole = rows - rows % group
+    products = factors[:whole].view(group, whole // group, columns).prod(dim=0, dtype=PRECISION)
+    total = products.log_().sum(dim=0)
+    return total if whole == rows else total + factors[whole:].to(PRECISION).log_().sum(dim=0)

@@ -14,8 +14,8 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.risks.linear import LinearRisk, SampledRisk
 from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
+from dpsgd_cli.methods.risks.risk import LinearRisk, SampledRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 N, D, R = 37, 3, 4

@@ -13,9 +13,8 @@ from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.problem import loss_of, output_loss, rows_of
-from dpsgd_cli.methods.risks.risk import PackRisk
+from dpsgd_cli.methods.risks.risk import LinearRisk, PackRisk
 
 PLACE = Placement(torch.device("cpu"), torch.float64)
 

@@ -10,9 +10,9 @@ from dpsgd_cli.engine.loss_bounds import Loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.risks import rows as module
-from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.problem import rows_of
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 N, D, R = 60, 3, 4
