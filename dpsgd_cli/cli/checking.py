@@ -1,4 +1,4 @@
-"""Output of `dpsgd recipe check-model`. Verdicts on layers are in `engine/layer_report.py`."""
+"""Output of `dpsgd recipe check-model`. Reports of layers are in `engine/packing.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.engine import layer_report, models
+from dpsgd_cli.engine import models
 from dpsgd_cli.engine.independence import stand_in_rows
-from dpsgd_cli.engine.packing import Placement, elements_by_layer
+from dpsgd_cli.engine.packing import Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.weights import seeded
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.loading import LoadedRecipe
@@ -31,7 +31,7 @@ def told(loaded: LoadedRecipe) -> Iterator[str]:
     with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
         module = seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0)
-        found = layer_report.verdicts(module)
+        found = layer_reports(module)
         yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
         for verdict in found:
             how = verdict.clipped if verdict.refused is None else "REFUSED, see below"

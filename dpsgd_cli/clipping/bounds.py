@@ -27,7 +27,7 @@ from dpsgd_cli.noise.run import Grid, NoiseSource, add_noise, gaussian
 Visit = Callable[[Clipping], None]
 """Function that computes the gradients of this process's part of all training records at the current weights.
 
-It passes the gradients' norms to the clipping's `told` callback and drops the sums."""
+It passes the gradients' norms to the clipping's `on_norms` callback and drops the sums."""
 
 
 class Bounds:
@@ -123,7 +123,7 @@ class QuantileBounds(Bounds):
         assert self.beside is not None
         self.beside.zero_()
         norms = self.kept["clip"].T.to(self.clipping.norms)
-        self.clipping = replace(self.clipping, norms=norms, told=self._count)
+        self.clipping = replace(self.clipping, norms=norms, on_norms=self._count)
         self.unit = norms.T
 
     def _count(self, squares: Tensor, mask: Tensor | None) -> None:
@@ -182,7 +182,7 @@ class HistogramBounds(Bounds):
 
     def prepare(self, visit: Visit) -> None:
         if bool(self.kept["clip"].isnan().any()):
-            visit(Clipping(torch.ones_like(self.clipping.norms), told=self._count))
+            visit(Clipping(torch.ones_like(self.clipping.norms), on_norms=self._count))
             self._context.team.add_up(self._counts)
             if self._context.team.first:
                 self._release()

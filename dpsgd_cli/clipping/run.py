@@ -44,15 +44,15 @@ class Clipping:
     """L2 bounds on one example's gradient for each trial: one over all parameters if `flat`, else one per layer.
 
     `norms` is (1, R) if flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` computes the
-    clip factors from bounds and gradient norms; no factor leaves a norm above its bound. `told`, if given, is called
-    with the squared norms (M, R, B) of all clipped gradients by layer (M may be 1 if `flat`), and with the mask (R, B)
-    or None of the rows that count.
+    clip factors from bounds and gradient norms; no factor leaves a norm above its bound. `on_norms`, if given, is
+    called with the squared norms (M, R, B) of all clipped gradients by layer (M may be 1 if `flat`), and with the mask
+    (R, B) or None of the rows that count.
     """
 
     norms: Tensor
     flat: bool = True
     factors: Callable[[Tensor, Tensor], Tensor] = at_most
-    told: Callable[[Tensor, Tensor | None], None] | None = None
+    on_norms: Callable[[Tensor, Tensor | None], None] | None = None
 
     @property
     def sensitivities(self) -> list[float]:
@@ -92,8 +92,8 @@ def add_clipped_sums(
     if batch[1].shape[1]:
         losses, squares = (function or sum_clipped)(pack, batch, loss, clipping)
         seen.add(losses, squares, batch[2], clipping)
-        if clipping is not None and clipping.told is not None and squares is not None:
-            clipping.told(squares, batch[2])
+        if clipping is not None and clipping.on_norms is not None and squares is not None:
+            clipping.on_norms(squares, batch[2])
 
 
 @torch.no_grad()

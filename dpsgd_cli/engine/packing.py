@@ -370,3 +370,30 @@ def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
         for hook in hooks:
             hook.remove()
     return counted
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer with trained parameters: its rule and method of clipping, or the reason for refusal."""
+
+    name: str
+    kind: str
+    parameters: int
+    rule: str | None = None
+    clipped: str = ""
+    refused: str | None = None
+
+
+def layer_reports(module: nn.Module, name: str = "") -> list[LayerReport]:
+    """Return a report for each layer of a model, in order; every refused layer is listed, not only the first."""
+    kind = type(module).__name__
+    size = sum(p.numel() for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
+    try:
+        rule = rule_for(module, name)
+    except ModelError as error:
+        return [LayerReport(name, kind, size, refused=str(error))]
+    if rule is not None:
+        return [LayerReport(name, kind, size, rule.__name__, rule.clipped)]
+    return [
+        found for own, child in module.named_children() for found in layer_reports(child, f"{name}.{own}".strip("."))
+    ]

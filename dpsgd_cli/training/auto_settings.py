@@ -150,7 +150,7 @@ def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[
     # sqrt(T) z for uniform noise z of the same price: T / sqrt(sum z_t^-2)
     noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
-    allowed = (1 - method.optimizer.kept) * problem.reach(steps * plan.sensitivity / sampling.batch_size)
+    allowed = (1 - method.optimizer.momentum_value) * problem.reach(steps * plan.sensitivity / sampling.batch_size)
     why = f"noise moves an output by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
     if allowed > problem.fastest:
         why = f"the highest for {problem.described}; noise would allow {allowed:.4g}"
@@ -226,7 +226,7 @@ def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:
     if not isinstance(method, Gradient) or getattr(method.optimizer, "momentum", None) != "auto":
         return None
     if known is None or not covers(recipe):
-        return Choice(key, SgdSettings().kept, "")
+        return Choice(key, SgdSettings().momentum_value, "")
     return Choice(key, Covered(recipe, known).terms.momentum, "goes with the rule's learning rate")
 
 
@@ -281,7 +281,7 @@ def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
     if method.batching != "full" or not isinstance(method.average, TailIterates) or not isinstance(steps, int):
         return uniform
-    weights = Tail(epochs=steps, momentum=method.optimizer.kept, fraction=method.average.fraction)
+    weights = Tail(epochs=steps, momentum=method.optimizer.momentum_value, fraction=method.average.fraction)
     schedule = Influence(initial=initial, weights=weights)
     return Choice(key, schedule, "less noise in early steps, which all weights of the average have")
 

@@ -65,7 +65,7 @@ class FullBatchMethod(GradientMethod):
         """
         context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
-        fast = fast and (clipping is None or (clipping.factors is at_most and clipping.told is None))
+        fast = fast and (clipping is None or (clipping.factors is at_most and clipping.on_norms is None))
         return linear_risk(context) if fast and not (context.table.per_trial or self.of_users) else None
 
     @cached_property
@@ -122,7 +122,7 @@ class FullBatchMethod(GradientMethod):
         settings, clipping = section_of(self.context.recipes[trial]), self.clipping
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
-        plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.kept == 0
+        plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.momentum_value == 0
         averaged = isinstance(settings.average, AllIterates)
         if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
             return None

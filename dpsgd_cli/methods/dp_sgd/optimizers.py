@@ -42,7 +42,7 @@ class SgdUpdate(Update):
 
     def __init__(self, settings: SgdSettings, values: Tensor) -> None:
         super().__init__()
-        self.momentum = settings.kept
+        self.momentum = settings.momentum_value
         if self.momentum:
             self.state["buffer"] = torch.zeros_like(values)
 

@@ -37,7 +37,7 @@ class SgdSettings(OptimizerKind):
     )
 
     @property
-    def kept(self) -> float:
+    def momentum_value(self) -> float:
         """Return the momentum; 0 while it is `auto`."""
         return 0.0 if self.momentum == "auto" else self.momentum
 

@@ -79,8 +79,8 @@ class AffineRisk:
         squares = slopes.square().sum(dim=-1) * self.squares[chunk]
         squares = torch.where(self.finite[chunk], squares, torch.nan)
         seen.add(losses.detach(), squares.unsqueeze(0).to(losses.dtype), mask, clipping)
-        if clipping.told is not None:
-            clipping.told(squares.unsqueeze(0), mask)
+        if clipping.on_norms is not None:
+            clipping.on_norms(squares.unsqueeze(0), mask)
         factors = clipping.factors(clipping.norms[0].unsqueeze(-1).to(PRECISION), squares.sqrt())
         good = torch.isfinite(squares)
         return torch.where(good.unsqueeze(-1), slopes * torch.where(good, factors, 0.0).unsqueeze(-1), 0.0)
