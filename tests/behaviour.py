@@ -93,15 +93,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What no shipped recipe sets: sections of `recipe_writer`'s recipe that are replaced."""
 
 
+def variant(name: str, folder: Path) -> Path:
+    """Write the recipe of one of `VARIANTS` and its data to `folder`; returns the recipe's path."""
+    write = recipe_writer(folder)
+    with np.load(folder / "tiny.npz") as held:
+        np.savez(folder / "who.npz", **held, who=np.arange(48) // 3, who_test=np.arange(12) + 100)
+    given: dict[str, Any] = {"privacy": _FIXED, "save_model": True} | VARIANTS[name]
+    return write(**given | {"privacy": given["privacy"] | {"noise_source": "seeded"}})
+
+
 def trained_variant(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights of one of `VARIANTS`, and its ledger, metrics and epsilon."""
     with tempfile.TemporaryDirectory() as folder:
-        write = recipe_writer(Path(folder))
-        with np.load(Path(folder) / "tiny.npz") as held:
-            np.savez(Path(folder) / "who.npz", **held, who=np.arange(48) // 3, who_test=np.arange(12) + 100)
-        given: dict[str, Any] = {"privacy": _FIXED, "save_model": True} | VARIANTS[name]
-        given["privacy"] = given["privacy"] | {"noise_source": "seeded"}
-        return _results(loop.run(load_recipe(str(write(**given))), loop.Options(out=Path(folder) / "out")))
+        loaded = load_recipe(str(variant(name, Path(folder))))
+        return _results(loop.run(loaded, loop.Options(out=Path(folder) / "out")))
 
 
 def _results(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
