@@ -32,7 +32,7 @@ class LedgerCase(Case):
     - `alone`: ledgers without a result in their folder.
     - `gone`: results that a sweep lists and that are missing.
     - `choices`: records of private choices whose other runs were removed and only the best one published
-      (`sweep/choosing.py`).
+      (`sweep/private_tuning.py`).
     """
 
     paths: tuple[Path, ...]

@@ -22,7 +22,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import audited, curves, history, reading, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.result import MARK, Row, public, summarise
+from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
@@ -99,7 +99,7 @@ def _read(directory: Path) -> _Read:
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
     # a public copy has no marked columns, and its marked fields are empty
-    hidden = [name for name in marked if name.startswith(MARK) and document[f"{MARK}files"]]
+    hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
     return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
@@ -333,7 +333,7 @@ def _not_to_publish(found: _Read) -> list[Block]:
     if not found.hidden:
         return []
     told = [
-        f"What is named `{MARK}...`: computed from training records without noise. Here: "
+        f"What is named `{NONPRIVATE}...`: computed from training records without noise. Here: "
         + ", ".join(f"`{name}`" for name in found.hidden)
         + ", in `result.json`, `trials.csv` and `history.csv`.",
         "Checkpoints (`.*.checkpoint` beside the result) and TensorBoard's files: they hold the same, and the clock.",

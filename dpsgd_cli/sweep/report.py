@@ -18,7 +18,7 @@ from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.sweep import choosing, folder, pricing
+from dpsgd_cli.sweep import folder, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
@@ -41,7 +41,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "finished": len(finished),
         "failed": sum(row["status"] == "failed" for row in rows),
         "privacy": pricing.statement(priced, sweep, planned_spending(every)),
-        "chosen": choosing.choose(sweep, place, cells, _records),
+        "chosen": private_tuning.choose(sweep, place, cells, _records),
     }
     files.write_whole(place.file(".table.csv"), files.to_csv(rows))
     files.write_whole(place.file(".table.md"), to_markdown(rows))
