@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, of_whom
-from dpsgd_cli.accounting.ledger import CHOSEN, read_entries, to_price
+from dpsgd_cli.accounting.ledger import read_entries, to_price
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, strongest
 from dpsgd_cli.common.rounding import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
@@ -22,6 +22,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import audited, curves, history, reading, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
+from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
@@ -139,7 +140,7 @@ def _statement(found: _Read) -> list[Block]:
     """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
     if not found.private:
         return [
-            Heading(f"{found.document['name']}: nothing protects the training data", 1),
+            Heading(f"{found.document['name']}: {NO_PRIVACY}", 1),
             Text(
                 "This model was trained without differential privacy. What it tells of the records that it was trained"
                 " on has no bound: records may be read from its weights or its answers. It serves as a comparison."
@@ -147,10 +148,9 @@ def _statement(found: _Read) -> list[Block]:
             *_warnings(found),
         ]
     privacy = found.privacy
-    epsilon = "not finite" if privacy["epsilon"] is None else epsilon_text(privacy["epsilon"])
     return [
         Heading(f"{found.document['name']}: what is guaranteed", 1),
-        Text(f"Epsilon {_relation(privacy)} {epsilon} at delta {privacy['delta']:g} ({_neighbours(privacy)})."),
+        Text(f"Epsilon {epsilon_words(privacy)} ({_neighbours(privacy)})."),
         *_warnings(found),
         Heading("Who is protected from what"),
         Text(
@@ -176,10 +176,6 @@ def _statement(found: _Read) -> list[Block]:
             ]
         ),
     ]
-
-
-def _relation(privacy: Row) -> str:
-    return "at most" if privacy["bound"] == "upper" else "of about (an estimate, no proof)"
 
 
 def _warnings(found: _Read) -> list[Block]:
