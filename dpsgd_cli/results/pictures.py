@@ -15,9 +15,8 @@ from typing import Any
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.curves import COLOURS, DASHES
+from dpsgd_cli.results.curves import COLOURS, DASHES, by_epoch, read
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.history import by_epoch, read
 from dpsgd_cli.results.result import NONPRIVATE, summarise
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

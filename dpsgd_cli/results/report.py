@@ -19,7 +19,7 @@ from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, stro
 from dpsgd_cli.common.rounding import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import audited, curves, history, reading, store
+from dpsgd_cli.results import audited, curves, reading, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
@@ -95,7 +95,7 @@ def is_written(directory: Path) -> bool:
 
 def _read(directory: Path) -> _Read:
     document = store.read_whole(directory)
-    rows = history.read(directory / "history.csv")
+    rows = curves.read(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
@@ -281,7 +281,7 @@ def _curves(found: _Read) -> list[Block]:
     """Show epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
     names = list(found.rows[0]) if found.rows else []
     metric = usual_metric(names)
-    columns = {name: history.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
+    columns = {name: curves.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
     columns = {name: values for name, values in columns.items() if values}
     if not columns:
         return []
