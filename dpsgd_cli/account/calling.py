@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.account import report
-from dpsgd_cli.account.question import Asked, cases_of, rows_of
+from dpsgd_cli.account.question import AccountOptions, cases_of, rows_of
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.errors import UsageError
@@ -38,14 +38,14 @@ def account(
     >>> f"epsilon {row['epsilon']:.2f} at delta {row['delta']:g}, {row['bound']}"
     'epsilon 1.26 at delta 1e-05, upper'
     """
-    known = [name for name in Asked.__annotations__ if name not in _OF_THE_COMMAND]
+    known = [name for name in AccountOptions.__annotations__ if name not in _OF_THE_COMMAND]
     unknown = [name for name in flags if name not in known]
     if unknown:
         raise UsageError(f"account takes no {unknown[0]!r}{suggested(unknown[0], known)}")
     given = {name: (value,) if isinstance(_USUAL.get(name), tuple) and isinstance(value, str) else value
              for name, value in flags.items()}  # fmt: skip
     arguments = (*map(str, sources), *assignments(overrides))
-    asked = Asked(**dict.fromkeys(Asked.__annotations__) | _USUAL | given | {"arguments": arguments})
+    asked = AccountOptions(**dict.fromkeys(AccountOptions.__annotations__) | _USUAL | given | {"arguments": arguments})
     with trusting(really=trust_code):
         rows: list[dict[str, Any]] = json.loads(report.as_json(rows_of(asked, cases_of(asked))))
     return rows

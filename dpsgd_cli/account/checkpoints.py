@@ -15,10 +15,11 @@ from typing import TypeVar
 from dpsgd_cli.account.ledgers import LedgerCase
 from dpsgd_cli.accounting.adjacency import of_whom
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT, LedgerEntry, entries_from_lines
+from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.evaluated import records_of
+from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
 from dpsgd_cli.results.reading import data_in, folds_in
 from dpsgd_cli.training.checkpoint import Charges, read_released
 

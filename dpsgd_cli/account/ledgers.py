@@ -11,11 +11,12 @@ from pathlib import Path
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.adjacency import of_whom
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
+from dpsgd_cli.accounting.ledger import LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.evaluated import identities_in, records_of
+from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
 from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 
@@ -32,7 +33,7 @@ class LedgerCase(Case):
     - `alone`: ledgers without a result in their folder.
     - `gone`: results that a sweep lists and that are missing.
     - `choices`: records of private choices whose other runs were removed and only the best one published
-      (`sweep/choosing.py`).
+      (`sweep/private_tuning.py`).
     """
 
     paths: tuple[Path, ...]

@@ -72,7 +72,7 @@ _HINTS = {
 }
 
 
-class Asked:
+class AccountOptions:
     """Command line of `dpsgd account`, one attribute per option. Not a dataclass: creating the class takes 1 ms."""
 
     arguments: tuple[str, ...]
@@ -136,7 +136,7 @@ class Asked:
         usual = {"group": 1, "trials": "1"}
         unused = [
             f"--{name.replace('_', '-')}"
-            for name in Asked.__annotations__
+            for name in AccountOptions.__annotations__
             if name not in ("arguments", *_USES[self.question])
             and getattr(self, name) not in (None, False, (), usual.get(name))
         ]
@@ -158,7 +158,7 @@ def check_number(name: str, value: float | None) -> None:
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
 
 
-def demands_of(asked: Asked, error: float) -> list[dict[str, Any]]:
+def demands_of(asked: AccountOptions, error: float) -> list[dict[str, Any]]:
     """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
     from dpsgd_cli.account.recipes import demand_of
     from dpsgd_cli.recipe.loading import load_recipe
@@ -168,7 +168,7 @@ def demands_of(asked: Asked, error: float) -> list[dict[str, Any]]:
     return [demand_of(load_recipe(source, asked.overrides), error) for source in asked.sources]
 
 
-def cases_of(asked: Asked) -> list[Case]:
+def cases_of(asked: AccountOptions) -> list[Case]:
     """Return the cases of the command line, in the order given."""
     cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
@@ -188,7 +188,7 @@ def _as_one(cases: list[Case]) -> Case:
     return LedgerCase.joined(ledgers)
 
 
-def _flag_cases(asked: Asked) -> list[Case]:
+def _flag_cases(asked: AccountOptions) -> list[Case]:
     if asked.overrides:
         raise UsageError(f"{asked.overrides[0]}: KEY=VALUE changes a recipe; name one")
     if asked.steps is not None and asked.epochs is not None:
@@ -218,7 +218,7 @@ def _flag_cases(asked: Asked) -> list[Case]:
     ]
 
 
-def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> None:
+def _check_flags(asked: AccountOptions, batchings: Sequence[str], rate: float | None) -> None:
     """Raise UsageError for numbers that contradict each other or that no batching of the question uses."""
     kinds = [kind for name, kind in BATCHINGS.items() if name in batchings]
     truncated = any(kind.recorded == "truncated" for kind in kinds)
@@ -242,7 +242,7 @@ def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> 
         raise UsageError(f"--largest-batch is {asked.largest_batch}, but must be at most --records ({asked.records})")
 
 
-def _sampling_rate(asked: Asked) -> float | None:
+def _sampling_rate(asked: AccountOptions) -> float | None:
     """Return the given sampling rate, or batch size over number of records; None without either."""
     if asked.batch_size is None:
         return asked.sampling_rate
@@ -255,7 +255,7 @@ def _sampling_rate(asked: Asked) -> float | None:
     return asked.batch_size / asked.records
 
 
-def _source_case(asked: Asked, source: str) -> Case:
+def _source_case(asked: AccountOptions, source: str) -> Case:
     from dpsgd_cli.account.checkpoints import read_checkpoint
     from dpsgd_cli.account.ledgers import read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
@@ -304,7 +304,7 @@ def _trial_count(text: str, case: Case) -> int:
     return int(text)
 
 
-def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
+def _accountants(asked: AccountOptions, case: Case) -> list[accountants.Accountant]:
     """Return the accountants for one case."""
     if asked.best_of is not None:
         if set(asked.accountant) - {"rdp"}:
@@ -324,7 +324,7 @@ def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
     return found if asked.group == 1 else [ForGroup(accountant, asked.group) for accountant in found]
 
 
-def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
+def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
     """Return ranked rows of prices, or of the values that a budget affords.
 
     Raises UnsupportedMechanism if every accountant refuses, unless a case has no statement at all.
@@ -362,7 +362,7 @@ def _reasons(rows: list[answers.Row]) -> str:
     return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
 
 
-def _free_parameter(asked: Asked, case: Case) -> str | None:
+def _free_parameter(asked: AccountOptions, case: Case) -> str | None:
     """Return the parameter to solve for; None if the question is a price.
 
     Raises UsageError for two targets, or if a target leaves nothing to solve for.
@@ -383,13 +383,13 @@ def _free_parameter(asked: Asked, case: Case) -> str | None:
     return free
 
 
-def _target(asked: Asked, case: Case) -> Target:
+def _target(asked: AccountOptions, case: Case) -> Target:
     if asked.target_epsilon is not None or asked.target_rho is not None:
         return Target(asked.target_epsilon, asked.target_rho)
     return case.budget()
 
 
-def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
+def series_of(asked: AccountOptions, cases: list[Case]) -> answers.Series:
     """Return the curve of `--curve` or `--over`; UsageError for a bad axis."""
     questions = [(case, _accountants(asked, case)) for case in cases]
     if asked.over is None:

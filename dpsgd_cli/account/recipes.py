@@ -14,7 +14,6 @@ from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.joint_composition import why_apart
-from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
@@ -30,6 +29,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.privacy import Privacy
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import run_of
+from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
 from dpsgd_cli.schedules.settings import Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
 from dpsgd_cli.users.settings import PERSON

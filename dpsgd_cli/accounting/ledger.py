@@ -41,8 +41,6 @@ Phase = Literal["before", "train"]
 
 # Relative tolerance between two orders of adding up the same charges.
 _ROUNDING = 1e-9
-CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"
-EXPERIMENT = "an experiment: who knows the seed can take the noise away"
 _TWO_RUNS = "the lines are not those of one run; give every ledger a file of its own"
 
 

@@ -11,7 +11,7 @@ import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.question import Asked, cases_of, demands_of, rows_of, series_of
+from dpsgd_cli.account.question import AccountOptions, cases_of, demands_of, rows_of, series_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.cli.trust import TRUST_CODE
 
@@ -114,7 +114,7 @@ def command(**given: Any) -> None:
       dpsgd account --sampling-rate 0.01 --noise-multiplier 1 --steps 1000 --over false-positives=0.01:0.99:0.01
       dpsgd account recipe.yaml --max-epsilon 3
     """
-    asked = Asked(**given)
+    asked = AccountOptions(**given)
     if asked.excess_risk is not None:
         click.echo(report.demands(demands_of(asked, asked.excess_risk), asked.format))
         return

@@ -22,7 +22,7 @@ from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together, reasons
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in, records_of
-from dpsgd_cli.results.result import MARK, Row
+from dpsgd_cli.results.result import NONPRIVATE, Row
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Comparison:
 def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) -> Comparison:
     """Build a comparison of the entries. Raises UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
-    chosen = metric or usual_metric(known) or next((name for name in known if not name.startswith(MARK)), "")
+    chosen = metric or usual_metric(known) or next((name for name in known if not name.startswith(NONPRIVATE)), "")
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))

@@ -1,19 +1,62 @@
-"""Curves by epoch as one SVG element for a page. matplotlib is imported when the first is drawn.
+"""Curves by epoch: reading of `history.csv`, and drawing as one SVG element for a page.
 
-pyplot is not used, because it is slow to import. `pictures.py` draws comparisons.
+matplotlib is imported when the first is drawn; pyplot is not used, because it is slow to import. `pictures.py` draws
+comparisons.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.result import summarise
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """The palette of Okabe and Ito, which colour-blind readers can distinguish."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_MOST = 1 << 53
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows; an empty cell is an empty text. Raises DataError if the table is not that of a result."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            if None in row or None in row.values():
+                raise ValueError("a row has more or fewer cells than the header")
+            if not (0 <= int(row["trial"]) < _MOST and 0 <= int(row["epoch"]) < _MOST):
+                raise ValueError("no number of a trial or epoch")
+            for name in row:
+                if name not in ("trial", "seed", "epoch") and row[name]:
+                    float(row[name])
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(f"{path}: is no table of epochs ({type(error).__name__}); restore it, or train again") from None
+    return rows
+
+
+def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
+    """Return the values of all trials by epoch, counted from 1.
+
+    A trial that has ended keeps its last value: its weights and its spent budget stay. It has no noise multiplier any
+    more.
+    """
+    trials: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.get(column):
+            trials.setdefault(row["trial"], {})[int(row["epoch"]) + 1] = float(row[column])
+    found: dict[int, list[float]] = {}
+    for epoch in sorted({epoch for own in trials.values() for epoch in own}):
+        for own in trials.values():
+            if epoch in own:
+                found.setdefault(epoch, []).append(own[epoch])
+            elif epoch > max(own) and column != "noise_multiplier":
+                found.setdefault(epoch, []).append(own[max(own)])
+    return found
 
 
 def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:

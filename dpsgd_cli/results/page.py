@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.accounting.joint_composition import scope
-from dpsgd_cli.accounting.ledger import CHOSEN
 from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.document import html_page
+from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
 
@@ -127,10 +127,8 @@ def _statements(entries: Sequence[Entry]) -> str:
 def _epsilon(entry: Entry) -> tuple[str, str]:
     privacy = entry.privacy
     if privacy["accountant"] is None:
-        return "no privacy", "nothing protects the training data"
-    relation = {"upper": "at most", "estimate": "about"}[privacy["bound"]]
-    epsilon = "not finite" if privacy["epsilon"] is None else f"{relation} {epsilon_text(privacy['epsilon'])}"
-    return "epsilon", f"{epsilon} at delta {privacy['delta']:g}, by {privacy['accountant']} ({privacy['bound']} bound)"
+        return "no privacy", NO_PRIVACY
+    return "epsilon", f"{epsilon_words(privacy)}, by {privacy['accountant']}"
 
 
 def _said(entry: Entry) -> tuple[tuple[str, str], ...]:

@@ -15,10 +15,9 @@ from typing import Any
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.curves import COLOURS, DASHES
+from dpsgd_cli.results.curves import COLOURS, DASHES, by_epoch, read
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.history import by_epoch, read
-from dpsgd_cli.results.result import MARK, summarise
+from dpsgd_cli.results.result import NONPRIVATE, summarise
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
@@ -55,7 +54,11 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
             place = out / f"{name}.{ending}"
             drawn = io.BytesIO()
             figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
-            write_whole(place, drawn.getvalue(), owner_only=MARK in (name[: len(MARK)], metric[: len(MARK)]))
+            write_whole(
+                place,
+                drawn.getvalue(),
+                owner_only=NONPRIVATE in (name[: len(NONPRIVATE)], metric[: len(NONPRIVATE)]),
+            )
         plt.close(figure)
         made[name] = out / f"{name}.png"
     return made

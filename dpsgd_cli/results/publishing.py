@@ -27,7 +27,7 @@ from dpsgd_cli.recipe.loading import (
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import reading, store
 from dpsgd_cli.results.files import hidden_name, to_csv, to_json
-from dpsgd_cli.results.result import MARK, Row, public
+from dpsgd_cli.results.result import NONPRIVATE, Row, public
 
 _TABLES = ("trials.csv", "history.csv")
 
@@ -89,12 +89,12 @@ def _public_document(document: Row) -> Row:
     origin = {name: value for name, value in kept["provenance"].items() if name != RECIPE_FOLDER}
     for kind in ("data_sha256", "code_sha256"):
         origin[kind] = {Path(name).name: found for name, found in origin.get(kind, {}).items()}
-    return kept | {"provenance": origin, f"{MARK}warnings": [], f"{MARK}files": {}}
+    return kept | {"provenance": origin, f"{NONPRIVATE}warnings": [], f"{NONPRIVATE}files": {}}
 
 
 def _public_table(path: Path) -> bytes:
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [{k: cell for k, cell in row.items() if not k.startswith(MARK)} for row in csv.DictReader(file)]
+        rows = [{k: cell for k, cell in row.items() if not k.startswith(NONPRIVATE)} for row in csv.DictReader(file)]
     return to_csv(rows).encode()
 
 

@@ -29,11 +29,11 @@ from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.evaluated import section_with
-from dpsgd_cli.results.result import MARK, Row, marked
+from dpsgd_cli.results.result import NONPRIVATE, Row, mark_nonprivate
 from dpsgd_cli.users.settings import Unit
 
 RESULT = "result.json"
-OWN_HASH = f"{MARK}sha256"
+OWN_HASH = f"{NONPRIVATE}sha256"
 _MOST_PROBLEMS = 3
 _PIECE = 1 << 16
 # sections are found in the text of a resolved recipe, because thousands of them are read at once
@@ -208,7 +208,7 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: b
         kinds = {"always"} if covered else {"always", "of-uncovered-steps"}
         secret = set() if published else {name for name in files if FILES[name].unreleased in kinds}
         content["files"] = {name: one for name, one in told.items() if name not in secret}
-        content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
+        content |= mark_nonprivate({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}
 
 
@@ -257,7 +257,7 @@ def _problem(detail: Any) -> str:
 
 def _files(document: Row) -> Row:
     """Return the entries of all files that were written with the document."""
-    return {**document["files"], **document[f"{MARK}files"]}
+    return {**document["files"], **document[f"{NONPRIVATE}files"]}
 
 
 def checked(directory: Path, document: Row, name: str) -> Path:

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, of_whom
-from dpsgd_cli.accounting.ledger import CHOSEN, read_entries, to_price
+from dpsgd_cli.accounting.ledger import read_entries, to_price
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, strongest
 from dpsgd_cli.common.rounding import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import audited, curves, history, reading, store
+from dpsgd_cli.results import audited, curves, reading, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.result import MARK, Row, public, summarise
+from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
+from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
@@ -94,12 +95,12 @@ def is_written(directory: Path) -> bool:
 
 def _read(directory: Path) -> _Read:
     document = store.read_whole(directory)
-    rows = history.read(directory / "history.csv")
+    rows = curves.read(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
     # a public copy has no marked columns, and its marked fields are empty
-    hidden = [name for name in marked if name.startswith(MARK) and document[f"{MARK}files"]]
+    hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
     return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
@@ -139,7 +140,7 @@ def _statement(found: _Read) -> list[Block]:
     """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
     if not found.private:
         return [
-            Heading(f"{found.document['name']}: nothing protects the training data", 1),
+            Heading(f"{found.document['name']}: {NO_PRIVACY}", 1),
             Text(
                 "This model was trained without differential privacy. What it tells of the records that it was trained"
                 " on has no bound: records may be read from its weights or its answers. It serves as a comparison."
@@ -147,10 +148,9 @@ def _statement(found: _Read) -> list[Block]:
             *_warnings(found),
         ]
     privacy = found.privacy
-    epsilon = "not finite" if privacy["epsilon"] is None else epsilon_text(privacy["epsilon"])
     return [
         Heading(f"{found.document['name']}: what is guaranteed", 1),
-        Text(f"Epsilon {_relation(privacy)} {epsilon} at delta {privacy['delta']:g} ({_neighbours(privacy)})."),
+        Text(f"Epsilon {epsilon_words(privacy)} ({_neighbours(privacy)})."),
         *_warnings(found),
         Heading("Who is protected from what"),
         Text(
@@ -176,10 +176,6 @@ def _statement(found: _Read) -> list[Block]:
             ]
         ),
     ]
-
-
-def _relation(privacy: Row) -> str:
-    return "at most" if privacy["bound"] == "upper" else "of about (an estimate, no proof)"
 
 
 def _warnings(found: _Read) -> list[Block]:
@@ -285,7 +281,7 @@ def _curves(found: _Read) -> list[Block]:
     """Show epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
     names = list(found.rows[0]) if found.rows else []
     metric = usual_metric(names)
-    columns = {name: history.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
+    columns = {name: curves.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
     columns = {name: values for name, values in columns.items() if values}
     if not columns:
         return []
@@ -333,7 +329,7 @@ def _not_to_publish(found: _Read) -> list[Block]:
     if not found.hidden:
         return []
     told = [
-        f"What is named `{MARK}...`: computed from training records without noise. Here: "
+        f"What is named `{NONPRIVATE}...`: computed from training records without noise. Here: "
         + ", ".join(f"`{name}`" for name in found.hidden)
         + ", in `result.json`, `trials.csv` and `history.csv`.",
         "Checkpoints (`.*.checkpoint` beside the result) and TensorBoard's files: they hold the same, and the clock.",

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.loading import LoadedRecipe
 
 Row = dict[str, Any]
-MARK = "nonprivate_"
+NONPRIVATE = "nonprivate_"
 
 
-def marked(row: Row) -> Row:
+def mark_nonprivate(row: Row) -> Row:
     """Return the row with the mark for non-private values before every name."""
-    return {f"{MARK}{name}": value for name, value in row.items()}
+    return {f"{NONPRIVATE}{name}": value for name, value in row.items()}
 
 
 def public(value: Any) -> Any:
     """Return the public part of a result's document, or of a part of it: everything that is not marked."""
     if isinstance(value, dict):
-        return {name: public(inner) for name, inner in value.items() if not name.startswith(MARK)}
+        return {name: public(inner) for name, inner in value.items() if not name.startswith(NONPRIVATE)}
     return [public(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -99,7 +99,7 @@ class Unreleased:
 
 def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
     """Join public rows with non-private rows, which are marked."""
-    return [{**row, **marked(other)} for row, other in zip(public, others, strict=True)]
+    return [{**row, **mark_nonprivate(other)} for row, other in zip(public, others, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.results.guarantee import NO_PRIVACY, epsilon_words
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
 
@@ -58,13 +59,10 @@ def metric_over_trials(metric: Row) -> str:
 
 def _privacy_lines(privacy: Row) -> list[str]:
     if privacy["accountant"] is None:
-        return ["  privacy                   none: nothing protects the training data"]
-    relation = "<=" if privacy["bound"] == "upper" else "about"
-    told = privacy["epsilon"]
-    epsilon = "none: no finite epsilon" if told is None else f"{relation} {epsilon_text(told)}"
+        return [f"  privacy                   none: {NO_PRIVACY}"]
     rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
     return [
-        f"  epsilon                   {epsilon} at delta {privacy['delta']:g}{rho}",
+        f"  epsilon                   {epsilon_words(privacy)}{rho}",
         *_part_lines(privacy.get("parts", {})),
         *_spent_lines(privacy.get("spent")),
         *_attacker_lines(privacy.get("attacker")),

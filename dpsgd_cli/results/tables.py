@@ -10,7 +10,7 @@ from dpsgd_cli.common.rounding import epsilon_text, interval_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison
-from dpsgd_cli.results.result import MARK, Row
+from dpsgd_cli.results.result import NONPRIVATE, Row
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -113,7 +113,7 @@ def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[P
         "privacy": {str(e.directory): e.privacy for e in comparison.entries},
     }
     content = {"csv": files.to_csv(comparison.rows), "json": files.to_json(document), "md": to_markdown(comparison)}
-    hidden = comparison.metric.startswith(MARK)
+    hidden = comparison.metric.startswith(NONPRIVATE)
     for ending, text in content.items():
         files.write_whole(out / f"{stem}.{ending}", text, owner_only=hidden)
     return [out / f"{stem}.{ending}" for ending in content]

@@ -17,7 +17,7 @@ from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.expansion import cell_of
-from dpsgd_cli.sweep.running import Job, is_open, run_job
+from dpsgd_cli.sweep.running import PackJob, is_pending, run_job
 
 
 def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Callable[[str], None]) -> list[Entry]:
@@ -35,10 +35,10 @@ def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Calla
     if problems:
         raise RecipeError(problems)
     with kill_is_interrupt():
-        left = [pack for pack in planning.packs(cells) if any(is_open(cell, out, True) for cell in pack)]
+        left = [pack for pack in planning.packs(cells) if any(is_pending(cell, out, True) for cell in pack)]
         store.prepare_place(out / "comparison.probe")
         for number, pack in enumerate(left, start=1):
-            outcome = run_job(Job(pack, out, retry_failed=True))
+            outcome = run_job(PackJob(pack, out, retry_failed=True))
             say(f"pack {number}/{len(left)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s")
             if outcome.failed:
                 raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))

@@ -8,7 +8,7 @@ random stopping The number of runs is random and each run is a cell drawn unifor
                 Theorem 13). `accounting/repeated_selection.py` has the theorem on the best run. The theorem covers the
                 output of ONE run: its settings, its weights, and its score, which costs nothing because it is measured
                 on test records that no cell trains on. It does not cover the number of runs, the cells that were drawn,
-                the results of the others, or which of the runs is the best: `choosing.py` keeps and shows none of
+                the results of the others, or which of the runs is the best: `private_tuning.py` keeps and shows none of
                 these. If the number or any noise comes from a seed, the sweep is an experiment: anyone who knows the
                 seed knows the number, or can remove the noise.
 exponential     All cells compose, plus the epsilon of the exponential mechanism. A count of correctly classified

@@ -17,14 +17,13 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.evaluated import run_of
+from dpsgd_cli.results.guarantee import EXPERIMENT
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.sweep import choosing, folder, pricing
+from dpsgd_cli.sweep import folder, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
 from dpsgd_cli.sweep.schema import Sweep
-
-EXPERIMENT = "; EXPERIMENT: its seed is known"
 
 
 def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Planned]) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "finished": len(finished),
         "failed": sum(row["status"] == "failed" for row in rows),
         "privacy": pricing.statement(priced, sweep, planned_spending(every)),
-        "chosen": choosing.choose(sweep, place, cells, _records),
+        "chosen": private_tuning.choose(sweep, place, cells, _records),
     }
     files.write_whole(place.file(".table.csv"), files.to_csv(rows))
     files.write_whole(place.file(".table.md"), to_markdown(rows))
@@ -124,7 +123,7 @@ def _cell(value: Any) -> str:
 
 def privacy_lines(privacy: dict[str, Any]) -> list[str]:
     """Return the three privacy statements as lines of text."""
-    seeded = EXPERIMENT if privacy["noise_source"] != "secure" else ""
+    seeded = f"; {EXPERIMENT}" if privacy["noise_source"] != "secure" else ""
     lines = [
         f"{'each trial':<25} epsilon {'none' if one['epsilon'] is None else epsilon_text(one['epsilon'])}"
         f" at delta {one['delta']:g}"
@@ -141,7 +140,7 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
             extra = (
                 f"; {told['kind']}" if "kind" in told else f", {count(told['trials'], 'trial')}; {told['accountant']}"
             )
-            extra += EXPERIMENT if told.get("randomness", "secure") != "secure" else seeded
+            extra += f"; {EXPERIMENT}" if told.get("randomness", "secure") != "secure" else seeded
             lines.append(
                 f"{title:<25} epsilon {epsilon_text(told['epsilon'])} at delta {told['delta']:g}"
                 f" ({told['adjacency']}{extra})"

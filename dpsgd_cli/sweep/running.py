@@ -26,7 +26,7 @@ from dpsgd_cli.training.start import Member
 
 
 @dataclass(frozen=True)
-class Job:
+class PackJob:
     """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again.
 
     `quiet`: print nothing that reveals which cells run, or how many.
@@ -58,7 +58,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
+def is_pending(cell: Cell, out: Path, retry_failed: bool) -> bool:
     """Return True if a cell still has to run."""
     if store.is_complete(out / cell.directory):
         return False
@@ -66,7 +66,7 @@ def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
 
 
 @trusting()
-def run_job(job: Job) -> Outcome:
+def run_job(job: PackJob) -> Outcome:
     """Run the cells of a job that are still open; results and failures are in the folder when it returns.
 
     Raises RunError if a cell fails under `fail_fast`, and any error that would stop every pack too: an interruption, or
@@ -74,12 +74,12 @@ def run_job(job: Job) -> Outcome:
     """
     begun, outcome = time.perf_counter(), Outcome()
     store.roll_forward(job.out)
-    _run(job, [cell for cell in job.cells if is_open(cell, job.out, job.retry_failed)], outcome)
+    _run(job, [cell for cell in job.cells if is_pending(cell, job.out, job.retry_failed)], outcome)
     outcome.seconds = time.perf_counter() - begun
     return outcome
 
 
-def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
+def _run(job: PackJob, cells: Sequence[Cell], outcome: Outcome) -> None:
     members: list[Member] = []
     planned: list[Cell] = []
     for cell in cells:
@@ -93,7 +93,7 @@ def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
         _train(job, planned, members, outcome)
 
 
-def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
+def _train(job: PackJob, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
     """Train cells together. If that fails, train each half alone, down to the faulty cell."""
     place = loop.checkpoint_place(members, job.out)
     try:
@@ -117,7 +117,7 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
         outcome.trials += cell.trials
 
 
-def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:
+def _fail(job: PackJob, cell: Cell, error: Exception, outcome: Outcome) -> None:
     if job.fail_fast:
         where = "a run failed" if job.quiet else f"{cell.label}: {error}"
         raise RunError(f"{where}; stopped because of --fail-fast") from error

@@ -12,14 +12,14 @@ from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import files, store
-from dpsgd_cli.sweep import choosing, expansion, folder, planning, pricing, report
+from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
-from dpsgd_cli.sweep.rehearsal import Rehearsals
-from dpsgd_cli.sweep.running import Job, is_open
+from dpsgd_cli.sweep.running import PackJob, is_pending
 from dpsgd_cli.sweep.schema import RandomStopping, Sweep
+from dpsgd_cli.sweep.time_estimate import Rehearsals
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SweepSession:
         part = expansion.parse_shard(shard)
         loaded = load_sweep(source, overrides)
         every = expansion.expand(loaded)
-        choosing.check_choice(loaded.sweep, source, every)
+        private_tuning.check_choice(loaded.sweep, source, every)
         return cls(loaded.sweep, source, every, part, out)
 
     @property
@@ -50,10 +50,14 @@ class SweepSession:
         select = self.sweep.select
         if not isinstance(select, RandomStopping):
             return self.every
-        if self.secret and choosing.published(self.folder) is not None:
+        if self.secret and private_tuning.published(self.folder) is not None:
             return []
-        kept = choosing.kept(self.place, self.every) if select.seed is None else choosing.draw(select, len(self.every))
-        return None if kept is None else choosing.repeated(self.every, kept)
+        kept = (
+            private_tuning.kept(self.place, self.every)
+            if select.seed is None
+            else private_tuning.draw(select, len(self.every))
+        )
+        return None if kept is None else private_tuning.repeated(self.every, kept)
 
     @cached_property
     def running(self) -> Sequence[Cell]:
@@ -74,41 +78,41 @@ class SweepSession:
 
     @cached_property
     def secret(self) -> bool:
-        """True if only the best run may be seen (`choosing.py`)."""
-        return choosing.is_secret(self.sweep, self.every)
+        """True if only the best run may be seen (`private_tuning.py`)."""
+        return private_tuning.is_secret(self.sweep, self.every)
 
     @cached_property
     def place(self) -> Folder:
         """The folder of the runs, which is hidden if the sweep is `secret`."""
-        return choosing.private_folder(self.folder) if self.secret else self.folder
+        return private_tuning.private_folder(self.folder) if self.secret else self.folder
 
     def begin(self) -> None:
         """Check that the folder can be written, draw the runs for random stopping, and write the sweep's index."""
         store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
-            choosing.open_private(self.place)
+            private_tuning.open_private(self.place)
             folder.write_index(self.folder, self.source, [], secret=True)
             files.sweep_up(self.out)
         select = self.sweep.select
         if isinstance(select, RandomStopping) and self.drawn is None:
             if self.part[0] > 1:
                 raise UsageError(
-                    f"{self.place.path} has no {self.folder.stem}{choosing.DRAW}: shard 1/{self.part[1]} draws the"
-                    " number of runs for all shards; begin with it, and give the others its folder or a copy of that"
-                    " file"
+                    f"{self.place.path} has no {self.folder.stem}{private_tuning.DRAW}: shard 1/{self.part[1]} draws"
+                    " the number of runs for all shards; begin with it, and give the others its folder or a copy of"
+                    " that file"
                 )
-            choosing.draw_and_keep(self.place, select, self.every)
+            private_tuning.draw_and_keep(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
         store.roll_forward(self.place.path)
         files.sweep_up(self.place.path)
 
-    def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
+    def jobs(self, retry_failed: bool, fail_fast: bool) -> list[PackJob]:
         """Return the packs left to run. They are formed from all cells, so that a stopped pack finds its checkpoint."""
         found = []
         for pack in planning.packs(self.cells, self.sweep.most_trials):
-            left = tuple(cell for cell in pack if is_open(cell, self.place.path, retry_failed))
+            left = tuple(cell for cell in pack if is_pending(cell, self.place.path, retry_failed))
             if left:
-                found.append(Job(left, self.place.path, retry_failed, fail_fast, self.secret))
+                found.append(PackJob(left, self.place.path, retry_failed, fail_fast, self.secret))
         return found
 
     def failed(self) -> int:
@@ -128,7 +132,7 @@ class SweepSession:
         drawn = self.every if isinstance(self.sweep.select, RandomStopping) else []
         every = [planning.shared_planner().plan(cell) for cell in drawn]
         if self.secret:
-            return choosing.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
+            return private_tuning.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
         return report.write(self.folder, self.sweep, self.running, every)
 
     def told(self, result: dict[str, Any]) -> list[str]:
@@ -153,7 +157,7 @@ class SweepSession:
         """
         select, cells = self.sweep.select, self.every
         if isinstance(select, RandomStopping):
-            cells = choosing.repeated(self.every, [1] * len(self.every))
+            cells = private_tuning.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: planning.shared_planner().plan(cell) for cell in cells}
         lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()

@@ -29,7 +29,16 @@ from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
-from dpsgd_cli.results.result import Released, Result, Row, Stopped, Unreleased, marked, summarise_columns, together
+from dpsgd_cli.results.result import (
+    Released,
+    Result,
+    Row,
+    Stopped,
+    Unreleased,
+    mark_nonprivate,
+    summarise_columns,
+    together,
+)
 from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
 from dpsgd_cli.training.plans import declared_by_model
 
@@ -86,8 +95,8 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         name=released.loaded.recipe.name,
         privacy=_privacy(released, spendings),
         metrics=summarise_columns({**released.metrics, **_columns(claimed)})
-        | marked(summarise_columns({**unreleased.metrics, **_columns(measured)})),
-        timing=released.timing | marked(unreleased.timing),
+        | mark_nonprivate(summarise_columns({**unreleased.metrics, **_columns(measured)})),
+        timing=released.timing | mark_nonprivate(unreleased.timing),
         provenance=provenance.provenance(released.loaded, released.data_sha256, released.device) | hashes,
         trials=trials,
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
@@ -253,7 +262,7 @@ def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequenc
             row: Row = {"trial": i, "seed": seed, "epoch": epoch, **spending}
             row.update({name: _cell(values[i]) for name, values in metrics.items()})
             own = {name: values[i] for name, values in sums.items()}
-            rows.append(row | marked(_diagnostics(own, released.plan is not None)))
+            rows.append(row | mark_nonprivate(_diagnostics(own, released.plan is not None)))
     return rows
 
 

@@ -10,7 +10,7 @@ import mpmath
 import pytest
 
 import dpsgd_cli
-from dpsgd_cli.account.question import _NUMBERS, _USES, Asked
+from dpsgd_cli.account.question import _NUMBERS, _USES, AccountOptions
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
 from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
@@ -30,7 +30,7 @@ def option(name: str) -> str:
 
 
 def test_every_numeric_option_has_a_range() -> None:
-    numeric = {name for name, kind in Asked.__annotations__.items() if "int" in kind or "float" in kind}
+    numeric = {name for name, kind in AccountOptions.__annotations__.items() if "int" in kind or "float" in kind}
     assert numeric == set(_NUMBERS)
 
 

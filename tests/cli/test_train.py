@@ -35,7 +35,7 @@ def test_results_go_to_stdout_and_files_and_nothing_to_stderr(write_recipe: Writ
     assert result.stdout.startswith("tiny: 3 trials, 3 epochs\n")
     for part in (
         "test_accuracy",
-        "epsilon                   <= 4.0000 at delta 0.001",
+        "epsilon                   at most 4.0000 at delta 0.001",
         "add-remove (poisson",
         f"results in {directory}",
     ):

@@ -17,7 +17,7 @@ from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.results import store
-from dpsgd_cli.results.result import Released, Unreleased, marked, public
+from dpsgd_cli.results.result import Released, Unreleased, mark_nonprivate, public
 from dpsgd_cli.training import assemble
 from tests.conftest import Train, WriteRecipe
 
@@ -102,8 +102,8 @@ def test_what_makes_public_fields_is_given_nothing_else() -> None:
 
 def test_what_is_marked_is_not_public() -> None:
     document = {
-        "metrics": {"test": 1, **marked({"train": 2})},
-        "rows": [{"a": 1} | marked({"b": 2})],
-        **marked({"c": 3}),
+        "metrics": {"test": 1, **mark_nonprivate({"train": 2})},
+        "rows": [{"a": 1} | mark_nonprivate({"b": 2})],
+        **mark_nonprivate({"c": 3}),
     }
     assert public(document) == {"metrics": {"test": 1}, "rows": [{"a": 1}]}

@@ -14,7 +14,7 @@ import pytest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.reading import FILES, HASHED, RESULT, ResultFile, sealed
-from dpsgd_cli.results.result import MARK
+from dpsgd_cli.results.result import NONPRIVATE
 from tests.conftest import recipe_writer
 from tests.results.test_reading import run
 
@@ -48,16 +48,16 @@ def test_a_file_with_what_was_not_released_is_marked_and_no_other_holds_any(
     uncovered, directory = trained
     document, file = json.loads((directory / RESULT).read_text()), FILES[name]
     private = file.unreleased == "always" or (uncovered and file.unreleased == "of-uncovered-steps")
-    assert (name in document[f"{MARK}files"]) == private
+    assert (name in document[f"{NONPRIVATE}files"]) == private
     assert (name in document["files"]) != private
     content = (directory / name).read_bytes()
-    told = document[f"{MARK}files" if private else "files"][name]
+    told = document[f"{NONPRIVATE}files" if private else "files"][name]
     assert told["sha256"] == hashlib.sha256(content).hexdigest()
     assert told["lines"] == (content.count(b"\n") if file.lines else None)
     if file.unreleased != "of-uncovered-steps":
-        assert (MARK.encode() in content) == (file.unreleased == "always")
+        assert (NONPRIVATE.encode() in content) == (file.unreleased == "always")
     if name.endswith(".csv") and file.unreleased == "never":
-        assert not any(column.startswith(MARK) for column in next(csv.reader(content.decode().splitlines())))
+        assert not any(column.startswith(NONPRIVATE) for column in next(csv.reader(content.decode().splitlines())))
 
 
 @pytest.mark.parametrize("name", [name for name, file in FILES.items() if not file.hashed])
@@ -71,7 +71,9 @@ def test_what_is_made_of_a_result_holds_no_marked_number_where_it_may_be_public(
         return
     page = (directory / name).read_text()
     rows = list(csv.DictReader((directory / "history.csv").read_text().splitlines()))
-    marked = {value for row in rows for column, value in row.items() if column.startswith(MARK) and len(value) > 6}
+    marked = {
+        value for row in rows for column, value in row.items() if column.startswith(NONPRIVATE) and len(value) > 6
+    }
     assert marked
     assert not [value for value in marked if value in page]
 

@@ -36,7 +36,7 @@ def test_the_numbers_of_a_result() -> None:
     for part in (
         "toy: 2 trials, 3 epochs",
         "test_accuracy             0.9125 +- 0.0898 (95% CI, 2 trials)",
-        "<= 3.0000 at delta 1e-05, rho 0.25",
+        "at most 3.0000 at delta 1e-05, rho 0.25",
         "zero-out (shuffle batches; gaussian)",
         "declared public           The moon is public.",
         "results in results/toy-1",
@@ -48,7 +48,7 @@ def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
     spent = {"epsilon": 2.5, "rho": 0.2, "parts": {"gradient": {"rho": 0.15}, "step": {"rho": 0.05}}}
     lines = result_text(document({**PRIVACY, "spent": spent}), Path("r")).splitlines()
     at = next(i for i, line in enumerate(lines) if "spent of that" in line)
-    assert "<= 3.0000 at delta 1e-05, rho 0.25" in lines[at - 1]
+    assert "at most 3.0000 at delta 1e-05, rho 0.25" in lines[at - 1]
     assert "epsilon 2.5000, rho 0.2: may be chosen as it ran, so no guarantee" in lines[at]
     assert "of that step" in lines[at + 2] and "rho 0.05" in lines[at + 2]
     assert "spent of that" not in result_text(document({**PRIVACY, "spent": None}), Path("r"))
@@ -57,8 +57,8 @@ def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"bound": "estimate"}, "epsilon                   about 3.0000 at"),
-        ({"epsilon": None}, "none: no finite epsilon at delta"),
+        ({"bound": "estimate"}, "epsilon                   about 3.0000 at delta 1e-05 (an estimate, no proof)"),
+        ({"epsilon": None}, "epsilon                   not finite at delta"),
         ({"rho": None}, "3.0000 at delta 1e-05\n"),
         ({"accountant": None}, "none: nothing protects the training data"),
     ],

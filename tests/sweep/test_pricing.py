@@ -85,11 +85,13 @@ def test_sweeps_of_seeded_recipes_are_marked_as_experiments() -> None:
         drawn = SWEEP.model_copy(update={"select": select.model_copy(update={"seed": 1})})
         without = statement([secure], sweep, [secure])
         assert without["noise_source"] == without["choice"]["randomness"] == "secure"
-        assert "EXPERIMENT" not in "".join(privacy_lines(without))
+        assert "an experiment" not in "".join(privacy_lines(without))
         for told in (statement([secure, seeded], sweep, [secure, seeded]), statement([secure], drawn, [secure])):
             assert told["choice"]["randomness"].startswith("seeded (experiment")
         lines = privacy_lines(statement([secure, seeded], sweep, [secure, seeded]))
-        assert len(lines) == 3 and all("EXPERIMENT: its seed is known" in line for line in lines)
+        assert len(lines) == 3 and all(
+            "an experiment: who knows the seed can take the noise away" in line for line in lines
+        )
 
 
 def test_different_adjacencies_have_no_statement_together() -> None:

@@ -17,8 +17,8 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep import choosing
-from dpsgd_cli.sweep.running import Job
+from dpsgd_cli.sweep import private_tuning
+from dpsgd_cli.sweep.running import PackJob
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.training import loop
 from tests.conftest import toy_result, write_result
@@ -44,7 +44,7 @@ def without_output(text: str) -> str:
 
 
 def draws(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: counts)
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: counts)
 
 
 def test_what_is_seen_does_not_depend_on_how_many_runs_there_were(
@@ -68,7 +68,7 @@ def test_the_best_is_released_and_the_others_are_removed(
 ) -> None:
     draws(monkeypatch, [2, 0, 3, 0])
     runs: dict[str, Any] = {}
-    remove = choosing._publish
+    remove = private_tuning._publish
 
     def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any) -> Any:
         assert stat.S_IMODE(private.path.stat().st_mode) == 0o700
@@ -79,7 +79,7 @@ def test_the_best_is_released_and_the_others_are_removed(
                 runs[f"{cell.label}/{row['trial']}"] = row["test_accuracy"], cell.settings, row["trial"], weights
         return remove(public, private, sweep, cells, every)
 
-    monkeypatch.setattr(choosing, "_publish", watched)
+    monkeypatch.setattr(private_tuning, "_publish", watched)
     assert sweep(STOPPING, *SECURE).exit_code == 0
     assert len(runs) == 5
     accuracy, settings, trial, weights = max(runs.values(), key=lambda one: one[0])
@@ -117,7 +117,7 @@ def test_a_sweep_that_has_published_is_never_drawn_again(
     def again(*_: object) -> list[int]:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(choosing, "draw", again)
+    monkeypatch.setattr(private_tuning, "draw", again)
     done = sweep(STOPPING, *SECURE)
     assert done.exit_code == 0, done.output
     assert everything(out) == before
@@ -185,14 +185,14 @@ def test_a_process_that_comes_second_reads_what_was_published(
     told = json.loads(next(out.glob("*.result.json")).read_text())
     assert late.finish() == told
     seen = iter([None, told])  # it looks before it chooses, and again when the runs are gone
-    monkeypatch.setattr(choosing, "published", lambda place: next(seen))
+    monkeypatch.setattr(private_tuning, "published", lambda place: next(seen))
     assert late.finish() == told
 
 
 def test_a_quiet_job_says_nothing_of_its_packs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Job((), out, quiet=True).say("warning: once a pack")
+    PackJob((), out, quiet=True).say("warning: once a pack")
     assert capsys.readouterr().err == ""
-    Job((), out).say("warning: once a pack")
+    PackJob((), out).say("warning: once a pack")
     assert capsys.readouterr().err == "warning: once a pack\n"
 
 

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep import rehearsal
+from dpsgd_cli.sweep import time_estimate
 from dpsgd_cli.sweep.launchers import LAUNCHERS, local
-from dpsgd_cli.sweep.rehearsal import Pace
-from dpsgd_cli.sweep.running import Job, Outcome
+from dpsgd_cli.sweep.running import Outcome, PackJob
 from dpsgd_cli.sweep.schema import Resources
+from dpsgd_cli.sweep.time_estimate import Pace
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, Sweep, result, table
 
@@ -71,7 +71,7 @@ def test_a_dry_run_prices_every_cell_and_writes_nothing(sweep: Sweep, out: Path)
 
 
 def test_a_dry_run_counts_the_time_of_what_is_left(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_pace", lambda one, outline, trials: Pace(step=trials, row=0.0))
+    monkeypatch.setattr(time_estimate, "_pace", lambda one, outline, trials: Pace(step=trials, row=0.0))
     assert "about 24 s of training" in sweep(GRID, "--dry-run").stdout
     both = "seeds: shared\ngrid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
     assert sweep("seeds: shared\ngrid: {method.learning_rate: [1], privacy.clipping.norm: [0.5, 1]}\n").exit_code == 0
@@ -148,7 +148,7 @@ def test_a_launcher_with_a_line_in_the_registry_is_taken(
     own = types.ModuleType("own_launcher")
     asked: list[int] = []
 
-    def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
+    def launch(jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
         asked.append(len(jobs))
         return local.launch(jobs, resources)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from dpsgd_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from dpsgd_cli.sweep.running import Job, Outcome
+    from dpsgd_cli.sweep.running import Outcome, PackJob
     from dpsgd_cli.sweep.schema import Resources
 
-    Launcher: TypeAlias = Callable[[Sequence[Job], Resources], Iterator[Outcome]]
+    Launcher: TypeAlias = Callable[[Sequence[PackJob], Resources], Iterator[Outcome]]
 
 LAUNCHERS = {
     "local": "dpsgd_cli.sweep.launchers.local",

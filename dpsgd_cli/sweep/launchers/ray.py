@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import ray
 
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.sweep.running import Job, Outcome, run_job
+from dpsgd_cli.sweep.running import Outcome, PackJob, run_job
 from dpsgd_cli.sweep.schema import Resources
 
 
-def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
+def launch(jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
     """Run every job on the cluster and yield outcomes as they finish. Raises RunError naming the lost tasks."""
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)

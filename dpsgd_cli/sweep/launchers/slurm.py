@@ -15,7 +15,7 @@ import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.sweep.running import Job, Outcome, run_job
+from dpsgd_cli.sweep.running import Outcome, PackJob, run_job
 from dpsgd_cli.sweep.schema import Resources
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -26,14 +26,14 @@ _LOOKS_BEFORE_LOST = 20
 class ResumableJob:
     """A job as submitit pickles and calls it. On preemption it requests the same call again, which resumes."""
 
-    def __call__(self, job: Job) -> Outcome:
+    def __call__(self, job: PackJob) -> Outcome:
         return run_job(job)
 
-    def checkpoint(self, job: Job) -> Any:
+    def checkpoint(self, job: PackJob) -> Any:
         return submitit.helpers.DelayedSubmission(self, job)
 
 
-def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
+def launch(jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
     """Submit every job and yield outcomes as they finish. Raises RunError at the end, naming the lost jobs."""
     if not jobs:
         return

@@ -9,10 +9,10 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.sweep import rehearsal
+from dpsgd_cli.sweep import time_estimate
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import Planned, Planner
-from dpsgd_cli.sweep.rehearsal import Pace, Rehearsals
+from dpsgd_cli.sweep.time_estimate import Pace, Rehearsals
 from dpsgd_cli.training.start import Trials
 from tests.conftest import GRADIENT, OWN, WAYS, WriteRecipe
 
@@ -22,8 +22,8 @@ ADAPTIVE = ("shuffle-validation", "private-selection")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is timed is not looked at here, so little of it is enough; and nobody may read data."""
-    monkeypatch.setattr(rehearsal, "_SECONDS", 1e-9)
-    monkeypatch.setattr(rehearsal, "_PATIENCE", 1e-9)
+    monkeypatch.setattr(time_estimate, "_SECONDS", 1e-9)
+    monkeypatch.setattr(time_estimate, "_PATIENCE", 1e-9)
 
     def refuse(*_: Any) -> None:
         raise AssertionError("a dry run read data")
@@ -72,13 +72,13 @@ def test_where_only_the_run_tells_there_is_no_estimate(write_recipe: WriteRecipe
 
 def test_steps_and_evaluations_are_what_the_run_has(write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """48 rows in batches of 12 are 4 steps an epoch; 12 test rows at every second epoch, and the training rows last."""
-    monkeypatch.setattr(rehearsal, "_pace", lambda *_: Pace(step=1.0, row=1e-3))
+    monkeypatch.setattr(time_estimate, "_pace", lambda *_: Pace(step=1.0, row=1e-3))
     found = seconds(planned(write_recipe, "epochs=5", "runtime.evaluate_every=2"))
     assert found == pytest.approx(5 * 4 * 1.0 + (3 * 12 + 48) * 1e-3)
 
 
 def test_the_longest_cell_decides(write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_pace", lambda *_: Pace(step=1.0, row=0.0))
+    monkeypatch.setattr(time_estimate, "_pace", lambda *_: Pace(step=1.0, row=0.0))
     cells = [planned(write_recipe, f"epochs={epochs}") for epochs in (3, 4)]
     assert Rehearsals().seconds(cells) == 4 * 4
 
@@ -90,7 +90,7 @@ def test_packs_alike_are_rehearsed_once(write_recipe: WriteRecipe, monkeypatch: 
         asked.append(trials)
         return Pace(1.0, 0.0)
 
-    monkeypatch.setattr(rehearsal, "_pace", pace)
+    monkeypatch.setattr(time_estimate, "_pace", pace)
     rehearsals = Rehearsals()
     for rate, repeats in ((1, 2), (2, 2), (1, 3)):
         seconds(planned(write_recipe, f"method.learning_rate={rate}", f"repeats={repeats}"), rehearsals)
@@ -99,7 +99,7 @@ def test_packs_alike_are_rehearsed_once(write_recipe: WriteRecipe, monkeypatch: 
 
 def test_of_a_large_data_set_only_a_part_is_made_up(write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 of 48 rows of 4 numbers: a full-batch step is taken to cost three times what theirs does."""
-    monkeypatch.setattr(rehearsal, "_NUMBERS", 64)
+    monkeypatch.setattr(time_estimate, "_NUMBERS", 64)
     full = planned(write_recipe, "epochs=1", method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})
     asked: list[int] = []
 
@@ -107,5 +107,5 @@ def test_of_a_large_data_set_only_a_part_is_made_up(write_recipe: WriteRecipe, m
         asked.append(len(trials.context.table))
         return Pace(1.0, 0.0)
 
-    monkeypatch.setattr(rehearsal, "_timed", timed)
+    monkeypatch.setattr(time_estimate, "_timed", timed)
     assert (seconds(full), asked) == (3.0, [16])

@@ -15,9 +15,9 @@ import pytest
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.sweep import choosing
-from dpsgd_cli.sweep.choosing import _exponential, draw
+from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.pricing import Spent, statement
+from dpsgd_cli.sweep.private_tuning import _exponential, draw
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.training import loop
@@ -82,12 +82,12 @@ def test_without_a_seed_no_two_draws_agree() -> None:
 
 
 def test_the_draw_is_kept_and_not_repeated(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [0, 2, 1, 0])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [0, 2, 1, 0])
     first = sweep(STOPPING)
     assert first.exit_code == 0, first.output
     (file,) = out.glob("*.draw.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [5, 5, 5, 5])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [5, 5, 5, 5])
     again = sweep(STOPPING)
     assert "2 of 2 cells were run before" in again.stderr
     assert runs_of(out) == [0, 2, 1, 0]
@@ -98,7 +98,7 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first pack is trained, the second is interrupted; whatever came out, the number stands."""
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [1, 1, 0, 1])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [1, 1, 0, 1])
     run_pack, packs = loop.run_pack, list[int]()
 
     def interrupted(members: Any, options: Any) -> Any:
@@ -110,7 +110,7 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "run_pack", interrupted)
         assert sweep(STOPPING, "most_trials=1").exit_code == 130
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [9, 9, 9, 9])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [9, 9, 9, 9])
     assert sweep(STOPPING, "most_trials=1").exit_code == 0
     assert runs_of(out) == [1, 1, 0, 1]
     assert result(out)["privacy"]["all_trials"]["trials"] == 3
@@ -119,13 +119,13 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
 def test_no_run_at_all_is_an_answer_that_costs_the_same(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [0, 0, 0, 0])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [0, 0, 0, 0])
     done = sweep(STOPPING)
     assert done.exit_code == 0, done.output
     nothing = result(out)
     assert nothing["chosen"] == {"directory": None, "note": "no trial chosen: none was drawn, or none stayed finite"}
     assert "no trial chosen" in done.stdout and "publishing the chosen" in done.stdout
-    monkeypatch.setattr(choosing, "draw", lambda select, cells: [1, 0, 0, 2])
+    monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [1, 0, 0, 2])
     assert sweep(STOPPING, out="other").exit_code == 0
     some = result(out.parent / "other")
     assert some["chosen"]["directory"] is not None
@@ -140,8 +140,8 @@ def test_one_draws_for_all(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPa
     session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     out.mkdir()
     for counts in ([1, 0, 0, 0], [0, 0, 0, 7]):
-        monkeypatch.setattr(choosing, "draw", lambda select, cells, counts=counts: counts)
-        choosing.draw_and_keep(session.folder, select, session.every)
+        monkeypatch.setattr(private_tuning, "draw", lambda select, cells, counts=counts: counts)
+        private_tuning.draw_and_keep(session.folder, select, session.every)
     assert runs_of(out) == [1, 0, 0, 0]
     assert [path.name for path in out.iterdir()] == [f"{session.folder.stem}.draw.json"]
 
@@ -167,7 +167,7 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
     assert (done.exit_code, "restore it, or choose another --out" in done.stderr) == (1, True)
     session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     with pytest.raises(DataError, match=r"draw\.json"):
-        choosing.kept(session.folder, session.every)
+        private_tuning.kept(session.folder, session.every)
 
 
 def test_a_dry_run_shows_every_cell_and_draws_nothing(sweep: Sweep, out: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_seeded_number_is_marked_as_an_experiment(sweep: Sweep, out: Path) -> 
     done = sweep(STOPPING.replace("mean: 3", "mean: 3, seed: 1"))
     assert done.exit_code == 0, done.output
     assert result(out)["privacy"]["choice"]["randomness"].startswith("seeded (experiment")
-    assert "EXPERIMENT: its seed is known" in done.stdout
+    assert "an experiment: who knows the seed can take the noise away" in done.stdout
     assert not list(out.glob("*.draw.json"))
     assert sweep(STOPPING, out="unseeded").exit_code == 0
     choice = result(out.parent / "unseeded")["privacy"]["choice"]
