@@ -28,6 +28,7 @@ from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 
 RECORDS, FEATURES = 48_842, 108
 
@@ -87,7 +88,7 @@ def whole_run() -> None:
     loaded = load_recipe("lee2018/dp-agd", changes)
     with TemporaryDirectory() as out:
         own = time.process_time()
-        directory = loop.run(loaded, loop.Options(Path(out)))
+        directory = loop.run(resolve_auto(loaded), loop.Options(Path(out)))
         own = time.process_time() - own
         document = store.read_document(directory)
         selections = sum('"pure"' in line for line in (directory / "ledger.jsonl").read_text().splitlines())

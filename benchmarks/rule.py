@@ -37,6 +37,7 @@ from dpsgd_cli.data import bins
 from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 from dpsgd_cli.training import auto_rule, loop
+from dpsgd_cli.training.plans import resolve_auto
 
 TEST = 8000
 HELD = 10_000
@@ -369,7 +370,7 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
     for candidate, (terms, overrides) in candidates.items():
         with ruled_by(problem.terms, terms), tempfile.TemporaryDirectory() as folder:
             loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
-            trials = pd.read_csv(loop.run(loaded, loop.Options(Path(folder))) / "trials.csv")
+            trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(Path(folder))) / "trials.csv")
         told = problem.judge(trials.mean(numeric_only=True))
         found.append({"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most, **told})
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)

@@ -20,6 +20,7 @@ import yaml
 from dpsgd_cli.methods.pate.run import Pate, Teaching
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 
 MODELS = {"linear": {"kind": "linear"}, "mlp": {"kind": "mlp", "hidden": [64]}}
@@ -54,7 +55,8 @@ def teaching(folder: Path, teachers: int, model: str) -> Teaching:
     }
     (folder / "teachers.yaml").write_text(yaml.safe_dump(recipe))
     loaded = load_recipe(str(folder / "teachers.yaml"))
-    method = start([Member(loaded, loop.plan_recipe(loaded)[0])]).method
+    settled = resolve_auto(loaded)
+    method = start([Member(settled, loop.plan_recipe(settled)[0])]).method
     assert isinstance(method, Pate)
     return Teaching(method.context, method.settings, 0)
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from dpsgd_cli.data import catalog, opening, readers
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.test_recipes_run import RECIPES, RECORDS, shrink, stand_in
 
 
@@ -36,7 +37,7 @@ def trained(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         patch.setattr(opening, "_kept", {})
         patch.setattr(catalog, "records", lambda card, file: RECORDS)
         small = shrink(recipe, any(file.part == "test" for file in card.files)).model_copy(update={"save_model": True})
-        directory = loop.run(LoadedRecipe(small, file.parent, str(file)), loop.Options(out=Path(folder)))
+        directory = loop.run(resolve_auto(LoadedRecipe(small, file.parent, str(file))), loop.Options(out=Path(folder)))
         document = json.loads((directory / "result.json").read_text())
         ledger = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
         held = load_file(directory / "model.safetensors")

@@ -38,6 +38,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import recipe_writer
 
 LIMIT_SECONDS = 30.0
@@ -111,8 +112,8 @@ def make_inputs(folder: Path) -> None:
         raise KeyboardInterrupt
 
     with contextlib.suppress(RunError):  # interrupted, so that a checkpoint is left
-        loop.run(loaded, loop.Options(folder / "half", progress=stop))
-    done = loop.run(loaded, loop.Options(folder, save_models=True))
+        loop.run(resolve_auto(loaded), loop.Options(folder / "half", progress=stop))
+    done = loop.run(resolve_auto(loaded), loop.Options(folder, save_models=True))
     done.rename(folder / "result")
     x = np.load(folder / "tiny.npz")["x"]
     np.save(folder / "x.npy", x)

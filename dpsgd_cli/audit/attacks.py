@@ -29,10 +29,10 @@ from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.noise.selection import NoisyChoice
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 
 
-def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def by_kind(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     """Return the findings, further entries of the audit's document, and what was not audited, with the reason."""
     method = loaded.recipe.method
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
@@ -49,7 +49,7 @@ def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
-def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
+def _of_the_file(loaded: SettledRecipe) -> tuple[list[Finding], list[str]]:
     """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
     try:
         moved = list(files.compare(loaded))
@@ -68,7 +68,7 @@ def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
     ], []
 
 
-def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
+def _beyond(loaded: SettledRecipe, plan: Plan) -> str | None:
     """Return the reason why no attack fits the recipe's gradients; None if one does."""
     recipe = loaded.recipe
     if recipe.preconditioner is not None and plan.correlated is not None:
@@ -76,7 +76,7 @@ def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
     return None
 
 
-def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
@@ -88,7 +88,7 @@ def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, option
     return [*findings, *seen], told, left_out
 
 
-def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> list[Finding]:
+def _side_by_side(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> list[Finding]:
     if "D" not in options.tiers:
         return []
     options.say("Tier D: neighbouring data, side by side")
@@ -98,7 +98,7 @@ def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, optio
     ]
 
 
-def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
@@ -110,7 +110,7 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
     return findings, told, left_out
 
 
-def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_both(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
     if not isinstance(loaded.recipe.model, ConvexModel):
         return _by_outputs(loaded, outline, plan, options)
@@ -119,7 +119,7 @@ def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: O
     return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
 
 
-def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
+def _choices(loaded: SettledRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
     """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
     method = loaded.recipe.method
     kind: NoisyChoice = getattr(method, "selection", "exponential")
@@ -137,7 +137,7 @@ def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, opt
     return found
 
 
-def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_votes(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
     options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
     left_out = ["the student, which sees nothing but what was released"]
@@ -147,7 +147,7 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
     return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 
-def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
 
     A candidate's training has as many records as its part of the data.
@@ -182,7 +182,7 @@ _MANY = {
     "privgene": 100,
 }
 _FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
-_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, Options], Found]] = {
+_ATTACKS: dict[type, Callable[[SettledRecipe, data.Outline, Plan, Options], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,
     PrivateSelection: _by_choice,

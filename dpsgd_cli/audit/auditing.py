@@ -12,17 +12,16 @@ from dpsgd_cli.audit.findings import TIERS, UNSEEN, judged
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
-from dpsgd_cli.training.plans import plan_of, settled
+from dpsgd_cli.recipe.loading import SettledRecipe, recipe_hash
+from dpsgd_cli.training.plans import plan_of
 
 
-def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
+def audit(loaded: SettledRecipe, options: Options) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
     Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
     """
     begun = time.perf_counter()
-    loaded = settled(loaded)
     recipe = loaded.recipe
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")

@@ -30,7 +30,7 @@ from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, Trials, start
 
@@ -76,7 +76,7 @@ class Staged:
     aim: Aim | None = None
 
 
-def fast_path(loaded: LoadedRecipe) -> bool:
+def fast_path(loaded: SettledRecipe) -> bool:
     """Return whether the method computes a convex model's gradients without layers."""
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
@@ -85,7 +85,7 @@ def fast_path(loaded: LoadedRecipe) -> bool:
     return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
-def aimed(loaded: LoadedRecipe) -> bool:
+def aimed(loaded: SettledRecipe) -> bool:
     """Return whether an `Aim` computes canaries' gradients: with a preconditioner, or on a dense layer's fast path."""
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
@@ -126,14 +126,14 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
 class Cut:
     """A recipe at the size of its audit, its plan, and what the audit changes of it."""
 
-    loaded: LoadedRecipe
+    loaded: SettledRecipe
     outline: data.Outline
     plan: Plan
     canaries: int
     changed: dict[str, Any]
 
 
-def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) -> Cut:
+def cut(loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: Size) -> Cut:
     """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
@@ -151,7 +151,7 @@ def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) ->
     return Cut(small, outline, plan, canaries_of(plan, size), changed)
 
 
-def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> LoadedRecipe:
+def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> SettledRecipe:
     """Return the recipe with a smaller learning rate, so that noise does not decide whether a canary is learned.
 
     A canary that has been learned has no gradient left to find. The new rate is noted in `changed`.
@@ -195,12 +195,12 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
     return Staged(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, aim)
 
 
-def without_folds(loaded: LoadedRecipe) -> LoadedRecipe:
+def without_folds(loaded: SettledRecipe) -> SettledRecipe:
     """Return the recipe without folds: it trains on its whole training part."""
     return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"folds": None}))
 
 
-def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe, dict[str, Any]]:
+def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledRecipe, dict[str, Any]]:
     """Return the recipe for an audit of `trials` trials and batches of `batch`, and the settings that this changes."""
     recipe = loaded.recipe
     changed: dict[str, Any] = {}

@@ -14,7 +14,8 @@ from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
-from dpsgd_cli.training.loop import result_directory, settled
+from dpsgd_cli.training.loop import result_directory
+from dpsgd_cli.training.plans import resolve_auto
 
 
 @trusting()
@@ -22,11 +23,11 @@ def audit(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: 
     """Audit a claim, write the findings and print them. Raises RunError if the claim is refuted."""
     if result is not None:
         store.read_whole(result)
-    loaded = settled(loaded)
-    of = result_directory(loaded, Path("results")) if result is None else result.resolve()
+    settled = resolve_auto(loaded)
+    of = result_directory(settled, Path("results")) if result is None else result.resolve()
     directory = audited.place(of.parent, of.name) if out is None else out / of.name
     with kill_is_interrupt():
-        document = auditing.audit(loaded, options)
+        document = auditing.audit(settled, options)
     files = report.write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)

@@ -64,16 +64,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe, the directory that its relative paths start from, a name to show, and the place of each value.
-
-    `chosen`: the settings that it left `auto`, as resolved by `joint.settled`.
-    """
+    """A valid recipe, the directory that its relative paths start from, a name to show, and the place of each value."""
 
     recipe: Recipe
     base: Path
     source: str
     tree: Node | None = field(default=None, compare=False, repr=False)
-    chosen: tuple[Choice, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         privacy = self.recipe.privacy
@@ -81,6 +77,11 @@ class LoadedRecipe:
             schedule = privacy.schedule.starting_from(self.base)
             bound = privacy.model_copy(update={"schedule": schedule})
             object.__setattr__(self, "recipe", self.recipe.model_copy(update={"privacy": bound}))
+
+    @property
+    def own_code(self) -> dict[str, Path]:
+        """Return the Python files that the recipe names, by their names in the recipe."""
+        return {file: self.base / file for file in own_code(self.recipe)}
 
     def located(self, message: str) -> str:
         """Return `message` with `file:line` (or the override) in front if it begins with a key, else unchanged."""
@@ -97,6 +98,16 @@ class LoadedRecipe:
             yield
         except PrivacyError as error:
             raise type(error)(self.located(str(error))) from error.__cause__
+
+
+@dataclass(frozen=True)
+class SettledRecipe(LoadedRecipe):
+    """A recipe without any `auto` setting, which is what is trained. `training/plans.resolve_auto` makes it.
+
+    `chosen`: the settings that were `auto`, with the value and the reason of each.
+    """
+
+    chosen: tuple[Choice, ...] = field(default=(), compare=False)
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:

@@ -5,7 +5,6 @@ Problems of all cells are reported together, each at the line of the sweep file 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.yaml_tree import Node, Place, Problem, grow, read_tree
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
@@ -23,7 +23,7 @@ from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.sweep.loading import LoadedSweep, in_order
 from dpsgd_cli.sweep.schema import Draw, Random
-from dpsgd_cli.training.plans import settled
+from dpsgd_cli.training.plans import resolve_auto
 
 MOST_CELLS = 100_000
 Setting = tuple[str, Node]
@@ -57,9 +57,12 @@ def cell_of(number: int, loaded: LoadedRecipe, settings: dict[str, Any]) -> Cell
 
     If that fails, the recipe stays as it is, and its plan will report the error.
     """
-    with contextlib.suppress(DpsgdError):
-        loaded = settled(loaded)
-    return Cell(number, loaded, settings)
+    try:
+        return Cell(number, resolve_auto(loaded), settings)
+    except DpsgdError as error:
+        if interrupts.stops_everything(error):
+            raise
+        return Cell(number, loaded, settings)
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
     records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
     trusted = [
         f"The code of {name} is trusted: it is public and does not use training data by other ways."
-        for name in provenance.own_code(released.loaded)
+        for name in released.loaded.own_code
     ]
     stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)

@@ -26,6 +26,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.training import checkpoint, loop
+from dpsgd_cli.training.plans import resolve_auto
 
 SEED = 20261125
 EACH = 120
@@ -142,14 +143,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "epochs: 4\nseed: 0\nrepeats: 2\nsave_model: true\nruntime: {threads: 1}\n"
     )
     loaded = load_recipe(str(folder / "own.yaml"))
-    loop.run(loaded, loop.Options(folder / "out"))
+    loop.run(resolve_auto(loaded), loop.Options(folder / "out"))
 
     def stop(done: int, total: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(RunError, match="2 of 4"):
-        loop.run(loaded, loop.Options(folder / "stopped", progress=stop))
+        loop.run(resolve_auto(loaded), loop.Options(folder / "stopped", progress=stop))
     return folder
 
 
