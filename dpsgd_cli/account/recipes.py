@@ -13,11 +13,11 @@ from dpsgd_cli.account.cases import BATCH_SIZE, Case
 from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
 from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.engine.settings import ConvexModel

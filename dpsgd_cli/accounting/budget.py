@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import ClassVar, TypeVar
 
+from pydantic import Field
+
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
 from dpsgd_cli.accounting.accountants.zcdp import rho_of, total_rho
@@ -19,8 +21,18 @@ from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.search import ExactSum, Span, gap_of, gap_of_sum, most_expensive
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
+from dpsgd_cli.common.sections import Delta, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
+
+
+class RhoBudget(Section):
+    rho: Positive = Field(description="Total zCDP.")
+
+
+class EpsilonBudget(Section):
+    epsilon: Positive = Field(description="Total epsilon.")
+    delta: Delta = Field(description="At this delta.")
+
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")

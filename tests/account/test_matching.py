@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.account.matching import Terms, matched
-from dpsgd_cli.accounting.settings import EpsilonBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe

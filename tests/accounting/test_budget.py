@@ -18,8 +18,10 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import rho_of
 from dpsgd_cli.accounting.budget import (
     Budget,
+    EpsilonBudget,
     GaussianFilter,
     PlannedFilter,
+    RhoBudget,
     RhoFilter,
     describe,
     enforce,
@@ -32,7 +34,6 @@ from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.accounting.search import gap_of
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe

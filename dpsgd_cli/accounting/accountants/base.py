@@ -1,6 +1,6 @@
 """Interface of all accountants: from releases to a guarantee, or to a refusal that names the reason.
 
-One accountant is one file beside this one, with one entry in `accounting/names.py`.
+One accountant is one file beside this one, with one entry in `__init__.py`.
 """
 
 from __future__ import annotations

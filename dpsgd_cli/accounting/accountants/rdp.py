@@ -265,7 +265,7 @@ class Profile:
 def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
     """Return the Renyi divergence of one use at `order` > 1, in the worse of the two directions.
 
-    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `sampled_divergences.py`. Pure:
+    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `renyi.py`. Pure:
     randomised response, except Laplace noise, which has its own; for the exponential mechanism at most alpha eps^2/8,
     too. inf if it has no bound.
     """

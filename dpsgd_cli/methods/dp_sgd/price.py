@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, moves_of_a_sum
-from dpsgd_cli.accounting.budget import describe, excess
+from dpsgd_cli.accounting.budget import RhoBudget, describe, excess
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
-from dpsgd_cli.accounting.settings import RhoBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.naming import named

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
-from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.errors import PrivacyError

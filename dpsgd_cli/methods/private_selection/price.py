@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.accountants.zcdp import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
-from dpsgd_cli.accounting.settings import RhoBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
