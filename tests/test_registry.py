@@ -140,7 +140,9 @@ ADDITIONS = {
         },
         edited="dpsgd_cli/accounting/accountants/__init__.py",
         edits={
-            '    "gaussian": ': '    "generous": AccountantEntry(runs="generous:Generous", usual=True, in_recipes=True),\n'
+            '    "gaussian": ': (
+                '    "generous": AccountantEntry(runs="generous:Generous", usual=True, in_recipes=True),\n'
+            )
         },
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"

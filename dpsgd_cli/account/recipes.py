@@ -84,8 +84,8 @@ class RecipeCase(Case):
             raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         return self._planned()
 
-    def _planned(self, judge: Accountant | None = None) -> Plan:
-        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), judge)
+    def _planned(self, priced_by: Accountant | None = None) -> Plan:
+        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), priced_by)
         assert plan is not None
         return plan
 
@@ -136,14 +136,14 @@ class RecipeCase(Case):
             budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
             budget = RhoBudget(rho=_share(target.limit, trials))
-        judge = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
+        priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
         recipe = self._with_privacy(budget=budget, delta=self.delta)
         if parameter == "epochs":
             asked = recipe.model_copy(update={"epochs": "until-budget"})
-            return float(replace(self, recipe=asked)._planned(judge).most_epochs)
+            return float(replace(self, recipe=asked)._planned(priced_by).most_epochs)
         free = self._schedule.with_number(parameter, "auto")
         asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
-        solved = replace(self, recipe=asked)._planned(judge).schedule
+        solved = replace(self, recipe=asked)._planned(priced_by).schedule
         assert solved is not None
         return float(solved.number_at(parameter))
 

@@ -64,10 +64,10 @@ NEIGHBOURS: dict[Adjacency, NeighbourKind] = {
 }
 
 
-def of_whom(adjacency: str, unit: object) -> str:
+def adjacency_label(adjacency: str, unit: object) -> str:
     """Return the name of an adjacency of single records, or with a `unit`, of users with all their rows.
 
-    >>> of_whom("add-remove", None), of_whom("add-remove", "user")
+    >>> adjacency_label("add-remove", None), adjacency_label("add-remove", "user")
     ('add-remove', 'add-remove of users')
     """
     return adjacency if unit is None else f"{adjacency} of users"
@@ -223,6 +223,6 @@ BATCHINGS: dict[Batching, BatchingKind] = {
 }
 
 
-def moves_of_a_sum(adjacency: Adjacency) -> float:
+def replace_factor(adjacency: Adjacency) -> float:
     """Return the most that a sum may move, in bounds on one record's part: 2 if another record replaces it, else 1."""
     return NEIGHBOURS[adjacency].moves

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dpsgd_cli import __version__, data
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.audit.attacks import by_kind
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, judged
 from dpsgd_cli.audit.options import Options
@@ -41,7 +41,7 @@ def audit(loaded: SettledRecipe, options: Options) -> dict[str, Any]:
         "claim": {
             "epsilon": stated.epsilon,
             "delta": stated.delta,
-            "adjacency": None if stated.adjacency is None else of_whom(stated.adjacency, recipe.data.unit),
+            "adjacency": None if stated.adjacency is None else adjacency_label(stated.adjacency, recipe.data.unit),
             "accountant": stated.accountant,
             "bound": stated.bound,
         },

@@ -16,7 +16,7 @@ import numpy as np
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.accounting.tradeoff import Curve, curve_of
 from dpsgd_cli.audit.statistics import Errors, mu_of_errors
 from dpsgd_cli.errors import UnsupportedMechanism
@@ -98,7 +98,7 @@ class Claim:
         """Return the epsilon of the gradients alone: exact, or the least known upper bound."""
         if self.curve.mu is not None:
             return gaussian_epsilon(self.curve.mu, self.delta)
-        return Least().epsilon(self.releases, self.delta)
+        return BestAccountant().epsilon(self.releases, self.delta)
 
     def refuted_by(self, errors: Errors, confidence: float) -> bool:
         """Return whether the claim rules out every attack with error rates as small as those that `errors` prove."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsgd_cli.accounting.adjacency import of_whom
-from dpsgd_cli.accounting.budget import describe
+from dpsgd_cli.accounting.adjacency import adjacency_label
+from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.tradeoff import attacker_text
@@ -68,7 +68,7 @@ def _privacy_lines(privacy: Row) -> list[str]:
         *_part_lines(privacy.get("parts", {})),
         *_spent_lines(privacy.get("spent")),
         *_attacker_lines(privacy.get("attacker")),
-        f"  adjacency                 {of_whom(privacy['adjacency'], privacy.get('unit'))}"
+        f"  adjacency                 {adjacency_label(privacy['adjacency'], privacy.get('unit'))}"
         f" ({privacy['batching']} batches; {privacy['accountant']})",
         *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
         f"  noise source              {privacy['noise_source']}",
@@ -115,13 +115,13 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"{recipe.name}: {_planned_length(plan)}",
         f"  sampler                   {sampling.batching}, {size} of {drawn_from}"
         + (f", rate {sampling.rate:.6g}" if sampling.kind.sampled else ""),
-        f"  adjacency                 {of_whom(sampling.adjacency, unit)}",
+        f"  adjacency                 {adjacency_label(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
         f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"
         f" ({guarantee.accountant}, {guarantee.bound})",
         f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
-        f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
+        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.before],
         *[f"  declared public           {said}" for said in declarations],

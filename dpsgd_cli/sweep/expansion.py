@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common import interrupts
-from dpsgd_cli.common.yaml_tree import Node, Place, Problem, grow, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved, start_of_paths
@@ -123,7 +123,7 @@ def _bases(loaded: LoadedSweep) -> list[_Base]:
         try:
             path = beside if beside.is_file() else find_recipe(source)
             name = str(path) if beside.is_file() else source
-            tree, wrong = read_tree(read_text(path, name), Place(name, 1))
+            tree, wrong = read_tree(read_text(path, name), SourceLocation(name, 1))
         except RecipeError as error:
             problems += [Problem(listed.nearest((index,)).place, ("recipes", index), text) for text in error.problems]
             continue
@@ -177,7 +177,7 @@ def _samples(settings: Random, tree: Node) -> list[list[Setting]]:
     random = np.random.Generator(np.random.Philox(settings.seed))
     return [
         [
-            (key, grow(_draw(draw, random), tree.nearest(("random", "keys", key)).place))
+            (key, from_plain(_draw(draw, random), tree.nearest(("random", "keys", key)).place))
             for key, draw in settings.keys.items()
         ]
         for _ in range(settings.samples)

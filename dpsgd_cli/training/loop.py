@@ -165,9 +165,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     if options.team.size == 1 and started_by_a_launcher():
         raise UsageError("only `dpsgd train` works in several processes; start this without torchrun")
     if not options.team.first:
-        _follow(members, options.team)
+        _run_worker(members, options.team)
         return directories
-    keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
+    keeper = _CheckpointWriter(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
     own_code = [path for member in members for path in member.loaded.own_code.values()]
     with contextlib.closing(keeper), interrupts.explained(own_code, keeper.rescue):
         for directory in directories:
@@ -188,7 +188,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     return directories
 
 
-def _follow(members: Sequence[Member], team: Team) -> None:
+def _run_worker(members: Sequence[Member], team: Team) -> None:
     """Train together with process 0, which prints and writes for all processes."""
     own_code = [path for member in members for path in member.loaded.own_code.values()]
     with interrupts.explained(own_code, lambda: "process 0 keeps what can be kept"):
@@ -248,7 +248,7 @@ def forget(kept: Path, say: Say | None = None) -> None:
         say(NOT_COVERED)
 
 
-class _Keeper:
+class _CheckpointWriter:
     """Writer of a run's checkpoint, at intervals and when the run is stopped."""
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
@@ -321,7 +321,7 @@ class _Keeper:
         return f"{self._on_disk} of {total} epochs are kept: the same command with --resume continues there"
 
 
-def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
+def _train(trials: Trials, keeper: _CheckpointWriter, progress: Progress | None) -> None:
     """Train the remaining epochs, with a checkpoint at intervals."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)

@@ -24,7 +24,7 @@ from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.loading import Choice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
-from dpsgd_cli.training.auto_rule import Known
+from dpsgd_cli.training.auto_rule import PublicFacts
 
 
 def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
@@ -36,9 +36,9 @@ def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     if isinstance(loaded, SettledRecipe):
         return loaded
     recipe = loaded.recipe
-    if not auto_settings.is_open(recipe):
+    if not auto_settings.has_auto(recipe):
         return _settled(loaded, recipe)
-    if not auto_settings.asks(recipe):
+    if not auto_settings.needs_data(recipe):
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
         return _settled(loaded, *auto_settings.before_plan(recipe, None))
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
@@ -51,14 +51,14 @@ def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     return settled
 
 
-def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
+def plan_and_outline(loaded: LoadedRecipe, priced_by: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
     """Return the plan of a recipe, for its price, and the outline of the data. Settings of the recipe may be `auto`.
 
-    The learning rate is not resolved, because no plan depends on it. `judge` prices the budget instead of the recipe's
-    accountant. Raises the errors of planning and of `data.outline`.
+    The learning rate is not resolved, because no plan depends on it. `priced_by` prices the budget instead of the
+    recipe's accountant. Raises the errors of planning and of `data.outline`.
     """
     settled, outline = _before_plan(loaded)
-    return plan_of(settled, outline, judge), outline
+    return plan_of(settled, outline, priced_by), outline
 
 
 def _before_plan(loaded: LoadedRecipe) -> tuple[SettledRecipe, data.Outline]:
@@ -83,17 +83,17 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], da
     return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
 
 
-def _known(recipe: Recipe, outline: data.Outline) -> Known:
+def _known(recipe: Recipe, outline: data.Outline) -> PublicFacts:
     """Return the public facts about the data that automatic settings use."""
     records = training_records(recipe, outline)
     outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
-    return Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
+    return PublicFacts(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
 
 
-def plan_of(loaded: SettledRecipe, outline: data.Outline, judge: Accountant | None = None) -> Plan | None:
+def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant | None = None) -> Plan | None:
     """Return the plan of a recipe on data with this outline; None for a method without privacy.
 
-    `judge` prices the budget instead of the recipe's accountant.
+    `priced_by` prices the budget instead of the recipe's accountant.
     """
     recipe = loaded.recipe
     records = training_records(recipe, outline)
@@ -105,8 +105,8 @@ def plan_of(loaded: SettledRecipe, outline: data.Outline, judge: Accountant | No
         return None
     before = data.private_releases(recipe.data, recipe.adjacency, loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
-    with loaded.placing():
-        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)
+    with loaded.locating_errors():
+        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, priced_by)
         return plan_for(recipe, facts)
 
 

@@ -118,7 +118,7 @@ def heavy_weights(patch: Patch, folder: Path) -> None:
 
 def halved(patch: Patch, folder: Path) -> None:
     for module in (gradient_plan, dp_sgd):
-        patch.setattr(module, "moves_of_a_sum", lambda adjacency: 1)
+        patch.setattr(module, "replace_factor", lambda adjacency: 1)
 
 
 def clipped_mean(patch: Patch, folder: Path) -> None:

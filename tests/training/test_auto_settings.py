@@ -20,7 +20,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shippe
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.training import auto_settings, loop
-from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, Known, Terms
+from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, PublicFacts, RuleConstants
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import StopAt, Train
@@ -74,7 +74,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     ("given", "terms", "left", "least"), [("null", LINEAR, 1, 0.5), ("auto", PRECONDITIONED, 0.95, 0.4)]
 )
 def test_all_noise_together_moves_an_output_by_what_the_rule_says(
-    own: Path, given: str, terms: Terms, left: float, least: float
+    own: Path, given: str, terms: RuleConstants, left: float, least: float
 ) -> None:
     """T steps of noise z C / n, z = sqrt(T) / mu, at a reach of rate / (1 - momentum); the row is 1 long.
 
@@ -155,7 +155,7 @@ def test_few_scaled_numbers_have_no_preconditioner(own: Path, features: int, cho
     """Unlike what `bin` makes of columns, they are told by a row's length too."""
     for step, preconditioned in (("scale", chosen), ("bin", True)):
         recipe = load_recipe(str(own), [f"data.preprocess=[{{{step}: {{}}}}]"]).recipe
-        told, _ = auto_settings.before_plan(recipe, Known(5_000, features, 1, 1.0))
+        told, _ = auto_settings.before_plan(recipe, PublicFacts(5_000, features, 1, 1.0))
         assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
@@ -297,7 +297,7 @@ def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(image
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
     assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
-    assert resolve_auto(told) is told and not auto_settings.is_open(recipe)
+    assert resolve_auto(told) is told and not auto_settings.has_auto(recipe)
 
 
 def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
@@ -315,7 +315,7 @@ def test_directions_are_preconditioned_where_as_many_features_of_a_table_are_not
     """A matrix of 8,192 takes minutes: worth it where a rule says that the budget pays for each direction."""
     for override, preconditioned in [("seed=1", turned), ("data.preprocess=[{unit-norm: {}}]", untouched)]:
         recipe = load_recipe(str(images), [override]).recipe
-        told, _ = auto_settings.before_plan(recipe, Known(50_000, features, 3, 1.0))
+        told, _ = auto_settings.before_plan(recipe, PublicFacts(50_000, features, 3, 1.0))
         assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
@@ -423,7 +423,7 @@ def test_two_outputs_are_the_same_problem_as_one(own: Path) -> None:
 
 def test_settling_twice_is_settling_once(own: Path) -> None:
     once = found(own)
-    assert resolve_auto(once) is once and not auto_settings.is_open(once.recipe)
+    assert resolve_auto(once) is once and not auto_settings.has_auto(once.recipe)
 
 
 RULED = ("tabular/", "pate/adult-")
@@ -449,7 +449,7 @@ def test_extremes_get_steps_that_are_finite(
 ) -> None:
     method = "dp-gd" if kind == "convex" else "dp-sgd, batching: full"
     changes = (f"model={{kind: {kind}}}", f"method={{kind: {method}}}", f"privacy.budget.epsilon={epsilon}")
-    recipe, known = load_recipe(str(own), changes).recipe, Known(records, 20, outputs, bound)
+    recipe, known = load_recipe(str(own), changes).recipe, PublicFacts(records, 20, outputs, bound)
     recipe, _ = auto_settings.before_plan(recipe, known)
     plan, _ = plan_and_outline(LoadedRecipe(recipe, own.parent, "own"))
     assert plan is not None
