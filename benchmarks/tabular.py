@@ -71,7 +71,7 @@ def rows_of(data: str, repeats: int) -> Rows:
     from dpsgd_cli.data.settings import Data
 
     settings = Data(name=data)
-    settings.protect(None, FOLDS)
+    settings = settings.protecting(None, FOLDS)
     part, layout = held_out_of(settings, Path(), folds=True), open_source(settings, Path()).layout
     assert layout.columns is not None
     return Rows(part.x, part.y, layout.columns, part.known_keys.folds(FOLDS, repeats, seed=0))

@@ -79,12 +79,12 @@ def test_the_first_record_removed_is_not_found_by_a_linear_score(
 ) -> None:
     """At most what epsilon allows, to a chance of 1e-6; with splits by place the same attacker is far beyond it."""
     if by_place:
-        usual = Data.protect
+        usual = Data.protecting
 
-        def protect(self: Data, unit: Any, folds: int | None = None, by_place: bool = False) -> None:
-            usual(self, unit, folds, by_place=True)
+        def by_places(self: Data, unit: Any, folds: int | None = None, by_place: bool = False) -> Data:
+            return usual(self, unit, folds, by_place=True)
 
-        monkeypatch.setattr(Data, "protect", protect)
+        monkeypatch.setattr(Data, "protecting", by_places)
     table = patients()
     if users:
         table["who"] = [f"p{row:03}" for row in range(len(table))]

@@ -139,7 +139,7 @@ class RecipeCase(Case):
         priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
         recipe = self._with_privacy(budget=budget, delta=self.delta)
         if parameter == "epochs":
-            asked = recipe.model_copy(update={"epochs": "until-budget"})
+            asked = recipe.changed(epochs="until-budget")
             return float(replace(self, recipe=asked)._planned(priced_by).most_epochs)
         free = self._schedule.with_number(parameter, "auto")
         asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
@@ -155,10 +155,10 @@ class RecipeCase(Case):
         # without the budget, so that a solver may try what does not fit
         freed = {} if self._privacy.budget is None else {"budget": None, "delta": self.delta}
         if parameter == "epochs":
-            recipe = self._with_privacy(**freed).model_copy(update={"epochs": int(value)})
+            recipe = self._with_privacy(**freed).changed(epochs=int(value))
         elif parameter == BATCH_SIZE:
-            method = self.recipe.method.model_copy(update={"batch_size": int(value)})
-            recipe = self._with_privacy(**freed).model_copy(update={"method": method})
+            method = self.recipe.method.changed(batch_size=int(value))
+            recipe = self._with_privacy(**freed).changed(method=method)
         elif parameter in self.parameters():
             number = int(value) if self._schedule.numbers()[parameter].whole else float(value)
             recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number), **freed)
@@ -185,7 +185,7 @@ class RecipeCase(Case):
         return self._privacy.schedule
 
     def _with_privacy(self, **changes: object) -> Recipe:
-        return self.recipe.model_copy(update={"privacy": self._privacy.model_copy(update=changes)})
+        return self.recipe.changed(privacy=self._privacy.changed(**changes))
 
 
 def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> RecipeCase:

@@ -160,8 +160,8 @@ def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options
     if not set("ABC") & set(options.tiers):
         return findings, told, left_out
     for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
-        rows = recipe.data.model_copy(update={"preprocess": ()})
-        alone = dataclasses.replace(loaded, recipe=recipe.model_copy(update={"data": rows}))
+        rows = recipe.data.changed(preprocess=())
+        alone = dataclasses.replace(loaded, recipe=recipe.changed(data=rows))
         part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
         options.say(f"Candidate {number}")
         seen, told, more = watched(alone, part, own, dataclasses.replace(options, curves=False))

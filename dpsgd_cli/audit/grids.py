@@ -90,8 +90,8 @@ def compare(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Fi
     """Return a finding for each kind of release."""
     update: dict[str, Any] = {"seed": None}
     if loaded.recipe.privacy is not None:
-        update["privacy"] = loaded.recipe.privacy.model_copy(update={"noise_source": None})
-    free = dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update=update))
+        update["privacy"] = loaded.recipe.privacy.changed(noise_source=None)
+    free = dataclasses.replace(loaded, recipe=loaded.recipe.changed(**update))
     seen = _Seen()
     if loaded.recipe.method.described.by_steps or loaded.recipe.method.kind == "dp-agd":
         trials = seen.trials = stage(cut(free, outline, plan, _SIZE), seen).trials

@@ -139,7 +139,7 @@ def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[D
     size = Size(1, _RECORDS // 3, 0)
     records, batch = sized(whole, size, False)
     small, _ = smaller(loaded, 1, batch)
-    small = dataclasses.replace(small, recipe=small.recipe.model_copy(update={"seed": small.recipe.seed or 0}))
+    small = dataclasses.replace(small, recipe=small.recipe.changed(seed=small.recipe.seed or 0))
     plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
     stands: dict[str, tuple[np.ndarray, Any] | None] = {**rows}

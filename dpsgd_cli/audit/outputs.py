@@ -126,7 +126,7 @@ def attack(loaded: SettledRecipe, outline: data.Outline, whole: Plan, trials: in
 
 def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Side:
     seed = (small.recipe.seed or 0) + (0 if present else _SEEDS_APART)
-    own = dataclasses.replace(small, recipe=small.recipe.model_copy(update={"seed": seed}))
+    own = dataclasses.replace(small, recipe=small.recipe.changed(seed=seed))
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
     share = partial(_without_last, small.recipe.trials) if absent else _whole
     made = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")

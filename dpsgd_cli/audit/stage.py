@@ -160,8 +160,8 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     if not isinstance(rate, int | float):
         return loaded
     changed["learning_rate"] = rate * share * _STEADY
-    method = loaded.recipe.method.model_copy(update={"learning_rate": rate * share * _STEADY})
-    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"method": method}))
+    method = loaded.recipe.method.changed(learning_rate=rate * share * _STEADY)
+    return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
 def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) -> Staged:
@@ -197,7 +197,7 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
 
 def without_folds(loaded: SettledRecipe) -> SettledRecipe:
     """Return the recipe without folds: it trains on its whole training part."""
-    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"folds": None}))
+    return dataclasses.replace(loaded, recipe=loaded.recipe.changed(folds=None))
 
 
 def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledRecipe, dict[str, Any]]:
@@ -210,13 +210,13 @@ def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledReci
         sizes = {"batch_size": batch}
         if (largest := getattr(method, "largest_batch", None)) is not None:
             sizes["largest_batch"] = changed["largest_batch"] = round(largest * batch / method.batch)
-        method = method.model_copy(update=sizes)
+        method = method.changed(**sizes)
     for name, value in (("compile", False), ("dtype", "float32")):
         if getattr(runtime, name) != value:
             changed[name] = value
-    runtime = runtime.model_copy(update={"compile": False, "dtype": "float32"})
+    runtime = runtime.changed(compile=False, dtype="float32")
     update = {"repeats": trials, "folds": None, "method": method, "runtime": runtime, "save_model": False}
-    return dataclasses.replace(loaded, recipe=recipe.model_copy(update=update)), changed
+    return dataclasses.replace(loaded, recipe=recipe.changed(**update)), changed
 
 
 @dataclass(frozen=True)

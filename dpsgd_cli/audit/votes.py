@@ -202,10 +202,10 @@ def _moved_votes(loaded: SettledRecipe, outline: data.Outline) -> tuple[Pate, li
     """Train teachers on neighbouring records with the same seeds (tier D); return a trained method and the findings."""
     settings = loaded.recipe.method
     assert isinstance(settings, PateMethod) and outline.input_shape is not None
-    teachers = settings.teachers.model_copy(update={"count": _TEACHERS})
-    method = settings.model_copy(update={"teachers": teachers, "queries": None})
+    teachers = settings.teachers.changed(count=_TEACHERS)
+    method = settings.changed(teachers=teachers, queries=None)
     small, _ = smaller(loaded, 1, 1)
-    recipe = small.recipe.model_copy(update={"method": method, "seed": small.recipe.seed or 0})
+    recipe = small.recipe.changed(method=method, seed=small.recipe.seed or 0)
     small = dataclasses.replace(small, recipe=recipe)
     known = dataclasses.replace(
         outline, train_records=_RECORDS, files=(_RECORDS,), public_records=min(outline.public_records, _QUERIES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -55,6 +55,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def changed(self, **values: Any) -> Self:
+        """Return a validated copy with other `values` of some fields; pydantic's ValidationError for what is refused.
+
+        Fields left out stay left out, and private attributes are kept.
+        """
+        made = self.model_validate({name: getattr(self, name) for name in self.model_fields_set} | values)
+        if self.__pydantic_private__ is not None:
+            made.__pydantic_private__ = dict(self.__pydantic_private__)
+        return made
 
     must_state: ClassVar[tuple[str, ...]] = ()
     """Class attributes that each kind below this class must state in its own body: the guarantee depends on them."""

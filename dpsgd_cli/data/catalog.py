@@ -95,7 +95,7 @@ def card_of(data: Data, base: Path) -> Card:
     if problems:
         raise DataError("\n".join(problems))
     own = {name: CardColumn(bounds=pair, source=_SOURCE) for name, pair in data.bounds.items()}
-    return card.model_copy(update={"columns": {**(card.columns or {}), **own}})
+    return card.changed(columns={**(card.columns or {}), **own})
 
 
 def _without_owners(card: Card, data: Data) -> Card:
@@ -109,7 +109,7 @@ def _without_owners(card: Card, data: Data) -> Card:
             f"privacy.unit.column names {name!r}, which is no column of {card.name} that can say whose a row is{named};"
             " a .npy file with an entry for each row can"
         )
-    return card.model_copy(update={"columns": columns | {name: CardColumn(drop=True)}})
+    return card.changed(columns=columns | {name: CardColumn(drop=True)})
 
 
 def declared(card: Card) -> dict[str, tuple[float, float]]:

@@ -94,7 +94,7 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
     hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
-    how = data.model_copy(update=dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
+    how = data.changed(**dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
     asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
@@ -130,7 +130,7 @@ def open_labelled(
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, readers.labels_of(card, labels))
-    how = data.model_copy(update={"target": target, "classes": None if classes is None else list(classes)})
+    how = data.changed(target=target, classes=None if classes is None else list(classes))
     where = records if isinstance(records, Path) else Path("the table")
     return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
 

@@ -313,9 +313,11 @@ class Data(Section):
         """Return True if this section or the recipe's folds divide records by coins, beyond the card's own split."""
         return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
 
-    def protect(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> None:
-        """Store the recipe's unit, its number of folds, and whether places decide a record's part."""
-        self._unit, self._folds, self._by_place = unit, folds, by_place
+    def protecting(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> Data:
+        """Return a copy that knows the recipe's unit, its number of folds, and if places decide a record's part."""
+        made = self.model_copy()
+        made._unit, made._folds, made._by_place = unit, folds, by_place
+        return made
 
     @property
     def card_file(self) -> str | None:

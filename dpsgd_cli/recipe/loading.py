@@ -75,8 +75,8 @@ class LoadedRecipe:
         privacy = self.recipe.privacy
         if privacy is not None and isinstance(privacy.schedule, PythonSchedule):
             schedule = privacy.schedule.starting_from(self.base)
-            bound = privacy.model_copy(update={"schedule": schedule})
-            object.__setattr__(self, "recipe", self.recipe.model_copy(update={"privacy": bound}))
+            bound = privacy.changed(schedule=schedule)
+            object.__setattr__(self, "recipe", self.recipe.changed(privacy=bound))
 
     @property
     def own_code(self) -> dict[str, Path]:

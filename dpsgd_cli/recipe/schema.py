@@ -92,7 +92,7 @@ class Recipe(Section):
         if self.privacy is not None and self.data.coins is not None:
             raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
         coins = self.data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
-        self.data.protect(unit, self.folds, by_place=coins == "place")
+        self.__dict__["data"] = self.data.protecting(unit, self.folds, by_place=coins == "place")
         return self
 
     @property

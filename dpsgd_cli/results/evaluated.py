@@ -166,7 +166,7 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
 def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     """Return the trials of a recipe before it runs, or `trials` trials like them. Files are identified by path."""
     recipe = loaded.recipe
-    alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
+    alike = recipe if trials is None else recipe.changed(repeats=trials, folds=None)
     data = tested_section(resolved(recipe))
     places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
     adjacency = None if recipe.privacy is None else adjacency_label(recipe.adjacency, recipe.privacy.unit)

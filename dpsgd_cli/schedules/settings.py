@@ -94,7 +94,7 @@ class NoiseSchedule(Section):
     def scaled(self, factor: float) -> Self:
         """Return the schedule with every noise multiplier times `factor`. No number may be `auto`."""
         names = [name for name in ("initial", "final") if name in type(self).model_fields]
-        return self.model_copy(update={name: getattr(self, name) * factor for name in names})
+        return self.changed(**{name: getattr(self, name) * factor for name in names})
 
     def numbers(self) -> dict[str, Number]:
         """Return the numbers that may be `auto`, by their paths inside the section.
@@ -119,7 +119,7 @@ class NoiseSchedule(Section):
 
     def with_number(self, path: str, value: float | str) -> Self:
         """Return the schedule with `value` at one of the paths of `numbers`."""
-        return self.model_copy(update={path: value})
+        return self.changed(**{path: value})
 
 
 class Uniform(NoiseSchedule):
@@ -275,7 +275,7 @@ class Piecewise(NoiseSchedule):
 
     def _with(self, schedules: list[_Decay]) -> Self:
         pairs = zip(self.parts, schedules, strict=True)
-        return self.model_copy(update={"parts": [part.model_copy(update={"schedule": one}) for part, one in pairs]})
+        return self.changed(parts=[part.changed(schedule=one) for part, one in pairs])
 
 
 class Validation(NoiseSchedule):
@@ -323,7 +323,7 @@ class Listed(NoiseSchedule):
         return self.multipliers[epoch] * _known(self.factor) if epoch < self.length else 0.0
 
     def scaled(self, factor: float) -> Self:
-        return self.model_copy(update={"factor": _known(self.factor) * factor})
+        return self.changed(factor=_known(self.factor) * factor)
 
 
 class Contraction(Section):
@@ -408,9 +408,9 @@ class Influence(NoiseSchedule):
 
     def with_number(self, path: str, value: float | str) -> Self:
         if path == "initial":
-            return self.model_copy(update={"initial": value})
+            return self.changed(initial=value)
         assert isinstance(self.weights, Contraction)
-        return self.model_copy(update={"weights": self.weights.model_copy(update={"contraction": value})})
+        return self.changed(weights=self.weights.changed(contraction=value))
 
 
 class PythonSchedule(NoiseSchedule):
@@ -441,7 +441,7 @@ class PythonSchedule(NoiseSchedule):
         return self._values[epoch] * _known(self.factor)
 
     def scaled(self, factor: float) -> Self:
-        return self.model_copy(update={"factor": _known(self.factor) * factor})
+        return self.changed(factor=_known(self.factor) * factor)
 
     def _asked(self, epoch: int) -> float:
         function, said = load_attribute(self._base / self.file, self.function), f"{self.function}({epoch})"

@@ -123,7 +123,7 @@ def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
     found = []
     for cell, count in zip(cells, counts, strict=True):
         if count:
-            recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
+            recipe = cell.loaded.recipe.changed(repeats=count)
             found.append(dataclasses.replace(cell, loaded=dataclasses.replace(cell.loaded, recipe=recipe)))
     return found
 
@@ -256,7 +256,7 @@ def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
     staging = files.hidden_name(place)
     try:
         staging.mkdir()
-        recipe = cell.loaded.recipe.model_copy(update={"repeats": 1})
+        recipe = cell.loaded.recipe.changed(repeats=1)
         (staging / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
         if (source / bundle.NAME).is_file():
             chosen = bundle.read(source / bundle.NAME).of_trials(slice(trial, trial + 1))

@@ -213,4 +213,4 @@ def _with_own_seed(recipe: Recipe) -> Recipe:
         return recipe
     content = json.dumps(resolved(recipe), sort_keys=True)
     own = int.from_bytes(hashlib.sha256(content.encode()).digest()[:5], "big")
-    return recipe.model_copy(update={"seed": recipe.seed + (own << 20)})
+    return recipe.changed(seed=recipe.seed + (own << 20))

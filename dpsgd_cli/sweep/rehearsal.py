@@ -91,7 +91,7 @@ def _started(planned: Planned, outline: data.Outline, trials: int, records: int)
     """Return `trials` trials with the first cell's settings, ready to train on `records` random rows."""
     loaded, plan = resolve_auto(planned.cell.loaded), planned.plan
     changes = {"repeats": trials, "folds": None, "epochs": _EPOCHS if plan is None else loaded.recipe.epochs}
-    recipe = loaded.recipe.model_copy(update=changes)
+    recipe = loaded.recipe.changed(**changes)
     if plan is not None:
         plan = _endless(plan, records)
     member = Member(dataclasses.replace(loaded, recipe=recipe), plan)

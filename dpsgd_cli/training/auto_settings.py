@@ -174,6 +174,7 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
     if isinstance(section, list):
         at = int(first)
         return [*section[:at], _with(section[at], rest, value), *section[at + 1 :]]
+    # not validated: a recipe may not spell out every value that stands for "none"
     return section.model_copy(update={first: _with(getattr(section, first), rest, value)})
 
 

@@ -190,8 +190,7 @@ class Trained:
         with _fitting(self.directory / bundle.NAME):
             made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
         own = self.loaded.recipe
-        made.protect(own.data.unit, own.folds, own.data.by_place)
-        return made
+        return made.protecting(own.data.unit, own.folds, own.data.by_place)
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""

@@ -155,7 +155,7 @@ def test_other_cuts_find_the_same_features(tmp_path: Path) -> None:
     whole /= np.linalg.norm(whole, axis=1, keepdims=True)
     for test in (3, 5):
         settings = Data.model_validate(section | {"split": {"test": test}})
-        settings.protect(None, by_place=True)
+        settings = settings.protecting(None, by_place=True)
         found = data.prepare(settings, tmp_path, 1, lambda *_: pytest.fail("no noise"), "add-remove")
         joined_again = np.concatenate([found.train_x, found.test_x])
         assert found.keys is not None and np.allclose(joined_again, whole[found.keys.values], atol=1e-3)

@@ -31,8 +31,7 @@ def frame(names: list[Any] = NAMES) -> pd.DataFrame:
 def section(column: str = "who", by_place: bool = False, **changes: Any) -> Data:
     own = {"path": "own.csv", "target": "y", "classes": [0, 1], "bounds": [0, 1], "preprocess": []} | changes
     made = Data.model_validate({key: value for key, value in own.items() if value is not None})
-    made.protect(Unit(column=column, most_rows=2), by_place=by_place)
-    return made
+    return made.protecting(Unit(column=column, most_rows=2), by_place=by_place)
 
 
 def refuse(trial: int, purpose: str, *rest: object) -> np.ndarray:
@@ -198,7 +197,7 @@ def test_what_is_said_of_features_says_nothing_of_the_unit_column(tmp_path: Path
 
 def test_a_column_of_a_card_is_no_feature_then(tmp_path: Path) -> None:
     made = Data.model_validate({"name": "breast-cancer", "bounds": None})
-    made.protect(Unit(column="mean radius", most_rows=2))
+    made = made.protecting(Unit(column="mean radius", most_rows=2))
     with pytest.raises(DataError, match="'mean radius', which is no column of breast-cancer that can say whose a row"):
         data.outline(made, tmp_path)
 

@@ -107,7 +107,7 @@ def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
     """Return the gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
     privacy = recipe.required_privacy
     if privacy.accountant == "auto":
-        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
+        recipe = recipe.changed(privacy=privacy.model_copy(update={"accountant": name}))
     return gradient(recipe, facts)
 
 
@@ -213,8 +213,8 @@ class _Draft:
 
     def _with_bands(self, bands: int) -> _Draft:
         assert isinstance(self.privacy.noise, BandedNoise)
-        noise = self.privacy.noise.model_copy(update={"bands": bands})
-        privacy, sampling = self.privacy.model_copy(update={"noise": noise}), replace(self.sampling, groups=bands)
+        noise = self.privacy.noise.changed(bands=bands)
+        privacy, sampling = self.privacy.changed(noise=noise), replace(self.sampling, groups=bands)
         return replace(self, privacy=privacy, sampling=sampling)
 
     def _correlated(self, multipliers: Sequence[float]) -> PlannedNoise | None:

@@ -28,6 +28,7 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
         )
     adjacency = recipe.adjacency
     bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / replace_factor(adjacency)
+    # not validated: a recipe of this method names no clip norm and no schedule of its own
     whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
     plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
     (release,), *_ = plan.epochs

@@ -150,7 +150,7 @@ class _Draft:
         before, covers = self._before()
 
         def gap(noise: float) -> float:
-            rule: Aggregation = named(settings.rule)(settings.model_copy(update={"noise": noise}))
+            rule: Aggregation = named(settings.rule)(settings.changed(noise=noise))
             return over_budget(budget, self._judge(rule), [*(before if covers else ()), *self._worst(rule)])
 
         found = solve_at_limit(gap, Interval("noise", cheap=1e9, expensive=1e-6, start=40.0))
@@ -159,7 +159,7 @@ class _Draft:
                 f"no noise brings {count(self._queries, 'query', 'queries')} within {format_budget(budget)}; ask fewer,"
                 " or raise the budget"
             )
-        return settings.model_copy(update={"noise": found})
+        return settings.changed(noise=found)
 
     def _judge(self, rule: Aggregation) -> Accountant:
         """Return the accountant that checks the budget: the exact one for Gaussians if all releases are Gaussian."""

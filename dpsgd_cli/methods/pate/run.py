@@ -303,7 +303,7 @@ class Teaching:
         self.settings = settings
         self.recipe = _descent(context.recipes[trial], settings.teachers)
         if settings.teachers.model is not None:
-            self.recipe = self.recipe.model_copy(update={"model": settings.teachers.model})
+            self.recipe = self.recipe.changed(model=settings.teachers.model)
         assert context.public is not None and context.keys is not None
         self.public = _rows(context.public, trial)
         table = context.table
@@ -409,7 +409,7 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     """Return the recipe that trains by `settings` alone, without privacy."""
     own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
     changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
-    return recipe.model_copy(update=changes)
+    return recipe.changed(**changes)
 
 
 def _unpoliced(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:

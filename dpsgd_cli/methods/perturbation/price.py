@@ -53,6 +53,7 @@ def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
     clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
+    # not validated: a recipe of this method names no clip norm and no schedule of its own
     whole = recipe.required_privacy.model_copy(update={"clipping": clipping, "schedule": Uniform()})
     return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
 

@@ -88,12 +88,5 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
 def _candidate(recipe: Recipe, privacy: Privacy, schedule: Schedule, rho: float) -> Recipe:
     """Return the recipe that trains one candidate alone."""
     settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
-    own = privacy.model_copy(
-        update={
-            "schedule": schedule,
-            "budget": RhoBudget(rho=rho),
-            "accountant": "auto",
-            "budget_covers": "total",
-        }
-    )
-    return recipe.model_copy(update={"method": DpSgdMethod(**settings), "privacy": own})
+    own = privacy.changed(schedule=schedule, budget=RhoBudget(rho=rho), accountant="auto", budget_covers="total")
+    return recipe.changed(method=DpSgdMethod(**settings), privacy=own)

@@ -64,7 +64,7 @@ def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool
             f"method {kind} needs a public bound on the norm of a record's features: scale by bounds, or add unit-norm"
             " to data.preprocess"
         )
-    constants = constants_of(model if in_ball else model.model_copy(update={"radius": None}), feature_bound)
+    constants = constants_of(model if in_ball else model.changed(radius=None), feature_bound)
     if not constants.lipschitz < math.inf:
         where = (
             "give model.radius, or" if in_ball else "it looks for weights everywhere, so model.radius is no help: use"
