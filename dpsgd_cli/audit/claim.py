@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.accounting.tradeoff import Curve, curve_of
+from dpsgd_cli.accounting.tradeoff import TradeoffCurve, curve_of
 from dpsgd_cli.audit.statistics import Errors, mu_of_errors
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.preconditioning.price import LABELS as PRECONDITIONERS
@@ -89,7 +89,7 @@ class Claim:
         return replace(self, epochs=tuple(epochs))
 
     @cached_property
-    def curve(self) -> Curve:
+    def curve(self) -> TradeoffCurve:
         """Return the trade-off curve of the gradients alone."""
         return curve_of(self.releases)
 

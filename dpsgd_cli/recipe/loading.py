@@ -49,7 +49,7 @@ NOT_IN_HASH = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoChoice:
     """A setting that a recipe left `auto`: its key, its resolved value, and why."""
 
     key: str
@@ -107,7 +107,7 @@ class SettledRecipe(LoadedRecipe):
     `chosen`: the settings that were `auto`, with the value and the reason of each.
     """
 
-    chosen: tuple[Choice, ...] = field(default=(), compare=False)
+    chosen: tuple[AutoChoice, ...] = field(default=(), compare=False)
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:

@@ -13,7 +13,7 @@ from dpsgd_cli.accounting.tradeoff import attacker_text
 from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.metrics import METRICS
-from dpsgd_cli.recipe.loading import Choice
+from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
@@ -105,7 +105,7 @@ def _part_lines(parts: Row) -> list[str]:
     ]
 
 
-def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[Choice] = ()) -> str:
+def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[AutoChoice] = ()) -> str:
     """Return the output of `--dry-run`: everything that is decided before data is read."""
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
     unit = recipe.data.unit

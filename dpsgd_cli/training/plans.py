@@ -21,7 +21,7 @@ from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.methods.planning import plan_for
-from dpsgd_cli.recipe.loading import Choice, LoadedRecipe, SettledRecipe
+from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
 from dpsgd_cli.training.auto_rule import PublicFacts
@@ -68,11 +68,11 @@ def _before_plan(loaded: LoadedRecipe) -> tuple[SettledRecipe, data.Outline]:
     return _settled(loaded, recipe, features + chosen), outline
 
 
-def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[Choice, ...] = ()) -> SettledRecipe:
+def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[AutoChoice, ...] = ()) -> SettledRecipe:
     return SettledRecipe(recipe, loaded.base, loaded.source, loaded.tree, chosen)
 
 
-def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], data.Outline]:
+def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...], data.Outline]:
     """Return the recipe with its features resolved, the choices, and the outline of the data with these features."""
     outline = data.outline(loaded.recipe.data, loaded.base)
 
