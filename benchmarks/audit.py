@@ -19,7 +19,7 @@ from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions, AuditSize
 from dpsgd_cli.audit.stage import at_audit_size
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 
 FULL = "yu2019/cancer-uniform"
 RHO = ["privacy.delta=1e-5", "privacy.schedule.initial=10", "epochs=until-budget"]
@@ -64,7 +64,7 @@ def reference() -> None:
         begun = time.perf_counter()
         loaded = load_recipe(case.recipe, case.overrides)
         asked = AuditOptions(("A", "B"), trials=case.trials, canaries=case.canaries, curves=False, quick=True)
-        found = audit(loaded, asked)
+        found = audit(resolve_auto(loaded), asked)
         low, told = found["lower_bounds"], found["training"]
         each = min(told["in"], told["out"])
         print(
@@ -78,12 +78,12 @@ def speed(observations: int = 5000) -> None:
     """Seconds of training only, for as many observations."""
     loaded = load_recipe("quickstart")
     outline = data.outline(loaded.recipe.data, loaded.base)
-    plan = plan_of(loaded, outline)
+    plan = plan_of(resolve_auto(loaded), outline)
     assert plan is not None
 
     def seconds(size: AuditSize) -> float:
         begun = time.perf_counter()
-        membership.train(at_audit_size(loaded, outline, plan, size))
+        membership.train(at_audit_size(resolve_auto(loaded), outline, plan, size))
         return time.perf_counter() - begun
 
     together = seconds(AuditSize(observations // 100, 100, 1e12))

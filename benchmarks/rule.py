@@ -37,6 +37,7 @@ from dpsgd_cli.data import bins
 from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 from dpsgd_cli.training import auto_rule, loop
+from dpsgd_cli.training.plans import resolve_auto
 
 TEST = 8000
 HELD = 10_000
@@ -116,8 +117,8 @@ CANDIDATES: Candidates = {
     "clip .5": ({}, ["privacy.clipping.norm=0.5"]),
     "clip 1": ({}, ["privacy.clipping.norm=1"]),
     "20 steps": ({"fewest": 20, "most": 20}, []),
-    "pace 6": ({"paces": (6, 6)}, []),
-    "pace 25": ({"paces": (25, 25)}, []),
+    "pace 6": ({"rate_limits": (6, 6)}, []),
+    "pace 25": ({"rate_limits": (25, 25)}, []),
     "counts": ({}, COUNTS),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
@@ -140,7 +141,7 @@ CANDIDATES: Candidates = {
     "4 and 32 bins": ({}, ["data.preprocess.0.bin.bins=[4, 32]"]),
     "pairs": ({}, ["data.preprocess.0.bin.pairs=4"]),
     "scaled": ({}, SCALED),
-    "pace 25, scaled": ({"paces": (25, 25)}, SCALED),
+    "pace 25, scaled": ({"rate_limits": (25, 25)}, SCALED),
     "scaled, second moments": ({}, [*SCALED, "method.preconditioner={kind: second-moment, share: 0.15}"]),
 }
 
@@ -269,13 +270,13 @@ OF_CLASSES: Candidates = {
     "noise 1.4": ({"noise": 1.4}, []),
     "noise 2": ({"noise": 2.0}, []),
     "noise 4": ({"noise": 4.0}, []),
-    "pace 12": ({"paces": (12, 12)}, []),
-    "pace 48": ({"paces": (48, 48)}, []),
-    "pace 100": ({"paces": (100, 100)}, []),
+    "pace 12": ({"rate_limits": (12, 12)}, []),
+    "pace 48": ({"rate_limits": (48, 48)}, []),
+    "pace 100": ({"rate_limits": (100, 100)}, []),
     "as two classes": (vars(auto_rule.PRECONDITIONED), []),
     "scaled": ({}, SCALED),
-    "pace 12, scaled": ({"paces": (12, 12)}, SCALED),
-    "pace 48, scaled": ({"paces": (48, 48)}, SCALED),
+    "pace 12, scaled": ({"rate_limits": (12, 12)}, SCALED),
+    "pace 48, scaled": ({"rate_limits": (48, 48)}, SCALED),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
 }
 OF_TARGETS: Candidates = {
@@ -283,8 +284,8 @@ OF_TARGETS: Candidates = {
     "no constant of its own": ({}, ["model.bias=false"]),
     "noise .35": ({"noise": 0.35}, []),
     "noise 1.1": ({"noise": 1.1}, []),
-    "pace 1": ({"paces": (1, 1)}, []),
-    "pace 3": ({"paces": (3, 3)}, []),
+    "pace 1": ({"rate_limits": (1, 1)}, []),
+    "pace 3": ({"rate_limits": (3, 3)}, []),
     "50 to 100 steps": ({"fewest": 50, "most": 100}, []),
     "clips by half": ({"clips": (0.025, 0.4), "whole": 800_000}, []),
     "clips twice": ({"clips": (0.1, 0.8), "whole": 50_000}, []),
@@ -369,7 +370,7 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
     for candidate, (terms, overrides) in candidates.items():
         with ruled_by(problem.terms, terms), tempfile.TemporaryDirectory() as folder:
             loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
-            trials = pd.read_csv(loop.run(loaded, loop.Options(Path(folder))) / "trials.csv")
+            trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(Path(folder))) / "trials.csv")
         told = problem.judge(trials.mean(numeric_only=True))
         found.append({"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most, **told})
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)

@@ -38,6 +38,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop as experiment
+from dpsgd_cli.training.plans import resolve_auto
 
 Step = Callable[[], None]
 MODES = ("plain", "dpsgd", "opacus-ghost", "opacus-hooks")
@@ -238,7 +239,9 @@ def compare_training(epochs: int, rounds: int) -> None:
             plain_training(x, y, epochs)
             loops.append(time.perf_counter() - begun)
             begun = time.perf_counter()
-            experiment.run(load_recipe(str(recipe)), experiment.Options(out=Path(folder) / f"out-{index}"))
+            experiment.run(
+                resolve_auto(load_recipe(str(recipe))), experiment.Options(out=Path(folder) / f"out-{index}")
+            )
             runs.append(time.perf_counter() - begun)
     loop, run = statistics.median(loops), statistics.median(runs)
     print(f"\n{epochs} epochs: plain loop {loop:.2f} s, dpsgd with reading and writing {run:.2f} s: {run / loop:.2f} x")

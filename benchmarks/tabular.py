@@ -196,10 +196,11 @@ def of_ours(name: str, data: str, epsilon: float, repeats: int, out: Path, chang
     """A row a fold; all folds train as one pack, and share its seconds."""
     from dpsgd_cli.recipe.loading import load_recipe
     from dpsgd_cli.training import loop
+    from dpsgd_cli.training.plans import resolve_auto
 
     given = (f"privacy.budget={{epsilon: {epsilon}, delta: {DELTA}}}", f"repeats={repeats}", *changes)
     begun = time.perf_counter()
-    result = loop.run(load_recipe(f"tabular/{data}", given), loop.Options(out))
+    result = loop.run(resolve_auto(load_recipe(f"tabular/{data}", given)), loop.Options(out))
     found = pd.read_csv(result / "trials.csv")
     return [
         {

@@ -23,6 +23,7 @@ import numpy as np
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 
 TRIALS = 10
 
@@ -31,7 +32,7 @@ def seconds(*overrides: str) -> float:
     """One whole run."""
     with TemporaryDirectory() as out:
         begun = time.perf_counter()
-        loop.run(load_recipe("yu2019/cancer-uniform", overrides), loop.Options(Path(out)))
+        loop.run(resolve_auto(load_recipe("yu2019/cancer-uniform", overrides)), loop.Options(Path(out)))
         return time.perf_counter() - begun
 
 
@@ -50,7 +51,7 @@ def table_2(rounds: int) -> None:
         with TemporaryDirectory() as out:
             begun = time.perf_counter()
             loaded = load_recipe("yu2019/mnist-exponential", ("repeats=1",))
-            directory = loop.run(loaded, loop.Options(Path(out)))
+            directory = loop.run(resolve_auto(loaded), loop.Options(Path(out)))
             whole = time.perf_counter() - begun
             training = store.read_document(directory)["timing"]["nonprivate_train_seconds"]
         found.append((training / plain, whole / plain))

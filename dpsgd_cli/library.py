@@ -21,6 +21,7 @@ from dpsgd_cli.results import store, summary
 from dpsgd_cli.results.result import summarise_columns
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
+from dpsgd_cli.training.plans import resolve_auto
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ def train(
     continues an interrupted run, and `finish` makes a result of its last checkpoint. `say` receives the lines that the
     command prints on stderr.
     """
-    loaded = load_recipe(str(recipe), assignments(overrides))
+    loaded = resolve_auto(load_recipe(str(recipe), assignments(overrides)))
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from dpsgd_cli.data import card_files, card_readers, cards, opening
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import recipe_writer
 from tests.test_recipes_run import RECIPES, RECORDS, shrink, stand_in
 
@@ -106,7 +107,7 @@ def trained_variant(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]
     """Weights of one of `VARIANTS`, and its ledger, metrics and epsilon."""
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_recipe(str(variant(name, Path(folder))))
-        return _results(loop.run(loaded, loop.Options(out=Path(folder) / "out")))
+        return _results(loop.run(resolve_auto(loaded), loop.Options(out=Path(folder) / "out")))
 
 
 def _results(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -127,7 +128,7 @@ def trained(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         patch.setattr(opening, "_kept", {})
         patch.setattr(card_files, "records", lambda card, file: RECORDS)
         small = shrink(recipe, any(file.part == "test" for file in card.files)).model_copy(update={"save_model": True})
-        directory = loop.run(LoadedRecipe(small, file.parent, str(file)), loop.Options(out=Path(folder)))
+        directory = loop.run(resolve_auto(LoadedRecipe(small, file.parent, str(file))), loop.Options(out=Path(folder)))
         return _results(directory)
 
 

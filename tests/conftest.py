@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
+from dpsgd_cli.training.plans import resolve_auto
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -106,7 +107,7 @@ def train() -> Train:
 
     def run(path: Path, *overrides: str, **options: Any) -> Path:
         chosen = {"out": path.parent / "out", **options}
-        return loop.run(load_recipe(str(path), overrides), loop.Options(**chosen))
+        return loop.run(resolve_auto(load_recipe(str(path), overrides)), loop.Options(**chosen))
 
     return run
 

@@ -44,6 +44,7 @@ from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.training import checkpoint, loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import recipe_writer
 
 LIMIT_SECONDS = 30.0
@@ -109,7 +110,7 @@ def make_inputs(folder: Path) -> None:
     write = recipe_writer(folder)
     own = {"repeats": 1, "epochs": 2}
     loaded = load_recipe(str(write(**own)))
-    loop.run(loaded, loop.Options(folder, save_models=True)).rename(folder / "result")
+    loop.run(resolve_auto(loaded), loop.Options(folder, save_models=True)).rename(folder / "result")
     x = np.load(folder / "tiny.npz")["x"]
     np.save(folder / "x.npy", x)
     rows = [{"a": round(float(r[0]), 3), "b": "uv"[n % 2], "y": f"c{n % 3}"} for n, r in enumerate(x)]
@@ -153,14 +154,14 @@ def make_own(folder: Path) -> None:
         "epochs: 4\nseed: 0\nrepeats: 2\nsave_model: true\nruntime: {threads: 1}\n"
     )
     loaded = load_recipe(str(folder / "own.yaml"))
-    loop.run(loaded, loop.Options(folder / "out"))
+    loop.run(resolve_auto(loaded), loop.Options(folder / "out"))
 
     def stop(done: int, total: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
     with contextlib.suppress(RunError):  # interrupted, so that a checkpoint is left
-        loop.run(loaded, loop.Options(folder / "stopped", progress=stop))
+        loop.run(resolve_auto(loaded), loop.Options(folder / "stopped", progress=stop))
 
 
 def own_result(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dpsgd_cli.errors import RecipeError, RunError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 COMMON = [
@@ -25,7 +26,7 @@ def weights(directory: Path) -> dict[str, Tensor]:
 
 
 def run(out: Path, *overrides: str) -> dict[str, Tensor]:
-    return weights(loop.run(load_recipe("quickstart", [*COMMON, *overrides]), loop.Options(out)))
+    return weights(loop.run(resolve_auto(load_recipe("quickstart", [*COMMON, *overrides])), loop.Options(out)))
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -35,7 +36,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_trial_ends_the_same_alone_and_in_a_pack_and_in_small_pieces(tmp_path: Path) -> None:
     variants = [["seed=3", "repeats=1"], ["repeats=1", "method.learning_rate=1"]]
     loaded = [load_recipe("quickstart", [*COMMON, *variant]) for variant in variants]
-    pack = [Member(one, loop.plan_recipe(one)[0]) for one in loaded]
+    pack = [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, loaded)]
     together = [weights(made) for made in loop.run_pack(pack, loop.Options(tmp_path / "pack"))]
     for found, variant in zip(together, variants, strict=True):
         assert same(found, run(tmp_path / "alone", *variant))
@@ -52,9 +53,9 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(RunError, match="1 of 3 epochs are kept"):
-        loop.run(loaded, loop.Options(tmp_path / "a", progress=stop))
-    resumed = weights(loop.run(loaded, loop.Options(tmp_path / "a", resume=True)))
-    undisturbed = weights(loop.run(loaded, loop.Options(tmp_path / "b")))
+        loop.run(resolve_auto(loaded), loop.Options(tmp_path / "a", progress=stop))
+    resumed = weights(loop.run(resolve_auto(loaded), loop.Options(tmp_path / "a", resume=True)))
+    undisturbed = weights(loop.run(resolve_auto(loaded), loop.Options(tmp_path / "b")))
     assert all(value.equal(undisturbed[name]) for name, value in resumed.items())
 
 

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests import behaviour
 
 
 @pytest.mark.parametrize("name", behaviour.VARIANTS)
 def test_a_variant_can_be_planned(name: str, tmp_path: Path) -> None:
-    plan, _ = loop.plan_recipe(loop.settled(load_recipe(str(behaviour.variant(name, tmp_path)))))
+    plan, _ = loop.plan_recipe(resolve_auto(load_recipe(str(behaviour.variant(name, tmp_path)))))
     assert plan is not None
 
 

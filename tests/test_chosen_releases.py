@@ -17,6 +17,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe, table
 
 # One gradient and one selection take four fifths of this budget, so that a fifth is left.
@@ -45,7 +46,7 @@ def spent(directory: Path, accountant: str) -> float:
 @pytest.fixture
 def agd(tmp_path: Path) -> Path:
     """A finished DP-AGD of a budget of epsilon 2."""
-    return loop.run(load_recipe("lee2018/dp-agd-better", AGD), loop.Options(tmp_path))
+    return loop.run(resolve_auto(load_recipe("lee2018/dp-agd-better", AGD)), loop.Options(tmp_path))
 
 
 def test_account_states_the_budget_of_a_result_and_nobody_the_sum(agd: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_gate_judges_the_budget(agd: Path) -> None:
 
 def test_a_budget_by_the_best_renyi_order_passes_its_own_gate(tmp_path: Path) -> None:
     recipe = load_recipe("lee2018/dp-agd-better", [*AGD, "privacy.accountant=zcdp-tight"])
-    directory = loop.run(recipe, loop.Options(tmp_path))
+    directory = loop.run(resolve_auto(recipe), loop.Options(tmp_path))
     assert account(directory, "--max-epsilon", "2").exit_code == 0
     assert account(directory, "--max-epsilon", "1.9999").exit_code == 1
     assert account("lee2018/dp-agd-better", *AGD, "privacy.accountant=zcdp-tight", "--max-epsilon", "2").exit_code == 0
@@ -151,7 +152,7 @@ def test_a_users_own_method_that_stops_when_it_likes_costs_its_whole_plan_or_bud
     assert {row["epochs"] for row in document["trials"]} == {1}
     plain = GRADIENT | {"batching": batching}
     whole = load_recipe(str(write_recipe(method=plain, privacy=privacy)))
-    plan, _ = loop.plan_recipe(whole)
+    plan, _ = loop.plan_recipe(resolve_auto(whole))
     assert plan is not None
     planned = plan.guarantee().epsilon
     stated = document["privacy"]["epsilon"]

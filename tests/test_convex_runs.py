@@ -14,6 +14,7 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 SMALL = ["data.name=breast-cancer", "data.preprocess=[{scale: {by: bounds}}]", "runtime.threads=1"]
@@ -30,7 +31,7 @@ def finished(directory: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
 
 def test_folds_train_side_by_side_and_are_tested_on_what_they_did_not_see(tmp_path: Path) -> None:
     recipe = loaded("lee2018/dp-agd-better", "privacy.budget.epsilon=20", "repeats=2")
-    document, trials = finished(loop.run(recipe, loop.Options(tmp_path)))
+    document, trials = finished(loop.run(resolve_auto(recipe), loop.Options(tmp_path)))
     assert [(row["fold"], row["repeat"]) for row in trials] == [(str(i % 5), str(i // 5)) for i in range(10)]
     assert document["metrics"]["test_accuracy"]["n"] == 10
     assert document["metrics"]["test_accuracy"]["mean"] > 0.9
@@ -58,7 +59,7 @@ def test_folds_of_two_files_count_what_was_priced(tmp_path: Path) -> None:
     )
     held = np.bincount(Keys.of_places((10, 5)).parts(3, "fold 0", 1))
     assert held.min() > 10 // 3 + 5 // 3
-    document, _ = finished(loop.run(load_recipe(str(tmp_path / "two.yaml"), ()), loop.Options(tmp_path)))
+    document, _ = finished(loop.run(resolve_auto(load_recipe(str(tmp_path / "two.yaml"), ())), loop.Options(tmp_path)))
     assert "each trial trains on at most 11 of them" in " ".join(document["privacy"]["declarations"])
 
 
@@ -66,10 +67,13 @@ def test_folds_of_two_files_count_what_was_priced(tmp_path: Path) -> None:
 def test_budgets_of_one_method_train_as_one_pack_to_what_each_gets_alone(name: str, tmp_path: Path) -> None:
     more = ["method.batch_size=50"] if name == "sgd-ma" else []
     recipes = [loaded(f"lee2018/{name}", f"privacy.budget.epsilon={e}", "folds=2", *more) for e in (2, 5)]
-    members = [Member(one, loop.plan_recipe(one)[0]) for one in recipes]
+    members = [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, recipes)]
     together = loop.run_pack(members, loop.Options(tmp_path / "pack"))
     for one, directory in zip(recipes, together, strict=True):
-        ours, theirs = finished(directory)[0], finished(loop.run(one, loop.Options(tmp_path / "alone")))[0]
+        ours, theirs = (
+            finished(directory)[0],
+            finished(loop.run(resolve_auto(one), loop.Options(tmp_path / "alone")))[0],
+        )
         assert ours["privacy"] == theirs["privacy"]
         for metric in ours["metrics"]:
             assert ours["metrics"][metric]["mean"] == pytest.approx(theirs["metrics"][metric]["mean"], rel=1e-3)
@@ -78,7 +82,7 @@ def test_budgets_of_one_method_train_as_one_pack_to_what_each_gets_alone(name: s
 
 def test_theory_stands_beside_practice(tmp_path: Path) -> None:
     recipe = loaded("lectures/adult-dp-gd", "repeats=2", "epochs=20", "privacy.clipping.norm=6")
-    document, _ = finished(loop.run(recipe, loop.Options(tmp_path)))
+    document, _ = finished(loop.run(resolve_auto(recipe), loop.Options(tmp_path)))
     rows = document["trials"]
     assert len(rows) == 2
     assert all(0 <= row["nonprivate_excess_risk"] < row["excess_risk_bound"] for row in rows)
@@ -106,7 +110,7 @@ def test_recipes_that_make_no_sense_say_why(changes: list[str], message: str) ->
 def test_a_convex_model_tells_two_classes_apart(tmp_path: Path) -> None:
     recipe = load_recipe("lee2018/dp-agd", ["data.name=digits"])
     with pytest.raises(ModelError, match="two classes"):
-        loop.run(recipe, loop.Options(tmp_path))
+        loop.run(resolve_auto(recipe), loop.Options(tmp_path))
 
 
 def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
@@ -143,7 +147,7 @@ def regression_recipe(folder: Path) -> Path:
 
 def test_test_metrics_are_of_targets_as_they_are_and_the_clamping_is_declared(tmp_path: Path) -> None:
     recipe = load_recipe(str(regression_recipe(tmp_path)))
-    document, trials = finished(loop.run(recipe, loop.Options(tmp_path / "out")))
+    document, trials = finished(loop.run(resolve_auto(recipe), loop.Options(tmp_path / "out")))
     mae, loss = (float(trials[0][name]) for name in ("test_mae", "test_loss"))
     # half the mean square is at least half the square of the mean: of clamped targets it would be below 4
     assert mae > 10 and loss >= mae**2 / 2 * (1 - 1e-6)

@@ -16,6 +16,7 @@ from benchmarks.pages.rows import CURVES, KEYS, STALE, Rows
 from benchmarks.yu2019.cases import EPOCHS, LENGTHS
 from benchmarks.yu2019.sweeps import KINDS, SWEEPS, Claim, Contrast, at, claims
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 
 DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
 PICTURE = re.compile(r"!\[[^]]*]\(([^)]+)\)")
@@ -183,7 +184,7 @@ PLANNED = [one for one in page_of("yu2019").CASES if one.table in ("table2", "co
 
 @pytest.mark.parametrize("one", PLANNED, ids=lambda one: f"{one.table}/{one.name}")
 def test_epochs_are_those_of_yu(one: Case) -> None:
-    plan, _ = plan_recipe(one.loaded())
+    plan, _ = plan_recipe(resolve_auto(one.loaded()))
     assert plan is not None
     assert plan.most_epochs == EPOCHS[one.name]
 

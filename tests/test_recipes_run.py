@@ -22,6 +22,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shippe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
+from dpsgd_cli.training.plans import resolve_auto
 
 RECIPES = shipped_recipes()
 RECORDS = 24
@@ -100,7 +101,7 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(opening, "_kept", {})
     monkeypatch.setattr(card_files, "records", lambda card, file: RECORDS)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
-    directory = loop.run(small, loop.Options(out=tmp_path, save_models=True))
+    directory = loop.run(resolve_auto(small), loop.Options(out=tmp_path, save_models=True))
     document = json.loads((directory / "result.json").read_text())
     assert all(math.isfinite(metric["mean"]) for metric in document["metrics"].values())
     ledger = (directory / "ledger.jsonl").read_text()

@@ -127,8 +127,7 @@ ADDITIONS = {
             " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
         },
     ),
-    # accounting/names.py: "Adding one is a file in `accounting/accountants/` and a line here; nothing else lists
-    # them."
+    # accounting/accountants/__init__.py: "To add one: a file beside this one and a line here. Nothing else lists them."
     "accountant": Addition(
         files={
             "dpsgd_cli/accounting/accountants/generous.py": (
@@ -139,8 +138,12 @@ ADDITIONS = {
                 "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
             )
         },
-        edited="dpsgd_cli/accounting/names.py",
-        edits={'    "gaussian": ': '    "generous": Listed(runs="generous:Generous", usual=True, in_recipes=True),\n'},
+        edited="dpsgd_cli/accounting/accountants/__init__.py",
+        edits={
+            '    "gaussian": ': (
+                '    "generous": AccountantEntry(runs="generous:Generous", usual=True, in_recipes=True),\n'
+            )
+        },
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
     "launcher": Addition(
@@ -359,7 +362,7 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
         ("kind of noise", "    batching = 'shuffle'\n", "noise.settings"),
         ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "methods.halved.settings"),
         ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "methods.halved.settings"),
-        ("accountant", ", in_recipes=True", "accounting.names"),
+        ("accountant", ", in_recipes=True", "accounting.accountants"),
         ("accountant", "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n",
          "accounting.accountants.generous"),
     ],

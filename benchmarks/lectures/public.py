@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from benchmarks.lectures.cases import FOUND, PUBLIC
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 
 
 def main() -> None:
     if not FOUND.is_dir():
-        directory = loop.run(PUBLIC.loaded(), loop.Options(out=FOUND.parent))
+        directory = loop.run(resolve_auto(PUBLIC.loaded()), loop.Options(out=FOUND.parent))
         directory.rename(FOUND)
     print(FOUND)
 

@@ -17,6 +17,7 @@ from benchmarks.pages.case import Case, is_same
 from benchmarks.pages.rows import CURVES, KEYS, Rows, read
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 DIGITS = 9
@@ -79,10 +80,10 @@ def packs(cases: Sequence[Case], wanted: Sequence[Case], folder: Path) -> Iterab
 def _run(pack: Sequence[Chunk], runs: Path) -> list[Path]:
     """Train a pack, or find it trained."""
     loaded = [case.loaded(first, trials) for case, first, trials in pack]
-    places = [loop.result_directory(one, runs) for one in loaded]
-    todo = [one for one, place in zip(loaded, places, strict=True) if not loop.is_finished(one, place)]
+    places = [loop.result_directory(resolve_auto(one), runs) for one in loaded]
+    todo = [one for one, place in zip(loaded, places, strict=True) if not loop.is_finished(resolve_auto(one), place)]
     if todo:
-        members = [Member(one, loop.plan_recipe(one)[0]) for one in todo]
+        members = [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, todo)]
         loop.run_pack(members, loop.Options(runs, resume=True))
     return places
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpsgd_cli.account.ledgers import LedgerCase
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
 from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines
 from dpsgd_cli.common.text_format import count
@@ -62,7 +62,7 @@ class CheckpointCase(LedgerCase):
         for text, trials, own in zip(self.told.recipes, self.by_ledger, seeds, strict=True):
             records = records_of(data_in(text), folds_in(text), self.told.data)
             mechanism, unit = trials[0][0].release.mechanism, trials[0][0].unit
-            runs.append(Run(self.label, own, of_whom(mechanism.adjacency, unit), records))
+            runs.append(Run(self.label, own, adjacency_label(mechanism.adjacency, unit), records))
         return why_apart(runs, len(self.entries))
 
     def own_remarks(self) -> list[str]:

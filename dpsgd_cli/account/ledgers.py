@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpsgd_cli.account.cases import Case
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
 from dpsgd_cli.accounting.ledger import LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
@@ -97,7 +97,11 @@ class LedgerCase(Case):
         if self.choices:
             return f"{self.choices[0]} tells of a private choice among runs that left no ledger: its price is its own"
         runs = [
-            _run(path.parent, read_seeds(path), of_whom(trials[0][0].release.mechanism.adjacency, trials[0][0].unit))
+            _run(
+                path.parent,
+                read_seeds(path),
+                adjacency_label(trials[0][0].release.mechanism.adjacency, trials[0][0].unit),
+            )
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
         ]
         return why_apart(runs, len(self.entries))

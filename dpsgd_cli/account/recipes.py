@@ -13,10 +13,10 @@ from dpsgd_cli.account.cases import BATCH_SIZE, Case
 from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.engine.settings import ConvexModel
@@ -84,8 +84,8 @@ class RecipeCase(Case):
             raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         return self._planned()
 
-    def _planned(self, judge: Accountant | None = None) -> Plan:
-        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), judge)
+    def _planned(self, priced_by: Accountant | None = None) -> Plan:
+        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), priced_by)
         assert plan is not None
         return plan
 
@@ -136,14 +136,14 @@ class RecipeCase(Case):
             budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
             budget = RhoBudget(rho=_share(target.limit, trials))
-        judge = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
+        priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
         recipe = self._with_privacy(budget=budget, delta=self.delta)
         if parameter == "epochs":
             asked = recipe.changed(epochs="until-budget")
-            return float(replace(self, recipe=asked)._planned(judge).most_epochs)
+            return float(replace(self, recipe=asked)._planned(priced_by).most_epochs)
         free = self._schedule.with_number(parameter, "auto")
         asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
-        solved = replace(self, recipe=asked)._planned(judge).schedule
+        solved = replace(self, recipe=asked)._planned(priced_by).schedule
         assert solved is not None
         return float(solved.number_at(parameter))
 

@@ -16,17 +16,17 @@ from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.base import Derived
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.search import NOISE, PRECISION, Span, gap_of, most_expensive
+from dpsgd_cli.accounting.search import NOISE, PRECISION, Interval, gap_of, solve_at_limit
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.plan import Plan
 
 Build = Callable[[float], Sequence[Release]]
-_FACTOR = Span("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)
+_FACTOR = Interval("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)
 # a scaled schedule's formula and its scaled values differ by rounding
 _ROUNDING = 1 + 1e-9
-LENGTH = Span("steps", cheap=1.0, expensive=float(1 << 26), start=1.0, whole=True)
+LENGTH = Interval("steps", cheap=1.0, expensive=float(1 << 26), start=1.0, whole=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Target:
         return limit
 
 
-def span_of(parameter: str, records: int | None = None) -> Span:
+def span_of(parameter: str, records: int | None = None) -> Interval:
     """Return the search range of a parameter; `records` bounds a batch size."""
     if parameter == "noise-multiplier":
         return NOISE
@@ -72,7 +72,7 @@ def afforded(
         spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
         return gap_of(spent, target.limit)
 
-    found = most_expensive(gap, span)
+    found = solve_at_limit(gap, span)
     if found is None and span.whole:
         what = f"not one of the {parameter}" if records is None else f"not even {parameter} 1"
         raise InfeasibleBudget(f"{what} fits the budget {target.limit:g}; add noise or raise it")
@@ -85,7 +85,7 @@ def afforded(
     return found
 
 
-def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float, span: Span = NOISE) -> float:
+def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float, span: Interval = NOISE) -> float:
     """Return the smallest noise multiplier, or other number in `span`, that costs at most `epsilon` at `delta`.
 
     Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`. If the cost is monotone, no value that is more
@@ -93,7 +93,7 @@ def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float
     Raises InfeasibleBudget if even the cheap end of `span` costs too much, UnsupportedMechanism as the accountant
     does, and where it refuses to price what would spend the budget.
     """
-    found = most_expensive(lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon), span)
+    found = solve_at_limit(lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon), span)
     if found is None:
         raise InfeasibleBudget(
             f"{accountant.name}: no {span.name} up to {span.cheap:g} satisfies epsilon {epsilon:g} at delta {delta:g};"

@@ -64,10 +64,10 @@ NEIGHBOURS: dict[Adjacency, NeighbourKind] = {
 }
 
 
-def of_whom(adjacency: str, unit: object) -> str:
+def adjacency_label(adjacency: str, unit: object) -> str:
     """Return the name of an adjacency of single records, or with a `unit`, of users with all their rows.
 
-    >>> of_whom("add-remove", None), of_whom("add-remove", "user")
+    >>> adjacency_label("add-remove", None), adjacency_label("add-remove", "user")
     ('add-remove', 'add-remove of users')
     """
     return adjacency if unit is None else f"{adjacency} of users"
@@ -140,7 +140,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         by_epoch=False,
         recorded="gaussian",
         losses="dpsgd_cli.accounting.sampled_pairs:poisson",
-        divergence="dpsgd_cli.accounting.sampled_divergences:poisson",
+        divergence="dpsgd_cli.accounting.renyi:poisson_divergence",
         amplifies_pairs=True,
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
@@ -186,7 +186,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         by_epoch=False,
         recorded="gaussian",
         losses="dpsgd_cli.accounting.sampled_pairs:fixed",
-        divergence="dpsgd_cli.accounting.sampled_divergences:fixed",
+        divergence="dpsgd_cli.accounting.renyi:fixed_divergence",
         amplifies_pairs=True,
         proved=("replace-one",),
         unproved={"add-remove": _FIXED.format("add-remove"), "zero-out": _FIXED.format("zero-out")},
@@ -199,7 +199,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         by_epoch=False,
         recorded="truncated",
         losses="dpsgd_cli.accounting.sampled_pairs:truncated",
-        divergence="dpsgd_cli.accounting.sampled_divergences:truncated",
+        divergence="dpsgd_cli.accounting.renyi:truncated_divergence",
         amplifies_pairs=False,
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
@@ -223,6 +223,6 @@ BATCHINGS: dict[Batching, BatchingKind] = {
 }
 
 
-def moves_of_a_sum(adjacency: Adjacency) -> float:
+def replace_factor(adjacency: Adjacency) -> float:
     """Return the most that a sum may move, in bounds on one record's part: 2 if another record replaces it, else 1."""
     return NEIGHBOURS[adjacency].moves

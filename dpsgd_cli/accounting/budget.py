@@ -12,15 +12,27 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import ClassVar, TypeVar
 
+from pydantic import Field
+
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
 from dpsgd_cli.accounting.accountants.zcdp import rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.search import ExactSum, Span, gap_of, gap_of_sum, most_expensive
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
+from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
+from dpsgd_cli.common.sections import Delta, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
+
+
+class RhoBudget(Section):
+    rho: Positive = Field(description="Total zCDP.")
+
+
+class EpsilonBudget(Section):
+    epsilon: Positive = Field(description="Total epsilon.")
+    delta: Delta = Field(description="At this delta.")
+
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
@@ -128,7 +140,7 @@ class PlannedFilter(Filter):
         self._done += 1
 
 
-def describe(budget: Budget) -> str:
+def format_budget(budget: Budget) -> str:
     """Describe a budget in words."""
     if budget is None:
         return "none"
@@ -137,7 +149,7 @@ def describe(budget: Budget) -> str:
     return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
 
 
-def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
+def over_budget(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
     """log(spent / budget) of all `releases` together, for `accounting/search.py`; <= 0 exactly where they fit.
 
     Raises PrivacyError for a rho budget on releases that have no rho.
@@ -206,6 +218,6 @@ def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release])
 @cache
 def _most_mu_squared(budget: EpsilonBudget) -> float:
     """Return the largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
-    span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
-    mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
+    span = Interval("mu", cheap=1e-150, expensive=1e150, start=1.0)
+    mu = solve_at_limit(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, replace_factor
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import PrivacyError
 
@@ -209,7 +209,7 @@ class TruncatedSum(GaussianSum):
     @property
     def overflowing_noise(self) -> float:
         """Noise over the distance 2 C that a full batch moves by when a record replaces another one."""
-        return self.noise_multiplier * moves_of_a_sum(self.adjacency) / 2
+        return self.noise_multiplier * replace_factor(self.adjacency) / 2
 
     @property
     def unsampled_noise(self) -> float:

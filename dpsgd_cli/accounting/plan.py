@@ -67,7 +67,7 @@ class Facts:
     If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record.
 
     `feature_bound` covers the model's constant column; None if nothing bounds a record's features. `public_records` is
-    the number of records that PATE may ask about. `judge`, if given, prices a gradient plan's budget instead of the
+    the number of records that PATE may ask about. `priced_by`, if given, prices a gradient plan's budget instead of the
     recipe's accountant.
     """
 
@@ -76,7 +76,7 @@ class Facts:
     groups: int | None = None
     feature_bound: float | None = None
     public_records: int = 0
-    judge: Accountant | None = None
+    priced_by: Accountant | None = None
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Plan:
 
     `chooses`: whether the method may choose what to release, or when to stop, from what it released before. If so, only
     the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is the
-    recipe's, with every `auto` number solved for; None for methods without a schedule. `silent` epochs follow the last
-    release, and only use earlier releases. `correlated` describes correlated noise; None for independent noise.
+    recipe's, with every `auto` number solved for; None for methods without a schedule. `postprocessing_epochs` follow
+    the last release, and only use earlier releases. `correlated` describes correlated noise; None if it is independent.
     """
 
     sampling: Sampling
@@ -120,7 +120,7 @@ class Plan:
     covers_before: bool
     chooses: bool
     schedule: Schedule | None = None
-    silent: int = 0
+    postprocessing_epochs: int = 0
     correlated: PlannedNoise | None = None
 
     @property

@@ -37,7 +37,7 @@ from dpsgd_cli.accounting.dominating_pairs import (
     gaussian_pair,
 )
 from dpsgd_cli.accounting.mechanism import GaussianSum, TruncatedSum
-from dpsgd_cli.accounting.sampled_divergences import overflow_probability
+from dpsgd_cli.accounting.renyi import overflow_probability
 
 
 def poisson(mechanism: GaussianSum, width: float) -> LossPair:

@@ -22,7 +22,7 @@ PRECISION = 1e-7
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """Range of a number, from its `cheap` end to its `expensive` end. Both are positive; either may be the larger.
 
     The search begins at `start`, a cheap value, because an accountant may have no price for almost no noise.
@@ -37,13 +37,13 @@ class Span:
     whole: bool = False
 
 
-NOISE = Span("noise multiplier", cheap=1e12, expensive=1e-6, start=1.0, precision=PRECISION)
+NOISE = Interval("noise multiplier", cheap=1e12, expensive=1e-6, start=1.0, precision=PRECISION)
 
-Gap = Callable[[float], float]
+Excess = Callable[[float], float]
 """Function from a value to log(spent / limit): <= 0 if the value fits, inf if the excess is unknown."""
 
 
-def most_expensive(gap: Gap, span: Span) -> float | None:
+def solve_at_limit(gap: Excess, span: Interval) -> float | None:
     """Return the value nearest `span.expensive` that fits; None if not even `span.cheap` does.
 
     Guarantee: gap(answer) was computed and is <= 0. If `gap` grows towards `span.expensive`, no value beyond the answer
@@ -72,7 +72,7 @@ def most_expensive(gap: Gap, span: Span) -> float | None:
     return fits
 
 
-def _bracket(gap: Gap, span: Span) -> tuple[float | None, float | None]:
+def _bracket(gap: Excess, span: Interval) -> tuple[float | None, float | None]:
     """Return a value that fits and one that does not, at most a factor of 2 apart; None for one that was not found."""
     value, fits, fails = span.start, None, None
     end = span.expensive if gap(value) <= 0 else span.cheap
@@ -86,7 +86,7 @@ def _bracket(gap: Gap, span: Span) -> tuple[float | None, float | None]:
         value = min(value * 2, end) if end > value else max(value // 2 if span.whole else value / 2, end)
 
 
-def narrow(gap: Gap, fits: float, fails: float, precision: float = 0.0, whole: bool = False) -> tuple[float, float]:
+def narrow(gap: Excess, fits: float, fails: float, precision: float = 0.0, whole: bool = False) -> tuple[float, float]:
     """Move `fits` and `fails` together to the wanted precision, with gap(fits) <= 0 < gap(fails). Return both.
 
     Either may be the larger. If both gaps are finite, a step goes along the secant, to a little past the expected root
@@ -142,7 +142,7 @@ def largest(holds: Callable[[float], bool], low: float, high: float, precision: 
     return narrow(_of_answers(holds, high), low, high, precision)[0]
 
 
-def _of_answers(holds: Callable[[float], bool], fails: float) -> Gap:
+def _of_answers(holds: Callable[[float], bool], fails: float) -> Excess:
     return lambda value: -math.inf if value != fails and holds(value) else math.inf
 
 

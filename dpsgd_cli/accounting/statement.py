@@ -21,7 +21,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 MOST_EPSILON = 100.0
 
 
-class Least(Accountant):
+class BestAccountant(Accountant):
     """The least upper bound of the accountants called `names`. Those that state an estimate are left out.
 
     Releases that one accountant refuses may be priced by others.

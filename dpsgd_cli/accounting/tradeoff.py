@@ -70,7 +70,7 @@ def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -
 
 
 @dataclass(frozen=True)
-class Curve:
+class TradeoffCurve:
     """The largest true-positive rate by false-positive rate; `gap` is delta at epsilon 0, their largest difference."""
 
     power: Callable[[float], float]
@@ -79,7 +79,7 @@ class Curve:
     mu: float | None = None
 
 
-def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
+def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> TradeoffCurve:
     """Return the trade-off curve that is proved for `releases`: exact for unsampled Gaussians, else that of a profile.
 
     `least` is the smallest false-positive rate that you will ask for. Raises as `best_attacker` does.
@@ -87,12 +87,12 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
     used = [release for release in releases if release.count]
     if all(isinstance(r.mechanism, GaussianSum) and not r.mechanism.sampled for r in used):
         mu = math.sqrt(total_mu_squared(used))
-        return Curve(partial(gaussian_power, mu), 2 * _gaussian_right(mu) - 1, "gaussian", mu)
+        return TradeoffCurve(partial(gaussian_power, mu), 2 * _gaussian_right(mu) - 1, "gaussian", mu)
     reasons = []
     for name in ("pld", "rdp"):  # tightest first
         try:
             profile = accountants.get(name).profile(used, least)
-            return Curve(partial(power, profile), profile(0.0), name)
+            return TradeoffCurve(partial(power, profile), profile(0.0), name)
         except UnsupportedMechanism as refusal:
             reasons.append(str(refusal))
     raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from dpsgd_cli import __version__, data
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import choices, data_neighbours, grids, neighbours, outputs, report, votes
@@ -36,20 +36,19 @@ from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.noise.selection import NoisyChoice
-from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
+from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
 from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
-from dpsgd_cli.training import loop, plans
-from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 
 
-def audit(loaded: LoadedRecipe, options: AuditOptions) -> dict[str, Any]:
+def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
     Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
     """
     begun = time.perf_counter()
-    loaded = plans.settled(loaded)
     recipe = loaded.recipe
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
@@ -69,7 +68,7 @@ def audit(loaded: LoadedRecipe, options: AuditOptions) -> dict[str, Any]:
         "claim": {
             "epsilon": stated.epsilon,
             "delta": stated.delta,
-            "adjacency": None if stated.adjacency is None else of_whom(stated.adjacency, recipe.data.unit),
+            "adjacency": None if stated.adjacency is None else adjacency_label(stated.adjacency, recipe.data.unit),
             "accountant": stated.accountant,
             "bound": stated.bound,
         },
@@ -96,11 +95,11 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
     """Audit a claim, write the findings and print them. Raises RunError if the claim is refuted."""
     if result is not None:
         store.read_whole(result)
-    loaded = loop.settled(loaded)
-    of = loop.result_directory(loaded, Path("results")) if result is None else result.resolve()
+    settled = resolve_auto(loaded)
+    of = loop.result_directory(settled, Path("results")) if result is None else result.resolve()
     directory = audited.place(of.parent, of.name) if out is None else out / of.name
     with kill_is_interrupt():
-        document = audit(loaded, options)
+        document = audit(settled, options)
     files = report.write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)
@@ -111,7 +110,7 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
         raise RunError(f"{loaded.source}: the claim is refuted ({'; '.join(document['refuted_by'])})")
 
 
-def attack_recipe(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Return the findings, further entries of the audit's document, and what was not audited, with the reason."""
     method = loaded.recipe.method
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
@@ -128,7 +127,7 @@ def attack_recipe(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, optio
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
-def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
+def _of_the_file(loaded: SettledRecipe) -> tuple[list[Finding], list[str]]:
     """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
     try:
         moved = list(data_neighbours.compare_file(loaded))
@@ -147,7 +146,7 @@ def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
     ], []
 
 
-def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
+def _beyond(loaded: SettledRecipe, plan: Plan) -> str | None:
     """Return the reason why no attack fits the recipe's gradients; None if one does."""
     recipe = loaded.recipe
     if recipe.preconditioner is not None and plan.correlated is not None:
@@ -155,7 +154,7 @@ def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
     return None
 
 
-def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
@@ -167,7 +166,7 @@ def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, option
     return [*findings, *seen], told, left_out
 
 
-def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> list[Finding]:
+def _side_by_side(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> list[Finding]:
     if "D" not in options.tiers:
         return []
     options.say("Tier D: neighbouring data, side by side")
@@ -177,7 +176,7 @@ def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, optio
     ]
 
 
-def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
@@ -189,7 +188,7 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
     return findings, told, left_out
 
 
-def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def _by_both(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
     if not isinstance(loaded.recipe.model, ConvexModel):
         return _by_outputs(loaded, outline, plan, options)
@@ -198,7 +197,7 @@ def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: A
     return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
 
 
-def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: AuditOptions) -> list[Finding]:
+def _choices(loaded: SettledRecipe, charged: Sequence[Mechanism], plan: Plan, options: AuditOptions) -> list[Finding]:
     """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
     method = loaded.recipe.method
     kind: NoisyChoice = getattr(method, "selection", "exponential")
@@ -216,7 +215,7 @@ def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, opt
     return found
 
 
-def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def _by_votes(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
     options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
     left_out = ["the student, which sees nothing but what was released"]
@@ -226,7 +225,7 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
     return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 
-def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
 
     A candidate's training has as many records as its part of the data.
@@ -261,7 +260,7 @@ _MANY = {
     "privgene": 100,
 }
 _FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
-_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, AuditOptions], Found]] = {
+_ATTACKS: dict[type, Callable[[SettledRecipe, data.Outline, Plan, AuditOptions], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,
     PrivateSelection: _by_choice,

@@ -19,8 +19,8 @@ import numpy as np
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
-from dpsgd_cli.accounting.statement import Least
-from dpsgd_cli.accounting.tradeoff import Curve, curve_of
+from dpsgd_cli.accounting.statement import BestAccountant
+from dpsgd_cli.accounting.tradeoff import TradeoffCurve, curve_of
 from dpsgd_cli.audit.statistics import Errors, Guesses, epsilon_of_guesses, mu_of_errors
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.preconditioning.price import LABELS as PRECONDITIONERS
@@ -95,7 +95,7 @@ class PrivacyClaim:
         return replace(self, epochs=tuple(epochs))
 
     @cached_property
-    def curve(self) -> Curve:
+    def curve(self) -> TradeoffCurve:
         """Return the trade-off curve of the gradients alone."""
         return curve_of(self.releases)
 
@@ -104,7 +104,7 @@ class PrivacyClaim:
         """Return the epsilon of the gradients alone: exact, or the least known upper bound."""
         if self.curve.mu is not None:
             return gaussian_epsilon(self.curve.mu, self.delta)
-        return Least().epsilon(self.releases, self.delta)
+        return BestAccountant().epsilon(self.releases, self.delta)
 
     def refuted_by(self, errors: Errors, confidence: float) -> bool:
         """Return whether the claim rules out every attack with error rates as small as those that `errors` prove."""

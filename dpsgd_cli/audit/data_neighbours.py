@@ -30,7 +30,7 @@ from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.data.users import in_memory
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 
 _MOST_ROWS = 50_000
@@ -48,7 +48,7 @@ class Moved:
     parts: int
 
 
-def compare_file(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
+def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
     """Yield the result of each removal, and whether it refutes the claim; nothing if the recipe divides no records.
 
     Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
@@ -112,7 +112,7 @@ def _bytes(part: Part) -> list[bytes]:
     return [x.tobytes() + y.tobytes() for x, y in zip(part.x, part.y, strict=True)]
 
 
-def _trained_on(source: RawDataset, loaded: LoadedRecipe) -> list[Counter[bytes]]:
+def _trained_on(source: RawDataset, loaded: SettledRecipe) -> list[Counter[bytes]]:
     """Return the records of every training part: of each trial's folds, of each teacher, or of all trials."""
     recipe = loaded.recipe
     part = preparation.training_rows(source, recipe.data, loaded.base)
@@ -125,7 +125,7 @@ def _trained_on(source: RawDataset, loaded: LoadedRecipe) -> list[Counter[bytes]
     return [Counter(_bytes(part))]
 
 
-def compare_preprocessing(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
+def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     """Return a finding for each preprocessing step that may learn from rows."""
     recipe = loaded.recipe
     if recipe.data.features is not None:

@@ -26,7 +26,7 @@ from dpsgd_cli.audit.stage import at_audit_size, build_canaries
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import Grid
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.start import Trials
 
 _SIZE = AuditSize(trials=1, canaries=4, rows=20_000)
@@ -86,7 +86,7 @@ class _Seen:
         del trial, exact, noisy
 
 
-def compare(loaded: LoadedRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
+def compare(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
     """Return a finding for each kind of release."""
     update: dict[str, Any] = {"seed": None}
     if loaded.recipe.privacy is not None:

@@ -35,7 +35,7 @@ from dpsgd_cli.audit.statistics import epsilon_of_guesses
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 
 Found = tuple[list[Finding], dict[str, Any], list[str]]
 """Findings, further entries of the audit's document, and what was not audited, with the reason."""
@@ -118,7 +118,7 @@ def _epochs_of(ledger: Ledger) -> tuple[Release, ...]:
     return (*before_gradients(ledger), *gradients(ledger).values())
 
 
-def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Return tiers A, B and C of one training with canaries.
 
     The entry `charged` has all mechanisms of the first trial's ledger.

@@ -34,7 +34,7 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.preconditioning.price import released_moments
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
 from dpsgd_cli.training.loop import record, results_of
 from dpsgd_cli.training.plans import plan_of
@@ -133,7 +133,7 @@ def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarr
     }
 
 
-def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[PairedTest]:
+def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[PairedTest]:
     """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
     assert outline.input_shape is not None
     rows = worst_rows(outline.input_shape, outline.outputs)

@@ -48,7 +48,7 @@ from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.perturbation import run as perturbations
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
 from dpsgd_cli.methods.risks.risk import LinearRisk
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, Trials, start
 
@@ -107,7 +107,7 @@ class _Side:
         return self.trials.method.output.double()
 
 
-def attack(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, trials: int, confidence: float) -> Attack:
+def attack(loaded: SettledRecipe, outline: data.Outline, whole: Plan, trials: int, confidence: float) -> Attack:
     """Train `trials` trials on each of two neighbours, and distinguish the neighbours by what is released."""
     records = min(_RECORDS.get(loaded.recipe.method.kind, _FEW_RECORDS), whole.sampling.records)
     small, _ = smaller(loaded, trials, min(whole.sampling.batch_size, records))
@@ -123,7 +123,7 @@ def attack(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, trials: int
     return Attack(found, entries, {"trials": 2 * trials, "records": records, "features": math.prod(shape)})
 
 
-def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Side:
+def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Side:
     seed = (small.recipe.seed or 0) + (0 if present else _SEEDS_APART)
     own = dataclasses.replace(small, recipe=small.recipe.changed(seed=seed))
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
@@ -137,7 +137,7 @@ def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool)
     return _Side(at, seen)
 
 
-def without_seed(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
+def without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
     """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
     records = min(_FEW_RECORDS, whole.sampling.records)
     small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
@@ -272,7 +272,7 @@ def _errors(present: np.ndarray, absent: np.ndarray, line: float) -> Errors:
     return Errors(int((absent > line).sum()), len(absent), int((present <= line).sum()), len(present))
 
 
-def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present: bool, replaced: bool) -> data.Dataset:
+def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present: bool, replaced: bool) -> data.Dataset:
     """Return random rows whose first feature is 0, and a last row in which every other feature is 0.
 
     For objective perturbation, all rows are like the last one, with the other label.

@@ -30,7 +30,7 @@ from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, Trials, start
 
@@ -67,7 +67,7 @@ class StagedTrials:
     vectors: canary_inputs.VectorCanaries | None = None
 
 
-def fast_path(loaded: LoadedRecipe) -> bool:
+def fast_path(loaded: SettledRecipe) -> bool:
     """Return whether the method computes a convex model's gradients without layers."""
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
@@ -76,7 +76,7 @@ def fast_path(loaded: LoadedRecipe) -> bool:
     return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
-def uses_vector_canaries(loaded: LoadedRecipe) -> bool:
+def uses_vector_canaries(loaded: SettledRecipe) -> bool:
     """Return whether canaries' gradients differ in length: with a preconditioner, or on a dense layer's fast path."""
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
@@ -117,14 +117,14 @@ def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
 class SizedRecipe:
     """A recipe at the size of its audit, its plan, and what the audit changes of it."""
 
-    loaded: LoadedRecipe
+    loaded: SettledRecipe
     outline: data.Outline
     plan: Plan
     canaries: int
     changed: dict[str, Any]
 
 
-def at_audit_size(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
+def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
     """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
@@ -142,7 +142,7 @@ def at_audit_size(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size
     return SizedRecipe(small, outline, plan, canaries_of(plan, size), changed)
 
 
-def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> LoadedRecipe:
+def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> SettledRecipe:
     """Return the recipe with a smaller learning rate, so that noise does not decide whether a canary is learned.
 
     A canary that has been learned has no gradient left to find. The new rate is noted in `changed`.
@@ -188,12 +188,12 @@ def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] 
     return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, vectors)
 
 
-def without_folds(loaded: LoadedRecipe) -> LoadedRecipe:
+def without_folds(loaded: SettledRecipe) -> SettledRecipe:
     """Return the recipe without folds: it trains on its whole training part."""
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(folds=None))
 
 
-def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe, dict[str, Any]]:
+def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledRecipe, dict[str, Any]]:
     """Return the recipe for an audit of `trials` trials and batches of `batch`, and the settings that this changes."""
     recipe = loaded.recipe
     changed: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import GAP, Aggregation, ConfidentMax, GaussianMax, LaplaceMax, StableMode
 from dpsgd_cli.noise.run import laplace_of
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, start
 
@@ -61,7 +61,7 @@ class _Release:
 
 
 def attack(
-    loaded: LoadedRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
+    loaded: SettledRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
 ) -> list[Finding]:
     """Return the findings on votes moved by one record, on `draws` of each release (0: none), and on a run's noise."""
     method, found = _moved_votes(loaded, outline)
@@ -198,7 +198,7 @@ def _whole(plan: VotingPlan) -> PrivacyClaim | None:
     return PrivacyClaim(tuple(made), plan.guarantee().epsilon, plan.delta)
 
 
-def _moved_votes(loaded: LoadedRecipe, outline: data.Outline) -> tuple[Pate, list[Finding]]:
+def _moved_votes(loaded: SettledRecipe, outline: data.Outline) -> tuple[Pate, list[Finding]]:
     """Train teachers on neighbouring records with the same seeds (tier D); return a trained method and the findings."""
     settings = loaded.recipe.method
     assert isinstance(settings, PateMethod) and outline.input_shape is not None

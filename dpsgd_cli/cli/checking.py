@@ -15,7 +15,6 @@ from dpsgd_cli.engine.packing import Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.weights import seeded
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.results import provenance
 from dpsgd_cli.training.build_models import check_without_data, make_pack, outputs_of, weights_told
 
 
@@ -28,7 +27,7 @@ def told(loaded: LoadedRecipe) -> Iterator[str]:
     recipe, shape = loaded.recipe, outline.input_shape
     if shape is None:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
-    with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: "nothing was written"):
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
         module = seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0)
         found = layer_reports(module)

@@ -19,25 +19,25 @@ from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import report, store, summary
 from dpsgd_cli.training import build_models, loop
-from dpsgd_cli.training.plans import declarations
+from dpsgd_cli.training.plans import declarations, resolve_auto
 
 
 def rehearse(loaded: LoadedRecipe) -> None:
     """Build the model, then print the plan and its price."""
     if processes.started_by_a_launcher():
         raise UsageError("--dry-run is for one process; start it without torchrun")
-    loaded = loop.settled(loaded)
-    plan, outline = loop.rehearse(loaded)
-    for line in build_models.weights_told(loaded):
+    settled = resolve_auto(loaded)
+    plan, outline = loop.rehearse(settled)
+    for line in build_models.weights_told(settled):
         click.echo(line)
     if plan is None:
-        length = loaded.recipe.epochs
+        length = settled.recipe.epochs
         trained = count(length, "epoch") if isinstance(length, int) else length
-        click.echo(f"{loaded.recipe.name}: {trained} without any privacy; nothing to price")
+        click.echo(f"{settled.recipe.name}: {trained} without any privacy; nothing to price")
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded, outline), loaded.chosen))
+    click.echo(summary.plan_text(plan, settled.recipe, declarations(settled, outline), settled.chosen))
 
 
 def train(
@@ -48,8 +48,8 @@ def train(
     With `finish` nothing is trained: the result is made from the last checkpoint. With `fail_on_divergence`, raises
     RunError after a diverged result was written and printed.
     """
-    loaded = loop.settled(loaded)
-    directory = loop.result_directory(loaded, out)
+    settled = resolve_auto(loaded)
+    directory = loop.result_directory(settled, out)
     told: set[str] = set()
     with (
         processes.join() as team,
@@ -57,13 +57,13 @@ def train(
         _Bar(loaded.recipe.name, told, silent=not team.first) as bar,
     ):
         try:
-            if team.tell(lambda: loop.is_finished(loaded, directory, bar.say)):
+            if team.tell(lambda: loop.is_finished(settled, directory, bar.say)):
                 bar.say("This recipe has been trained already; remove the directory to train it again.")
                 if loaded.recipe.save_model is not False and not (directory / MODEL).is_file():
                     bar.say("It holds no model, as results of sweeps and comparisons do not.")
             else:
                 run = loop.finish if finish else loop.run
-                run(loaded, loop.Options(out, resume, bar.update, bar.say, team, save_models=True))
+                run(settled, loop.Options(out, resume, bar.update, bar.say, team, save_models=True))
         except DpsgdError as error:
             raise team.say_of(error) from error.__cause__
     if not team.first:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import describe, mu_squared_left
+from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.errors import InfeasibleBudget
@@ -45,7 +45,7 @@ def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
         return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
+        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     adjacency = recipe.adjacency
     multiplier = (share * left) ** -0.5
     return (*before, Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)))

@@ -27,7 +27,7 @@ TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """The place where a value was written: a line of a file, or an override (no line)."""
 
     source: str
@@ -41,7 +41,7 @@ class Place:
 class Problem:
     """One problem, at a key."""
 
-    place: Place
+    place: SourceLocation
     path: Path
     text: str
 
@@ -55,7 +55,7 @@ class Node:
     """A value and its place. Mappings hold nodes by key, lists hold nodes, everything else is plain."""
 
     value: Any
-    place: Place
+    place: SourceLocation
 
     def plain(self) -> Any:
         """Return the value without the places."""
@@ -93,12 +93,12 @@ class Node:
         return here
 
 
-def grow(value: Any, place: Place) -> Node:
+def from_plain(value: Any, place: SourceLocation) -> Node:
     """Return plain data as a tree, all of it at one place."""
     if isinstance(value, dict):
-        return Node({key: grow(inner, place) for key, inner in value.items()}, place)
+        return Node({key: from_plain(inner, place) for key, inner in value.items()}, place)
     if isinstance(value, list):
-        return Node([grow(inner, place) for inner in value], place)
+        return Node([from_plain(inner, place) for inner in value], place)
     return Node(value, place)
 
 
@@ -129,7 +129,7 @@ for _name, _pattern in CORE.items():
     CoreDumper.add_implicit_resolver(TAG + _name, _pattern, None)
 
 
-def read_tree(text: str, place: Place) -> tuple[Node | None, list[Problem]]:
+def read_tree(text: str, place: SourceLocation) -> tuple[Node | None, list[Problem]]:
     """Parse `text`, which begins at `place`; if `place` has no line, all nodes get `place` itself.
 
     Returns the tree without the parts that could not be read, and the problems; no tree if the text is not YAML.
@@ -155,19 +155,19 @@ def read_tree(text: str, place: Place) -> tuple[Node | None, list[Problem]]:
 class _Reader:
     """Converter of composed YAML nodes to `Node`s that collects problems on the way."""
 
-    def __init__(self, start: Place) -> None:
+    def __init__(self, start: SourceLocation) -> None:
         self.start = start
         self.problems: list[Problem] = []
         self.seen = 0
         self.inside: set[int] = set()
 
-    def at(self, line: int) -> Place:
-        return self.start if self.start.line is None else Place(self.start.source, line)
+    def at(self, line: int) -> SourceLocation:
+        return self.start if self.start.line is None else SourceLocation(self.start.source, line)
 
-    def place(self, node: yaml.Node) -> Place:
+    def place(self, node: yaml.Node) -> SourceLocation:
         return self.at(node.start_mark.line + 1)
 
-    def convert(self, node: yaml.Node, path: Path, place: Place) -> Node:
+    def convert(self, node: yaml.Node, path: Path, place: SourceLocation) -> Node:
         self.seen += 1
         if id(node) in self.inside or self.seen > MOST_NODES:
             self._report(place, path, "too many values for a recipe" if self.seen > MOST_NODES else "contains itself")
@@ -201,7 +201,7 @@ class _Reader:
             result[key.value] = self.convert(value, (*path, key.value), place)
         return result
 
-    def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Any:
+    def _scalar(self, node: yaml.Node, path: Path, place: SourceLocation) -> Any:
         kind = node.tag.removeprefix(TAG)
         text = node.value
         if kind == "str":
@@ -216,7 +216,7 @@ class _Reader:
             return None
         return parse_scalar(kind, text)
 
-    def _report(self, place: Place, path: Path, text: str) -> None:
+    def _report(self, place: SourceLocation, path: Path, text: str) -> None:
         if self.seen <= MOST_NODES + 1:
             self.problems.append(Problem(place, path, text))
 

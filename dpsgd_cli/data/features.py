@@ -23,7 +23,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional
 
-from dpsgd_cli.common.yaml_tree import Place, read_tree
+from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step
 from dpsgd_cli.data.fingerprint import sha256
@@ -259,7 +259,7 @@ class Pretrained(Extract):
 
 def _model_of(recipe: Path) -> Model:
     """Return the `model:` section of a result's recipe; DataError if it cannot be read, or names a user's own class."""
-    tree, problems = read_tree(recipe.read_text(encoding="utf-8"), Place(str(recipe), 1))
+    tree, problems = read_tree(recipe.read_text(encoding="utf-8"), SourceLocation(str(recipe), 1))
     section = None if tree is None or problems else tree.child("model")
     try:
         model: Model = TypeAdapter(Model).validate_python(None if section is None else section.plain())

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import describe, mu_squared_left
+from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.naming import named
@@ -79,7 +79,7 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
         return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
+        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     adjacency = recipe.adjacency
     multiplier = (settings.share * left) ** -0.5
     moved: float = named(settings.sensitivity)(adjacency)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import any_of, similar
-from dpsgd_cli.common.yaml_tree import Key, Node, Path, Place, Problem, dotted, grow
+from dpsgd_cli.common.yaml_tree import Key, Node, Path, Problem, SourceLocation, dotted, from_plain
 from dpsgd_cli.methods.settings import FORMER_METHODS
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.expected import Schema, shown, words
@@ -39,7 +39,7 @@ def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
         try:
             recipe = Recipe.model_validate_json(json.dumps(mended.plain()), strict=True)
         except ValidationError as error:
-            known, told = len(found), _Reports(mended)
+            known, told = len(found), _ErrorExplainer(mended)
             reports: list[Report] = [(one["loc"], dict(one)) for one in error.errors(include_url=False)]
             told.explain(reports, expected.recipe_schema(), mended, ())
             for problem in told.problems:
@@ -51,7 +51,7 @@ def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
     return None, list(found.values())
 
 
-class _Reports:
+class _ErrorExplainer:
     """Problems of one tree, in words, from pydantic's reports. Errors in the tree are repaired where possible."""
 
     def __init__(self, root: Node) -> None:
@@ -132,7 +132,7 @@ class _Reports:
         self._report(node.place, path, f"missing; give {words(schema)}{about}")
         value = expected.placeholder(schema)
         if value is not None:
-            node.value[path[-1]] = grow(value, node.place)
+            node.value[path[-1]] = from_plain(value, node.place)
 
     def _unknown(self, schema: Schema, node: Node, path: Path, choices: dict[str, Schema]) -> None:
         """Report a key that has no place here; move it to where it was probably meant to be, or drop it."""
@@ -180,7 +180,7 @@ class _Reports:
         self._report(node.place, path, f"must be {words(schema)}, got {shown(node.plain())}{advice}")
         value = expected.placeholder(schema) if meant is None and guess else meant
         if value is not None:
-            node.value = grow(value, node.place).value
+            node.value = from_plain(value, node.place).value
 
     def _rule(self, section: Path, text: str) -> Problem:
         """Return a rule's message as a problem of its section, or of the key that it begins with (`key.path: `)."""
@@ -190,7 +190,7 @@ class _Reports:
             return Problem(self.root.nearest(path).place, path, rest)
         return Problem(self.root.nearest(section).place, section, text)
 
-    def _report(self, place: Place, path: Path, text: str) -> None:
+    def _report(self, place: SourceLocation, path: Path, text: str) -> None:
         self.problems.append(Problem(place, path, text))
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
-from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Place, Problem, read_tree
+from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, read_tree
 from dpsgd_cli.data.settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -49,7 +49,7 @@ NOT_IN_HASH = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoChoice:
     """A setting that a recipe left `auto`: its key, its resolved value, and why."""
 
     key: str
@@ -64,16 +64,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe, the directory that its relative paths start from, a name to show, and the place of each value.
-
-    `chosen`: the settings that it left `auto`, as resolved by `joint.settled`.
-    """
+    """A valid recipe, the directory that its relative paths start from, a name to show, and the place of each value."""
 
     recipe: Recipe
     base: Path
     source: str
     tree: Node | None = field(default=None, compare=False, repr=False)
-    chosen: tuple[Choice, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         privacy = self.recipe.privacy
@@ -82,7 +78,12 @@ class LoadedRecipe:
             bound = privacy.changed(schedule=schedule)
             object.__setattr__(self, "recipe", self.recipe.changed(privacy=bound))
 
-    def located(self, message: str) -> str:
+    @property
+    def own_code(self) -> dict[str, Path]:
+        """Return the Python files that the recipe names, by their names in the recipe."""
+        return {file: self.base / file for file in own_code(self.recipe)}
+
+    def with_location(self, message: str) -> str:
         """Return `message` with `file:line` (or the override) in front if it begins with a key, else unchanged."""
         name, colon, rest = message.partition(": ")
         path = tuple(name.split("."))
@@ -91,12 +92,22 @@ class LoadedRecipe:
         return str(Problem(self.tree.nearest(path).place, path, rest))
 
     @contextlib.contextmanager
-    def placing(self) -> Iterator[None]:
+    def locating_errors(self) -> Iterator[None]:
         """Add the place in the recipe to every PrivacyError that the block raises."""
         try:
             yield
         except PrivacyError as error:
-            raise type(error)(self.located(str(error))) from error.__cause__
+            raise type(error)(self.with_location(str(error))) from error.__cause__
+
+
+@dataclass(frozen=True)
+class SettledRecipe(LoadedRecipe):
+    """A recipe without any `auto` setting, which is what is trained. `training/plans.resolve_auto` makes it.
+
+    `chosen`: the settings that were `auto`, with the value and the reason of each.
+    """
+
+    chosen: tuple[AutoChoice, ...] = field(default=(), compare=False)
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -105,7 +116,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     Raises RecipeError with every problem: `file:line: key.path: what is wrong`, or `override KEY=VALUE: ...`.
     """
     path = find_recipe(source)
-    tree, problems = read_tree(read_text(path, source), Place(source, 1))
+    tree, problems = read_tree(read_text(path, source), SourceLocation(source, 1))
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])
     if tree.value is None and not problems:

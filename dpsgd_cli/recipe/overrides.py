@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpsgd_cli.common.yaml_tree import Node, Path, Place, Problem, dotted, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree
 from dpsgd_cli.recipe import expected
 
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
@@ -20,7 +20,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
     """Write each override into `root`, in order. Return the problems of those that could not be written."""
     problems: list[Problem] = []
     for text in overrides:
-        place = Place(f"override {text}")
+        place = SourceLocation(f"override {text}")
         key, equals, value = text.partition("=")
         if not equals or not KEY.match(key):
             problems.append(Problem(place, (), "write KEY=VALUE, for example method.batch_size=256"))
@@ -82,7 +82,7 @@ def _refusal(node: Node, key: str, name: str) -> str | None:
     return f"{name} is {expected.shown(node.value)}, which has no keys"
 
 
-def _beginning(path: Path, place: Place) -> dict[str, Node]:
+def _beginning(path: Path, place: SourceLocation) -> dict[str, Node]:
     """Return the initial content of a section that the recipe left out: its default kind, if it has one."""
     schema = expected.recipe_schema()
     for key in path:

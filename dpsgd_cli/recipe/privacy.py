@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from dpsgd_cli.accounting.accountants import ACCOUNTANTS
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.names import ACCOUNTANTS
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
 from dpsgd_cli.common.sections import Delta, Section
 from dpsgd_cli.errors import PrivacyError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.accounting import joint_composition
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.tradeoff import RATES
 from dpsgd_cli.engine.metrics import usual_metric
 from dpsgd_cli.errors import DataError, UsageError
@@ -42,7 +42,7 @@ class Entry:
     @property
     def adjacency(self) -> str:
         """The adjacency that epsilon is stated for, with the unit of privacy; `none` without privacy."""
-        return of_whom(self.privacy["adjacency"] or "none", self.privacy.get("unit"))
+        return adjacency_label(self.privacy["adjacency"] or "none", self.privacy.get("unit"))
 
     @property
     def epsilon(self) -> float | None:
@@ -76,7 +76,7 @@ class Entry:
         records = records_of(*self._tested)
         adjacency = self.privacy["adjacency"]
         return joint_composition.Run(
-            self.directory.name, seeds, adjacency and of_whom(adjacency, self.privacy.get("unit")), records
+            self.directory.name, seeds, adjacency and adjacency_label(adjacency, self.privacy.get("unit")), records
         )
 
     def sample(self, metric: str) -> Sample | None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.data.step_settings import PREPROCESS
 from dpsgd_cli.results.evaluated import Evaluated
 from dpsgd_cli.results.result import Row
@@ -136,7 +136,7 @@ def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[
     own, other = privacy["adjacency"], base_privacy["adjacency"]
     if None in (own, other):
         return found
-    own, other = of_whom(own, privacy.get("unit")), of_whom(other, base_privacy.get("unit"))
+    own, other = adjacency_label(own, privacy.get("unit")), adjacency_label(other, base_privacy.get("unit"))
     if own != other:
         found.append(f"{own} and {other} are different guarantees")
     elif not equal_budgets(privacy, base_privacy):

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, adjacency_label
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.data import cards
 from dpsgd_cli.data.settings import Data, PublicSet, Split, ValidationSet
@@ -169,5 +169,5 @@ def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     alike = recipe if trials is None else recipe.changed(repeats=trials, folds=None)
     data = tested_section(resolved(recipe))
     places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
-    adjacency = None if recipe.privacy is None else of_whom(recipe.adjacency, recipe.privacy.unit)
+    adjacency = None if recipe.privacy is None else adjacency_label(recipe.adjacency, recipe.privacy.unit)
     return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

@@ -16,7 +16,7 @@ from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe import loading
-from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, named_files, plain
+from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, SettledRecipe, named_files, plain
 from dpsgd_cli.results.result import Row
 
 
@@ -34,7 +34,7 @@ def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str]
     )
 
 
-def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -> Row:
+def provenance(loaded: SettledRecipe, data_sha256: dict[str, str], device: str) -> Row:
     """Return the `provenance` section of `result.json`. `data_sha256` has the hashes of public files."""
     recipe = loaded.recipe
     return {
@@ -63,14 +63,9 @@ def recipe_folder(loaded: LoadedRecipe, directory: Path) -> dict[str, str]:
     return {RECIPE_FOLDER: Path(os.path.relpath(loaded.base.resolve(), directory.resolve())).as_posix()}
 
 
-def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
-    """Return the Python files that the recipe names, by their names in the recipe."""
-    return {file: loaded.base / file for file in loading.own_code(loaded.recipe)}
-
-
 def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """Return the SHA-256 of each of `own_code`. The modules that they import are not covered."""
-    return {name: sha256(path) for name, path in own_code(loaded).items()}
+    """Return the SHA-256 of each Python file that the recipe names. The modules that they import are not covered."""
+    return {name: sha256(path) for name, path in loaded.own_code.items()}
 
 
 def weights_sha256(loaded: LoadedRecipe) -> dict[str, str]:
@@ -99,7 +94,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
-    files = {name: loaded.base / name for name in [*named, *loading.own_weights(loaded.recipe)]} | own_code(loaded)
+    files = {name: loaded.base / name for name in [*named, *loading.own_weights(loaded.recipe)]} | loaded.own_code
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsgd_cli.accounting.adjacency import NEIGHBOURS, of_whom
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, adjacency_label
 from dpsgd_cli.accounting.ledger import read_entries, to_price
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, strongest
 from dpsgd_cli.common.rounding import epsilon_text, interval_text
@@ -112,7 +112,7 @@ def _one(privacy: Row) -> str:
 
 
 def _neighbours(privacy: Row) -> str:
-    return of_whom(privacy["adjacency"], privacy.get("unit"))
+    return adjacency_label(privacy["adjacency"], privacy.get("unit"))
 
 
 def _protected(privacy: Row) -> str:

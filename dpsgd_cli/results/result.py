@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.ledger import Ledger
     from dpsgd_cli.accounting.plan import Plan
-    from dpsgd_cli.recipe.loading import LoadedRecipe
+    from dpsgd_cli.recipe.loading import SettledRecipe
 
 Row = dict[str, Any]
 NONPRIVATE = "nonprivate_"
@@ -62,7 +62,7 @@ class Released:
     - `stopped`: None if the whole plan was trained.
     """
 
-    loaded: LoadedRecipe
+    loaded: SettledRecipe
     plan: Plan | None
     ledgers: Sequence[Ledger]
     reproducible: bool

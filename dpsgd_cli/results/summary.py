@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsgd_cli.accounting.adjacency import of_whom
-from dpsgd_cli.accounting.budget import describe
+from dpsgd_cli.accounting.adjacency import adjacency_label
+from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.tradeoff import attacker_text
 from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.metrics import METRICS
-from dpsgd_cli.recipe.loading import Choice
+from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.guarantee import NO_PRIVACY, epsilon_words
 from dpsgd_cli.results.result import Row, public
@@ -66,7 +66,7 @@ def _privacy_lines(privacy: Row) -> list[str]:
         *_part_lines(privacy.get("parts", {})),
         *_spent_lines(privacy.get("spent")),
         *_attacker_lines(privacy.get("attacker")),
-        f"  adjacency                 {of_whom(privacy['adjacency'], privacy.get('unit'))}"
+        f"  adjacency                 {adjacency_label(privacy['adjacency'], privacy.get('unit'))}"
         f" ({privacy['batching']} batches; {privacy['accountant']})",
         *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
         f"  noise source              {privacy['noise_source']}",
@@ -103,7 +103,7 @@ def _part_lines(parts: Row) -> list[str]:
     ]
 
 
-def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[Choice] = ()) -> str:
+def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[AutoChoice] = ()) -> str:
     """Return the output of `--dry-run`: everything that is decided before data is read."""
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
     unit = recipe.data.unit
@@ -113,13 +113,13 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"{recipe.name}: {_planned_length(plan)}",
         f"  sampler                   {sampling.batching}, {size} of {drawn_from}"
         + (f", rate {sampling.rate:.6g}" if sampling.kind.sampled else ""),
-        f"  adjacency                 {of_whom(sampling.adjacency, unit)}",
+        f"  adjacency                 {adjacency_label(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
         f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"
         f" ({guarantee.accountant}, {guarantee.bound})",
         f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
-        f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
+        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.before],
         *[f"  declared public           {said}" for said in declarations],

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.accounting.search import Span, most_expensive
+from dpsgd_cli.accounting.search import Interval, solve_at_limit
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.schedules.settings import LEAST, Schedule, Validation
@@ -110,7 +110,7 @@ def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: f
     if number.refused:
         raise PrivacyError(f"privacy.schedule.{path}: {number.refused}")
 
-    found = most_expensive(
+    found = solve_at_limit(
         lambda value: _gap(schedule.with_number(path, number.value(value)), epochs, excess),
         number if number.whole else replace(number, precision=precision),
     )
@@ -124,8 +124,8 @@ def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: f
 
 def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
     """Return how many first epochs of the schedule fit the budget, at most `most`; spending only grows."""
-    span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
-    return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
+    span = Interval("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
+    return int(solve_at_limit(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
 
 
 def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from dpsgd_cli.accounting.search import NOISE, Span
+from dpsgd_cli.accounting.search import NOISE, Interval
 from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import PrivacyError
@@ -28,7 +28,7 @@ LEAST = 1e-6
 
 
 @dataclass(frozen=True)
-class Number(Span):
+class Number(Interval):
     """A number of a schedule that may be `auto`, searched from `cheap` (most noise) to `expensive` (least noise).
 
     `value` maps a value of the search to the number. `refused`: the reason if it cannot be solved for.

@@ -5,7 +5,6 @@ Problems of all cells are reported together, each at the line of the sweep file 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.common.yaml_tree import Node, Place, Problem, grow, read_tree
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved, start_of_paths
@@ -23,7 +23,7 @@ from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.sweep.loading import LoadedSweep, in_order
 from dpsgd_cli.sweep.schema import Draw, Random
-from dpsgd_cli.training.plans import settled
+from dpsgd_cli.training.plans import resolve_auto
 
 MOST_CELLS = 100_000
 Setting = tuple[str, Node]
@@ -57,9 +57,12 @@ def cell_of(number: int, loaded: LoadedRecipe, settings: dict[str, Any]) -> Cell
 
     If that fails, the recipe stays as it is, and its plan will report the error.
     """
-    with contextlib.suppress(DpsgdError):
-        loaded = settled(loaded)
-    return Cell(number, loaded, settings)
+    try:
+        return Cell(number, resolve_auto(loaded), settings)
+    except DpsgdError as error:
+        if interrupts.stops_everything(error):
+            raise
+        return Cell(number, loaded, settings)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def _bases(loaded: LoadedSweep) -> list[_Base]:
         try:
             path = beside if beside.is_file() else find_recipe(source)
             name = str(path) if beside.is_file() else source
-            tree, wrong = read_tree(read_text(path, name), Place(name, 1))
+            tree, wrong = read_tree(read_text(path, name), SourceLocation(name, 1))
         except RecipeError as error:
             problems += [Problem(listed.nearest((index,)).place, ("recipes", index), text) for text in error.problems]
             continue
@@ -174,7 +177,7 @@ def _samples(settings: Random, tree: Node) -> list[list[Setting]]:
     random = np.random.Generator(np.random.Philox(settings.seed))
     return [
         [
-            (key, grow(_draw(draw, random), tree.nearest(("random", "keys", key)).place))
+            (key, from_plain(_draw(draw, random), tree.nearest(("random", "keys", key)).place))
             for key, draw in settings.keys.items()
         ]
         for _ in range(settings.samples)

@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from pydantic import ValidationError
 
 from dpsgd_cli.common.text_format import any_of, similar
-from dpsgd_cli.common.yaml_tree import Node, Path, Place, Problem, dotted, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import shown
 from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
@@ -43,7 +43,7 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     if source in shipped_recipes() and not FilePath(source).is_file():
         raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
     path = find_recipe(source, shipped_recipes(sweeps=True))
-    tree, problems = read_tree(read_text(path, source), Place(source, 1))
+    tree, problems = read_tree(read_text(path, source), SourceLocation(source, 1))
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])
     if not isinstance(tree.value, dict):
@@ -77,7 +77,7 @@ def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
         block, dot, rest = text.partition(".")
         if block in _BLOCKS and dot:
             key, _, value = rest.partition("=")
-            new, wrong = read_tree(value, Place(f"override {text}"))
+            new, wrong = read_tree(value, SourceLocation(f"override {text}"))
             problems += wrong
             if new is not None:
                 section = tree.value.setdefault(block, Node({}, new.place))
@@ -128,7 +128,7 @@ def _told(tree: Node, detail: object) -> list[Problem]:
     return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
 
 
-def _kind_problem(section: Node | None, place: Place, path: Path) -> Problem:
+def _kind_problem(section: Node | None, place: SourceLocation, path: Path) -> Problem:
     """Return the problem with the kind of `select`, the only section that has several kinds."""
     kinds = [str(section.model_fields["kind"].default) for section in (RandomStopping, ExponentialChoice)]
     given = section.child("kind") if section is not None else None

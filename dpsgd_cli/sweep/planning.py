@@ -28,6 +28,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.build_models import make_pack
+from dpsgd_cli.training.plans import resolve_auto
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5
@@ -57,7 +58,7 @@ class Planner:
         key = _plan_key(cell.loaded)
         if key not in self._plans:
             try:
-                self._plans[key] = Planned(cell, *loop.plan_recipe(cell.loaded))
+                self._plans[key] = Planned(cell, *loop.plan_recipe(resolve_auto(cell.loaded)))
             except DpsgdError as error:
                 if interrupts.stops_everything(error):
                     raise

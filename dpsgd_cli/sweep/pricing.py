@@ -27,7 +27,7 @@ from dpsgd_cli.accounting.accountants.rdp import Profile
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
 from dpsgd_cli.accounting.mechanism import PureDP, Release, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
@@ -160,9 +160,13 @@ def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: di
             "note": f"everything trained, and the choice itself at epsilon {select.epsilon:g}"}  # fmt: skip
 
 
-def _least(releases: Sequence[Release]) -> Least:
+def _least(releases: Sequence[Release]) -> BestAccountant:
     """Return the least of the upper bounds; without `pld` for many unlike releases, which would take it minutes."""
-    return Least() if len(releases) <= _FEW else Least([name for name in accountants.USUAL if name != "pld"])
+    return (
+        BestAccountant()
+        if len(releases) <= _FEW
+        else BestAccountant([name for name in accountants.USUAL if name != "pld"])
+    )
 
 
 def unscaled(releases: Sequence[Release]) -> list[Release]:

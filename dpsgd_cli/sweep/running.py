@@ -22,6 +22,7 @@ from dpsgd_cli.sweep import folder
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import shared_planner
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 
@@ -87,7 +88,7 @@ def _run(job: PackJob, cells: Sequence[Cell], outcome: Outcome) -> None:
         if found.error is not None:
             _fail(job, cell, found.error, outcome)
             continue
-        members.append(Member(cell.loaded, found.plan))
+        members.append(Member(resolve_auto(cell.loaded), found.plan))
         planned.append(cell)
     if members:
         _train(job, planned, members, outcome)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import rho_of
-from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, scope
 from dpsgd_cli.accounting.ledger import Ledger, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
@@ -64,7 +64,7 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class Spending:
+class PrivacyCost:
     """Price of one trial's ledger: the guaranteed bound, and the spending by the end of each epoch.
 
     `spent` has epsilon and rho of all releases where the guarantee is the budget instead of their price; else None.
@@ -147,12 +147,13 @@ def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
     # a fixed plan is priced once for the whole run, not again at every call
     planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
     spent = [
-        _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.silent)) for ledger in ledgers
+        _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.postprocessing_epochs))
+        for ledger in ledgers
     ]
     return _history(released, unreleased, spent)
 
 
-def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
+def _trials(released: Released, spendings: Sequence[PrivacyCost]) -> list[Row]:
     """Return the public columns of `trials.csv`, one row per trial."""
     recipe, metrics = released.loaded.recipe, _by_trial(released.metrics, len(spendings))
     trials = []
@@ -186,7 +187,7 @@ def _cell(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
+def _warnings(released: Released, spendings: Sequence[PrivacyCost]) -> list[str]:
     """Return public warnings: an early stop, a weak guarantee, and failures that published weights or metrics show."""
     plan, stopped, told = released.plan, released.stopped, []
     if stopped is not None:
@@ -197,14 +198,14 @@ def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
     return told + warnings_of_training(released)
 
 
-def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
+def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[PrivacyCost]:
     """Price every ledger. Trials with equal releases are priced once."""
     if plan is None:
-        return [Spending(None, None, None, [{}] * epochs) for _ in ledgers]
-    known: dict[tuple[tuple[Release, ...], ...], Spending] = {}
+        return [PrivacyCost(None, None, None, [{}] * epochs) for _ in ledgers]
+    known: dict[tuple[tuple[Release, ...], ...], PrivacyCost] = {}
     spendings = []
     for ledger in ledgers:
-        released = (*_by_epoch(ledger), *((),) * plan.silent) or ((),) * epochs
+        released = (*_by_epoch(ledger), *((),) * plan.postprocessing_epochs) or ((),) * epochs
         if released not in known:
             known[released] = _spending(plan, ledger, released)
         spendings.append(known[released])
@@ -220,14 +221,14 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
     return tuple(tuple(releases) for releases in epochs)
 
 
-def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
+def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> PrivacyCost:
     epochs = _spent_by_epoch(plan, ledger, released)
     epsilon = _cell(prices.epsilon(plan.accountant, ledger.to_price, plan.delta))
     if plan.budget_cap is None:
-        return Spending(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+        return PrivacyCost(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
     everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
     spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
-    return Spending(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
+    return PrivacyCost(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
@@ -276,7 +277,7 @@ def _diagnostics(sums: dict[str, float], private: bool) -> Row:
     return row
 
 
-def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
+def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
     plan, recipe = released.plan, released.loaded.recipe
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
@@ -286,7 +287,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
     records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
     trusted = [
         f"The code of {name} is trusted: it is public and does not use training data by other ways."
-        for name in provenance.own_code(released.loaded)
+        for name in released.loaded.own_code
     ]
     stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
@@ -302,7 +303,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
         "attacker": prices.attacker(released.ledgers),
-        "scope": scope(Run(recipe.name, recipe.seeds, of_whom(plan.sampling.adjacency, unit), records)),
+        "scope": scope(Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records)),
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
@@ -317,7 +318,7 @@ def _correlated(noise: PlannedNoise) -> Row:
     return {"correlated_noise": noise_text(noise), "predicted_error_ratio": noise.ratio}
 
 
-def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
+def _spent(spendings: Sequence[PrivacyCost], of_parts: Row) -> Row:
     """Return the largest spending of any trial, in total and by part: computed from releases, not a guarantee."""
     spent = [one.spent or {} for one in spendings]
     largest = {name: prices.largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}

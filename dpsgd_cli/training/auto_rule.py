@@ -12,9 +12,9 @@ Notation:
 - h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
-The constants (`Terms`) depend on the problem: linear; linear and preconditioned; the latter with more than two classes,
-or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned or not; MLP with classes
-or a target.
+The constants (`RuleConstants`) depend on the problem: linear; linear and preconditioned; the latter with more than two
+classes, or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned or not; MLP with
+classes or a target.
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
@@ -80,38 +80,40 @@ WAVES = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Terms:
+class RuleConstants:
     """Constants of the formulas for one kind of problem."""
 
     noise: float
-    paces: tuple[float, float]
+    rate_limits: tuple[float, float]
     """Least and largest pace; between them it is `of_feature` times the number of features."""
     momentum: float
     fewest: int
     most: int
     clips: tuple[float, float] = (0.5, 0.7)
-    """Least and largest clip of a residual; between them it is sqrt(signal / whole)."""
-    whole: float = 20_000
+    """Least and largest clip of a residual; between them it is sqrt(signal / clip_scale_n_mu)."""
+    clip_scale_n_mu: float = 20_000
     paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
     """Function from the signal to the number of directions of synthetic images that it pays for."""
     of_feature: float = 0.0
 
 
-LINEAR = Terms(noise=1.25, paces=(6, 6), momentum=0.9, fewest=200, most=400)
-PRECONDITIONED = Terms(noise=1.4, paces=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
-CLASSES = replace(PRECONDITIONED, noise=2.8, paces=(12, 48), of_feature=0.125)
-_of_targets = partial(replace, noise=0.7, paces=(3, 3), clips=(0.05, 0.4), whole=200_000)
+LINEAR = RuleConstants(noise=1.25, rate_limits=(6, 6), momentum=0.9, fewest=200, most=400)
+PRECONDITIONED = RuleConstants(noise=1.4, rate_limits=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
+CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.125)
+_of_targets = partial(replace, noise=0.7, rate_limits=(3, 3), clips=(0.05, 0.4), clip_scale_n_mu=200_000)
 TARGETS = _of_targets(LINEAR)
-PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), paces=(2, 2), fewest=100, most=200)
-STROKES = Terms(noise=1.6, paces=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07))
-DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=lambda signal: signal / 5)
-DRAWN: dict[Drawn, Terms] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
-MLP = Terms(noise=0.6, paces=(2, 2), momentum=0.9, fewest=100, most=200)
-MLP_TARGETS = replace(MLP, paces=(0.5, 0.5))
+PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), rate_limits=(2, 2), fewest=100, most=200)
+STROKES = RuleConstants(
+    noise=1.6, rate_limits=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07)
+)
+DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), clip_scale_n_mu=640_000, paid=lambda signal: signal / 5)
+DRAWN: dict[Drawn, RuleConstants] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
+MLP = RuleConstants(noise=0.6, rate_limits=(2, 2), momentum=0.9, fewest=100, most=200)
+MLP_TARGETS = replace(MLP, rate_limits=(0.5, 0.5))
 
 
 @dataclass(frozen=True)
-class Known:
+class PublicFacts:
     """Public facts about the data. `bound` is on the norm of a record's features, or None; `outputs` is K, or 1."""
 
     records: int
@@ -121,14 +123,14 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Covered:
+class RuleProblem:
     """A recipe that the formulas cover, and the public facts about its data."""
 
     recipe: Recipe
-    known: Known
+    known: PublicFacts
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> RuleConstants:
         if isinstance(self.recipe.model, MlpModel):
             return MLP_TARGETS if self.squared else MLP
         if self.recipe.preconditioner is None:
@@ -172,7 +174,9 @@ class Covered:
     def clip(self) -> float:
         """Return c, the bound at which a residual is clipped."""
         least, most = self.terms.clips
-        return least if self.signal is None else min(max(math.sqrt(self.signal / self.terms.whole), least), most)
+        return (
+            least if self.signal is None else min(max(math.sqrt(self.signal / self.terms.clip_scale_n_mu), least), most)
+        )
 
     @property
     def residual(self) -> float:
@@ -192,7 +196,7 @@ class Covered:
             curvature = 1.0 if self.squared else 0.25
         elif self.known.outputs > 1 and not isinstance(model, MlpModel):
             curvature = 0.5
-        least, most = self.terms.paces
+        least, most = self.terms.rate_limits
         pace = min(max(self.terms.of_feature * self.known.features, least), most)
         return pace / (curvature * self.size**2)
 
@@ -203,8 +207,8 @@ class Covered:
             return f"{self.known.features} features without bounds"
         return f"features of norm {self.size:.4g}"
 
-    def reach(self, noise: float) -> float:
-        """Return the largest rate / (1 - momentum) for which noise moves an output by at most `Terms.noise` units.
+    def effective_step(self, noise: float) -> float:
+        """Return the largest rate / (1 - momentum) for which noise moves an output by at most `terms.noise` units.
 
         `noise` is the standard deviation of the noise on a mean gradient, times sqrt(T) for all steps together.
         """

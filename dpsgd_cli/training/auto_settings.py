@@ -21,7 +21,7 @@ from dpsgd_cli.engine.settings import MlpModel, OneLayer
 from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.agreement import preconditioner_problems
-from dpsgd_cli.recipe.loading import Choice
+from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import ByRule, Influence, Tail, Uniform
 from dpsgd_cli.training.auto_rule import (
@@ -33,12 +33,12 @@ from dpsgd_cli.training.auto_rule import (
     MOMENTS,
     MOST_FEATURES,
     WAVES,
-    Covered,
-    Known,
+    PublicFacts,
+    RuleProblem,
 )
 
 
-def is_open(recipe: Recipe) -> bool:
+def has_auto(recipe: Recipe) -> bool:
     """Return True if any setting of the recipe is `auto`."""
     method, privacy = recipe.method, recipe.privacy
     settings: list[Any] = [recipe.epochs, *_of_features(recipe).values()]
@@ -68,23 +68,25 @@ def covers(recipe: Recipe) -> bool:
     )
 
 
-def asks(recipe: Recipe) -> bool:
+def needs_data(recipe: Recipe) -> bool:
     """Return True if an `auto` setting depends on public facts of the data."""
     sampled = isinstance(recipe.method, Gradient) and recipe.method.batch_size == "auto"
     turned = any(key.endswith("components") and value == "auto" for key, value in _of_features(recipe).items())
     return covers(recipe) or turned or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
 
 
-def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]) -> tuple[Recipe, tuple[Choice, ...]]:
+def features(
+    recipe: Recipe, known: PublicFacts | None, count: Callable[[Recipe], int]
+) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
-    told: list[Choice] = []
+    told: list[AutoChoice] = []
     ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
-    signal = Covered(recipe, known).signal if known is not None and ruled else None
+    signal = RuleProblem(recipe, known).signal if known is not None and ruled else None
     for key, value in _of_features(recipe).items():
         if value == "auto":
             choose = _waves if key.endswith("waves") else _directions
             choice = choose(recipe, key, signal, count)
-            recipe = settled_as(recipe, choice)
+            recipe = with_choice(recipe, choice)
             told.append(choice)
     return recipe, tuple(choice for choice in told if choice.why)
 
@@ -99,66 +101,68 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
+def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> AutoChoice:
     if signal is None:
-        return Choice(key, WAVES_UNTOLD, "")
+        return AutoChoice(key, WAVES_UNTOLD, "")
     root, (least, *more) = math.sqrt(signal), WAVES
     of = ", ".join(map(str, WAVES))
-    choice = Choice(key, least, f"of {of} the most within sqrt(n mu), {root:.4g}, and {MOST_FEATURES} features")
+    choice = AutoChoice(key, least, f"of {of} the most within sqrt(n mu), {root:.4g}, and {MOST_FEATURES} features")
     for waves in more:
         finer = replace(choice, value=waves)
-        if waves <= root and count(settled_as(recipe, finer)) <= MOST_FEATURES:
+        if waves <= root and count(with_choice(recipe, finer)) <= MOST_FEATURES:
             choice = finer
     return choice
 
 
-def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
+def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> AutoChoice:
     """Choose all directions, at most `DIRECTIONS`, or fewer if the budget is small."""
     there = count(recipe)
     if signal is None:
-        return Choice(key, there, "")
+        return AutoChoice(key, there, "")
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].rotate
     assert step is not None
     paid = round(DRAWN[step.images].paid(signal))
     most = f"at most {DIRECTIONS}" if there == DIRECTIONS else f"there are {there}"
-    return Choice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
+    return AutoChoice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
 
 
-def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choice, ...]]:
+def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with every `auto` setting resolved that a plan reads, and the choices.
 
-    `known` may be None if `asks` is False.
+    `known` may be None if `needs_data` is False.
     """
-    told: list[Choice] = []
+    told: list[AutoChoice] = []
     for choose in (_bias, _batch_size, _preconditioner, _momentum, _averaging, _clip_norm, _epochs, _schedule):
         choice = choose(recipe, known)
         if choice is not None:
-            recipe = settled_as(recipe, choice)
+            recipe = with_choice(recipe, choice)
             told.append(choice)
     if isinstance(recipe.method, Gradient) and recipe.method.learning_rate == "auto" and not covers(recipe):
-        recipe = settled_as(recipe, Choice("method.learning_rate", recipe.method.rate, ""))
+        recipe = with_choice(recipe, AutoChoice("method.learning_rate", recipe.method.rate, ""))
     return recipe, tuple(choice for choice in told if choice.why)
 
 
-def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[Choice, ...]]:
+def after_plan(recipe: Recipe, known: PublicFacts, plan: Plan) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its learning rate resolved, and the choice. No plan depends on the learning rate."""
     method = recipe.method
     if not covers(recipe):
         return recipe, ()
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
-    problem, sampling = Covered(recipe, known), plan.sampling
+    problem, sampling = RuleProblem(recipe, known), plan.sampling
     # sqrt(T) z for uniform noise z of the same price: T / sqrt(sum z_t^-2)
     noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
-    allowed = (1 - method.optimizer.momentum_value) * problem.reach(steps * plan.sensitivity / sampling.batch_size)
+    allowed = (1 - method.optimizer.momentum_value) * problem.effective_step(
+        steps * plan.sensitivity / sampling.batch_size
+    )
     why = f"noise moves an output by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
     if allowed > problem.fastest:
         why = f"the highest for {problem.described}; noise would allow {allowed:.4g}"
-    choice = Choice("method.learning_rate", _rounded(min(allowed, problem.fastest)), why)
-    return settled_as(recipe, choice), (choice,)
+    choice = AutoChoice("method.learning_rate", _rounded(min(allowed, problem.fastest)), why)
+    return with_choice(recipe, choice), (choice,)
 
 
-def settled_as(recipe: Recipe, choice: Choice) -> Recipe:
+def with_choice(recipe: Recipe, choice: AutoChoice) -> Recipe:
     """Return the recipe with the chosen value."""
     settled: Recipe = _with(recipe, choice.key.split("."), choice.value)
     return settled
@@ -176,97 +180,97 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
     return section.model_copy(update={first: _with(getattr(section, first), rest, value)})
 
 
-def _bias(recipe: Recipe, known: Known | None) -> Choice | None:
+def _bias(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     """Choose no bias for a linear model whose features hold a constant, except for targets with automatic settings."""
     if not isinstance(recipe.model, OneLayer) or recipe.model.bias != "auto":
         return None
     steps, key = recipe.data.preprocess, "model.bias"
     if not steps or steps[-1].kind != "bin":
-        return Choice(key, True, "")
-    if known is not None and covers(recipe) and Covered(recipe, known).squared:
-        return Choice(key, True, "the mean of targets may be far from 0")
-    return Choice(key, False, "bin adds a constant column")
+        return AutoChoice(key, True, "")
+    if known is not None and covers(recipe) and RuleProblem(recipe, known).squared:
+        return AutoChoice(key, True, "the mean of targets may be far from 0")
+    return AutoChoice(key, False, "bin adds a constant column")
 
 
-def _batch_size(recipe: Recipe, known: Known | None) -> Choice | None:
+def _batch_size(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     method = recipe.method
     if not isinstance(method, Gradient) or method.batch_size != "auto":
         return None
     if method.batching in ("full", "fixed"):
-        return Choice("method.batch_size", None if method.batching == "full" else 1, "")
+        return AutoChoice("method.batch_size", None if method.batching == "full" else 1, "")
     assert known is not None
-    return Choice("method.batch_size", min(BATCH, known.records), f"of {known.records} records; at most {BATCH}")
+    return AutoChoice("method.batch_size", min(BATCH, known.records), f"of {known.records} records; at most {BATCH}")
 
 
-def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
+def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     """Choose a preconditioner if the recipe allows one and its matrix is small enough."""
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
     on_disk = (recipe.data.path or "").endswith(".npy")
     if known is None or not covers(recipe) or on_disk:
-        return Choice(key, None, "")
-    problem = Covered(recipe, known)
+        return AutoChoice(key, None, "")
+    problem = RuleProblem(recipe, known)
     drawn, signal = problem.drawn is not None, problem.signal
     most = DIRECTIONS if drawn else MOST_FEATURES
     if known.features > most:
-        return Choice(key, None, "")
+        return AutoChoice(key, None, "")
     if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
-        return Choice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
+        return AutoChoice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
     why, chosen = f"{known.features} features, of at most {most}", MOMENTS
     if recipe.data.by_column and signal is not None and signal < MATRIX_FROM:
         why, chosen = f"{why}; n mu is {signal:,.0f}, below {MATRIX_FROM:,}", MARGINALS
-    if preconditioner_problems(settled_as(recipe, Choice(key, chosen, ""))):
-        return Choice(key, None, "")
-    return Choice(key, chosen, why)
+    if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
+        return AutoChoice(key, None, "")
+    return AutoChoice(key, chosen, why)
 
 
-def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:
+def _momentum(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     method, key = recipe.method, "method.optimizer.momentum"
     if not isinstance(method, Gradient) or getattr(method.optimizer, "momentum", None) != "auto":
         return None
     if known is None or not covers(recipe):
-        return Choice(key, SgdSettings().momentum_value, "")
-    return Choice(key, Covered(recipe, known).terms.momentum, "goes with the rule's learning rate")
+        return AutoChoice(key, SgdSettings().momentum_value, "")
+    return AutoChoice(key, RuleProblem(recipe, known).terms.momentum, "goes with the rule's learning rate")
 
 
-def _averaging(recipe: Recipe, known: Known | None) -> Choice | None:
+def _averaging(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     """Choose the last half of the steps; no average if the validation accuracy may end the training early."""
     method, key, privacy = recipe.method, "method.averaging", recipe.privacy
     if not isinstance(method, Gradient) or method.averaging != "auto":
         return None
     if not covers(recipe) or privacy is None or privacy.schedule.adaptive:
-        return Choice(key, method.average, "")
-    return Choice(key, TailIterates(), "the last half of the steps")
+        return AutoChoice(key, method.average, "")
+    return AutoChoice(key, TailIterates(), "the last half of the steps")
 
 
-def _clip_norm(recipe: Recipe, known: Known | None) -> Choice | None:
+def _clip_norm(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     key, privacy = "privacy.clipping.norm", recipe.privacy
     if privacy is None or not isinstance(privacy.clipping, FlatClipping) or privacy.clipping.norm != "auto":
         return None
     if known is None or not covers(recipe):
-        return Choice(key, privacy.clipping.norm_bound(None), "")
-    problem = Covered(recipe, known)
+        return AutoChoice(key, privacy.clipping.norm_bound(None), "")
+    problem = RuleProblem(recipe, known)
     if isinstance(recipe.model, MlpModel):
-        return Choice(key, 1.0, "an MLP's")
+        return AutoChoice(key, 1.0, "an MLP's")
     norm = _rounded(problem.clip * problem.size * problem.residual)
-    return Choice(key, norm, f"a residual of {problem.clip:.4g} with {problem.described}")
+    return AutoChoice(key, norm, f"a residual of {problem.clip:.4g} with {problem.described}")
 
 
-def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
+def _epochs(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     """Choose the epochs by `auto_rule.py` if the plan solves for the noise; otherwise spend the whole budget."""
     if recipe.epochs != "auto":
         return None
     if known is None or not _solves_noise(recipe):
-        return Choice("epochs", recipe.length, "")
-    steps, why = _steps(Covered(recipe, known))
+        return AutoChoice("epochs", recipe.length, "")
+    steps, why = _steps(RuleProblem(recipe, known))
     per_epoch = -(-known.records // (recipe.method.batch or known.records))
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
-    return Choice("epochs", -(-steps // per_epoch), why)
+    return AutoChoice("epochs", -(-steps // per_epoch), why)
 
 
-def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
+def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     """Choose the influence schedule for preconditioned linear models with full batches and averaging; else uniform.
 
     It was tested for these models only.
@@ -274,7 +278,7 @@ def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
     key, privacy = "privacy.schedule", recipe.privacy
     if privacy is None or not isinstance(privacy.schedule, ByRule):
         return None
-    initial, uniform = privacy.schedule.initial, Choice(key, Uniform(initial=privacy.schedule.initial), "")
+    initial, uniform = privacy.schedule.initial, AutoChoice(key, Uniform(initial=privacy.schedule.initial), "")
     method, steps = recipe.method, recipe.epochs
     if known is None or not covers(recipe) or recipe.preconditioner is None or privacy.correlated is not None:
         return uniform
@@ -283,16 +287,16 @@ def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
         return uniform
     weights = Tail(epochs=steps, momentum=method.optimizer.momentum_value, fraction=method.average.fraction)
     schedule = Influence(initial=initial, weights=weights)
-    return Choice(key, schedule, "less noise in early steps, which all weights of the average have")
+    return AutoChoice(key, schedule, "less noise in early steps, which all weights of the average have")
 
 
-def _steps(problem: Covered) -> tuple[int, str]:
+def _steps(problem: RuleProblem) -> tuple[int, str]:
     """Return the number of steps T, and the reason."""
     privacy, terms, records = problem.recipe.privacy, problem.terms, problem.known.records
     if privacy is None or problem.signal is None or privacy.clipping.by_layer or not covers(problem.recipe):
         return terms.fewest, "the fewest of the rule"
     # T steps of noise C sqrt(T) / (n * mu) add up to T C / (n * mu)
-    way = problem.reach(privacy.clipping.norm_bound(None) / problem.signal)
+    way = problem.effective_step(privacy.clipping.norm_bound(None) / problem.signal)
     steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
     return min(max(steps, terms.fewest), terms.most), why

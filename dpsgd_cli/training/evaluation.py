@@ -97,10 +97,10 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
         return Answers(truth, told)
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
-    return answers_of_classes(labels, outputs, clipped_at(recipe, max(2, outputs.shape[1])))
+    return answers_of_classes(labels, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
 
 
-def clipped_at(recipe: Recipe, classes: int) -> float | None:
+def residual_clip(recipe: Recipe, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
     The bound is known for two classes if all rows have one norm, as a preconditioner ensures. It is the clip norm

@@ -51,7 +51,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
 from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, placement
-from dpsgd_cli.training.evaluation import Models, clipped_at, measure, measure_once
+from dpsgd_cli.training.evaluation import Models, measure, measure_once, residual_clip
 from dpsgd_cli.training.start import Trials, own_folds
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class Trained:
         """Return probabilities (N, classes) of outputs (N, K). Raise UsageError if the model's loss gives none."""
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
-        model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe, len(self.classes))
+        model, clipped = self.loaded.recipe.model, residual_clip(self.loaded.recipe, len(self.classes))
         if clipped is None:
             assert isinstance(model, ConvexModel)
             raise UsageError(

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.results import provenance, reading, store, tensorboard
 from dpsgd_cli.results.result import Released, Result, Unreleased
@@ -67,35 +67,29 @@ class Options:
     save_models: bool = False
 
 
-def settled(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Return the recipe with every `auto` setting resolved from public facts. This is the recipe that is trained."""
-    with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: "nothing was written"):
-        return plans.settled(loaded)
-
-
-def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
+def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     """Return the plan (None for a method without privacy) and the outline of the data, before any value is used."""
-    with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: "nothing was written"):
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         if loaded.recipe.runtime.tensorboard:
             tensorboard.check_installed()
-        return plans.plan_and_outline(loaded)
+        outline = data.outline(loaded.recipe.data, loaded.base)
+        return plans.plan_of(loaded, outline), outline
 
 
-def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
+def rehearse(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     """Build and check the model as training would, on synthetic rows; then return the result of `plan_recipe`."""
     plan, outline = plan_recipe(loaded)
-    with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: "nothing was written"):
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         check_without_data(loaded, outline)
     return plan, outline
 
 
-def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
+def result_directory(loaded: SettledRecipe, out: Path) -> Path:
     """Return the directory of this recipe's result, whether it exists or not."""
-    loaded = settled(loaded)
     return out / f"{loaded.recipe.name}-{recipe_hash(loaded.recipe)}"
 
 
-def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> bool:
+def is_finished(loaded: SettledRecipe, directory: Path, say: Say = _silence) -> bool:
     """Return True if `directory` holds the result of this recipe and of the files that it names.
 
     Raises RunError if the result was made from other data or code (the recipe's hash covers file names, not contents),
@@ -109,13 +103,12 @@ def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> b
 
 
 @trusting()
-def run(loaded: LoadedRecipe, options: Options) -> Path:
+def run(loaded: SettledRecipe, options: Options) -> Path:
     """Train every trial of a recipe, write its result directory and return that directory.
 
     A finished result is left unchanged. Raises the errors of `dpsgd_cli.errors`. An interruption (Ctrl-C too) becomes
     a RunError that says what was kept.
     """
-    loaded = settled(loaded)
     directory = result_directory(loaded, options.out)
     if options.team.tell(lambda: is_finished(loaded, directory, options.say)):
         return directory
@@ -124,14 +117,13 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     return directory
 
 
-def finish(loaded: LoadedRecipe, options: Options) -> Path:
+def finish(loaded: SettledRecipe, options: Options) -> Path:
     """Write the result of a stopped run from its last checkpoint and return the result directory.
 
     No further training takes place. The result's epsilon covers the epochs of the checkpoint (`Plan.rest` says when it
     covers more); later epochs were never released. A finished result is left unchanged. Raises RunError if there is no
     checkpoint, if it belongs to another run, or if the method has no result yet.
     """
-    loaded = settled(loaded)
     directory = result_directory(loaded, options.out)
     if is_finished(loaded, directory, options.say):
         return directory
@@ -139,7 +131,7 @@ def finish(loaded: LoadedRecipe, options: Options) -> Path:
         raise UsageError("--finish is for one process; start it without torchrun")
     member = Member(loaded, plan_recipe(loaded)[0])
     kept = checkpoint_place([member], options.out)
-    with interrupts.explained(list(provenance.own_code(loaded).values()), lambda: f"{kept} is kept"):
+    with interrupts.explained(list(loaded.own_code.values()), lambda: f"{kept} is kept"):
         earlier = checkpoint.load(kept)
         if earlier is None:
             raise RunError(
@@ -163,9 +155,8 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
 
     Guarantee: a trial's result does not depend on the other trials of the pack, beyond the order of floating-point
     sums. The caller ensures that no member is finished and that all may train together. Raises as `run` does, and
-    UsageError if the settled recipes differ in their data: the number of features may depend on the budget.
+    UsageError if the recipes differ in their data: the number of features may depend on the budget.
     """
-    members = [replace(member, loaded=settled(member.loaded)) for member in members]
     first, *others = (member.loaded.recipe for member in members)
     for other in others:
         if (other.data, other.folds) != (first.data, first.folds):
@@ -174,10 +165,10 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     if options.team.size == 1 and started_by_a_launcher():
         raise UsageError("only `dpsgd train` works in several processes; start this without torchrun")
     if not options.team.first:
-        _follow(members, options.team)
+        _run_worker(members, options.team)
         return directories
-    keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
-    own_code = [path for member in members for path in provenance.own_code(member.loaded).values()]
+    keeper = _CheckpointWriter(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
+    own_code = [path for member in members for path in member.loaded.own_code.values()]
     with contextlib.closing(keeper), interrupts.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
@@ -197,9 +188,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     return directories
 
 
-def _follow(members: Sequence[Member], team: Team) -> None:
+def _run_worker(members: Sequence[Member], team: Team) -> None:
     """Train together with process 0, which prints and writes for all processes."""
-    own_code = [path for member in members for path in provenance.own_code(member.loaded).values()]
+    own_code = [path for member in members for path in member.loaded.own_code.values()]
     with interrupts.explained(own_code, lambda: "process 0 keeps what can be kept"):
         earlier: dict[str, Any] | None = team.tell(lambda: None)
         trials = start(members, earlier, team)
@@ -257,7 +248,7 @@ def forget(kept: Path, say: Say | None = None) -> None:
         say(NOT_COVERED)
 
 
-class _Keeper:
+class _CheckpointWriter:
     """Writer of a run's checkpoint, at intervals and when the run is stopped."""
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
@@ -330,7 +321,7 @@ class _Keeper:
         return f"{self._on_disk} of {total} epochs are kept: the same command with --resume continues there"
 
 
-def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
+def _train(trials: Trials, keeper: _CheckpointWriter, progress: Progress | None) -> None:
     """Train the remaining epochs, with a checkpoint at intervals."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)

@@ -21,36 +21,58 @@ from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.methods.planning import plan_for
-from dpsgd_cli.recipe.loading import Choice, LoadedRecipe
+from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
-from dpsgd_cli.training.auto_rule import Known
+from dpsgd_cli.training.auto_rule import PublicFacts
 
 
-def settled(loaded: LoadedRecipe) -> LoadedRecipe:
-    """The recipe with every `auto` setting chosen (`training/auto_settings.py`), and what was chosen.
+def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
+    """Return the recipe with every `auto` setting resolved from public facts (`training/auto_settings.py`).
 
-    Raises as planning and `data.outline` do, where the rule has to know of the data.
+    A settled recipe is returned unchanged. Raises the errors of planning and of `data.outline` if the formulas need
+    facts about the data.
     """
-    recipe = loaded.recipe
-    if not auto_settings.is_open(recipe):
+    if isinstance(loaded, SettledRecipe):
         return loaded
-    if not auto_settings.asks(recipe):
+    recipe = loaded.recipe
+    if not auto_settings.has_auto(recipe):
+        return _settled(loaded, recipe)
+    if not auto_settings.needs_data(recipe):
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
-        recipe, chosen = auto_settings.before_plan(recipe, None)
-        return replace(loaded, recipe=recipe, chosen=chosen)
-    recipe, bins, outline = _with_features(loaded)
-    known = _known(recipe, outline)
-    recipe, chosen = auto_settings.before_plan(recipe, known)
-    if auto_settings.covers(recipe):
-        plan, _ = plan_and_outline(replace(loaded, recipe=recipe))
-        assert plan is not None
-        recipe, rate = auto_settings.after_plan(recipe, known, plan)
-        chosen += rate
-    return replace(loaded, recipe=recipe, chosen=bins + chosen)
+        return _settled(loaded, *auto_settings.before_plan(recipe, None))
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
+        settled, outline = _before_plan(loaded)
+        if auto_settings.covers(settled.recipe):
+            plan = plan_of(settled, outline)
+            assert plan is not None
+            recipe, rate = auto_settings.after_plan(settled.recipe, _known(settled.recipe, outline), plan)
+            settled = replace(settled, recipe=recipe, chosen=settled.chosen + rate)
+    return settled
 
 
-def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], data.Outline]:
+def plan_and_outline(loaded: LoadedRecipe, priced_by: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
+    """Return the plan of a recipe, for its price, and the outline of the data. Settings of the recipe may be `auto`.
+
+    The learning rate is not resolved, because no plan depends on it. `priced_by` prices the budget instead of the
+    recipe's accountant. Raises the errors of planning and of `data.outline`.
+    """
+    settled, outline = _before_plan(loaded)
+    return plan_of(settled, outline, priced_by), outline
+
+
+def _before_plan(loaded: LoadedRecipe) -> tuple[SettledRecipe, data.Outline]:
+    """Resolve every `auto` setting that a plan reads; return the recipe and the outline of its data."""
+    recipe, features, outline = _with_features(loaded)
+    recipe, chosen = auto_settings.before_plan(recipe, _known(recipe, outline))
+    return _settled(loaded, recipe, features + chosen), outline
+
+
+def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[AutoChoice, ...] = ()) -> SettledRecipe:
+    return SettledRecipe(recipe, loaded.base, loaded.source, loaded.tree, chosen)
+
+
+def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...], data.Outline]:
     """Return the recipe with its features resolved, the choices, and the outline of the data with these features."""
     outline = data.outline(loaded.recipe.data, loaded.base)
 
@@ -61,27 +83,19 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], da
     return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
 
 
-def _known(recipe: Recipe, outline: data.Outline) -> Known:
+def _known(recipe: Recipe, outline: data.Outline) -> PublicFacts:
     """Return the public facts about the data that automatic settings use."""
     records = training_records(recipe, outline)
     outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
-    return Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
+    return PublicFacts(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
 
 
-def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
-    """Return the plan (None for a method without privacy) and the outline of the data, before any value is used.
+def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant | None = None) -> Plan | None:
+    """Return the plan of a recipe on data with this outline; None for a method without privacy.
 
-    Settings of the recipe may be `auto`. `judge` prices the budget instead of the recipe's accountant. Raises the
-    errors of planning and of `data.outline`.
+    `priced_by` prices the budget instead of the recipe's accountant.
     """
-    recipe, _, outline = _with_features(loaded)
-    return plan_of(replace(loaded, recipe=recipe), outline, judge), outline
-
-
-def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | None = None) -> Plan | None:
-    """Return the plan of a recipe on data with this outline; None for a method without privacy."""
-    recipe, _ = auto_settings.before_plan(loaded.recipe, _known(loaded.recipe, outline))
-    loaded = replace(loaded, recipe=recipe)
+    recipe = loaded.recipe
     records = training_records(recipe, outline)
     if recipe.privacy is None:
         if recipe.method.batch is not None and recipe.method.batch > records:
@@ -91,8 +105,8 @@ def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | Non
         return None
     before = data.private_releases(recipe.data, recipe.adjacency, loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
-    with loaded.placing():
-        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)
+    with loaded.locating_errors():
+        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, priced_by)
         return plan_for(recipe, facts)
 
 

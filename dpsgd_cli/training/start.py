@@ -51,7 +51,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.creation import create
 from dpsgd_cli.noise.run import gaussian
-from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Stopped
@@ -76,7 +76,7 @@ class Snapshot:
 class Member:
     """One recipe of a pack, with its plan (None for a method without privacy)."""
 
-    loaded: LoadedRecipe
+    loaded: SettledRecipe
     plan: Plan | None
 
     @property

@@ -8,13 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.account.matching import Terms, matched
-from dpsgd_cli.accounting.settings import EpsilonBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results.comparison import Entry, read_entries
 from dpsgd_cli.schedules.settings import ExponentialDecay, Uniform
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 
 TEXT = """\
 name: {name}
@@ -78,7 +79,7 @@ def test_a_free_number_stays_the_one_that_is_solved_for(tmp_path: Path, schedule
 def test_what_trains_until_its_budget_is_spent_keeps_its_length(tmp_path: Path, schedule: str, solved: str) -> None:
     """As many epochs as its own budget buys, at every budget the least noise that they allow, and the label says so."""
     file = write(tmp_path, schedule)
-    own, _ = plan_recipe(load_recipe(file))
+    own, _ = plan_recipe(resolve_auto(load_recipe(file)))
     assert own is not None and len(own.epochs) > 4
     entries = compared(tmp_path, file, "--epsilon", "2.2,4")
     text = (tmp_path / "out" / "comparison.md").read_text()

@@ -13,8 +13,7 @@ import dpsgd_cli
 from dpsgd_cli.account.question import _NUMBERS, _USES, AccountOptions
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
-from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
-from dpsgd_cli.accounting.sampled_divergences import overflow_probability
+from dpsgd_cli.accounting.renyi import laplace_divergence, overflow_probability, pure_divergence
 from dpsgd_cli.errors import UsageError
 from tests.cli.accounting import rows, run
 from tests.conftest import Train, WriteRecipe

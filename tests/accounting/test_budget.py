@@ -18,21 +18,22 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import rho_of
 from dpsgd_cli.accounting.budget import (
     Budget,
+    EpsilonBudget,
     GaussianFilter,
     PlannedFilter,
+    RhoBudget,
     RhoFilter,
-    describe,
     enforce,
     enforce_on_choices,
-    excess,
+    format_budget,
     mu_squared_left,
     one_gaussian,
+    over_budget,
 )
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.accounting.search import gap_of
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
@@ -61,13 +62,13 @@ def test_the_plan_and_the_ledger_judge_alike(budget: Budget, multipliers: list[f
             ledger.spend(release)
     except BudgetExceeded:
         let_through = False
-    assert (excess(budget, GAUSSIAN, releases(multipliers)) <= 0) == let_through
+    assert (over_budget(budget, GAUSSIAN, releases(multipliers)) <= 0) == let_through
 
 
 def test_a_budget_that_is_met_exactly_is_not_passed() -> None:
     exactly = releases([1.0, 1.0, 2.0, 2.0])  # rho 1/2 + 1/2 + 1/8 + 1/8
-    assert excess(RhoBudget(rho=1.25), GAUSSIAN, exactly) <= 0
-    assert excess(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])]) > 0
+    assert over_budget(RhoBudget(rho=1.25), GAUSSIAN, exactly) <= 0
+    assert over_budget(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])]) > 0
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_only_what_has_a_theorem_is_filtered_adaptively(budget: Budget, accounta
 
 
 def test_no_budget_is_never_passed() -> None:
-    assert excess(None, GAUSSIAN, releases([1e-3] * 100)) == -math.inf
+    assert over_budget(None, GAUSSIAN, releases([1e-3] * 100)) == -math.inf
 
 
 def test_sampled_batches_have_no_rho() -> None:
@@ -96,7 +97,7 @@ def test_sampled_batches_have_no_rho() -> None:
     assert rho_of([Release(PureDP(1.0, "zero-out"))]) == 0.5
     assert rho_of([]) == 0
     with pytest.raises(PrivacyError, match="a budget in rho does not fit sampled batches"):
-        excess(RhoBudget(rho=1), GAUSSIAN, sampled)
+        over_budget(RhoBudget(rho=1), GAUSSIAN, sampled)
 
 
 def test_what_is_left() -> None:
@@ -107,9 +108,9 @@ def test_what_is_left() -> None:
 
 
 def test_budgets_in_words() -> None:
-    assert describe(None) == "none"
-    assert describe(RhoBudget(rho=0.78125)) == "rho 0.78125"
-    assert describe(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
+    assert format_budget(None) == "none"
+    assert format_budget(RhoBudget(rho=0.78125)) == "rho 0.78125"
+    assert format_budget(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
 
 
 @given(BUDGETS)

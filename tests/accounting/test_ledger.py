@@ -15,10 +15,9 @@ from scipy.stats import norm
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
-from dpsgd_cli.accounting.budget import Filter, GaussianFilter, PlannedFilter, RhoFilter, enforce
+from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, GaussianFilter, PlannedFilter, RhoFilter, enforce
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry, entries_from_lines, read_ledgers, to_lines, to_price
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
-from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 
 Z = st.floats(min_value=0.3, max_value=50)

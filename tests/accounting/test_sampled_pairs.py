@@ -29,7 +29,7 @@ from dpsgd_cli.accounting.mechanism import (
     from_record,
     to_record,
 )
-from dpsgd_cli.accounting.sampled_divergences import overflow_probability
+from dpsgd_cli.accounting.renyi import overflow_probability
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 
 SETTINGS = [(0.01, 1.0, 1e-3), (0.3, 0.5, 1e-3), (0.1, 3.0, 5e-4), (1e-4, 0.8, 1e-5)]

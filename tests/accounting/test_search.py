@@ -17,13 +17,13 @@ from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.search import (
     NOISE,
     ExactSum,
-    Span,
+    Interval,
     exceeds,
     gap_of,
     gap_of_sum,
     largest,
-    most_expensive,
     smallest,
+    solve_at_limit,
 )
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism
 from tests.accounting.releases import poisson, pure, shuffled
@@ -54,9 +54,9 @@ def test_a_schedule_is_calibrated_as_a_whole() -> None:
 
 def test_rho_is_met_to_the_last_bit() -> None:
     exact = replace(NOISE, precision=0.0)
-    noise = most_expensive(lambda z: gap_of(total_rho([shuffled(z, 100)]), 0.78125), exact)
+    noise = solve_at_limit(lambda z: gap_of(total_rho([shuffled(z, 100)]), 0.78125), exact)
     assert noise == 8.0
-    assert most_expensive(lambda z: gap_of_sum([0.5 / z**2] * 100, 0.78125), exact) == 8.0
+    assert solve_at_limit(lambda z: gap_of_sum([0.5 / z**2] * 100, 0.78125), exact) == 8.0
 
 
 def test_what_no_noise_affords_is_said() -> None:
@@ -104,21 +104,21 @@ def test_the_last_float_that_fits_is_found(limit: float, start: float, upwards: 
         size = abs(math.log(value / limit)) if known else math.inf
         return max(size, 1e-300) if beyond else -size
 
-    assert most_expensive(gap, Span("number", cheap, dear, start)) == limit
+    assert solve_at_limit(gap, Interval("number", cheap, dear, start)) == limit
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_the_last_whole_number_that_fits_is_found(limit: int, start: int) -> None:
-    span = Span("steps", cheap=1.0, expensive=float(1 << 26), start=float(start), whole=True)
-    assert most_expensive(lambda steps: steps - limit, span) == limit
+    span = Interval("steps", cheap=1.0, expensive=float(1 << 26), start=float(start), whole=True)
+    assert solve_at_limit(lambda steps: steps - limit, span) == limit
     downwards = replace(span, cheap=span.expensive, expensive=span.cheap)
-    assert most_expensive(lambda period: limit - period, downwards) == limit
+    assert solve_at_limit(lambda period: limit - period, downwards) == limit
 
 
 def test_where_nothing_fits_nothing_is_found() -> None:
-    assert most_expensive(lambda value: math.inf, NOISE) is None
-    assert most_expensive(lambda value: math.nan, NOISE) is None
-    assert most_expensive(lambda value: -1.0, NOISE) == NOISE.expensive
+    assert solve_at_limit(lambda value: math.inf, NOISE) is None
+    assert solve_at_limit(lambda value: math.nan, NOISE) is None
+    assert solve_at_limit(lambda value: -1.0, NOISE) == NOISE.expensive
 
 
 def test_smallest_and_largest_stay_on_the_safe_side() -> None:

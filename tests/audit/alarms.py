@@ -18,7 +18,7 @@ from dpsgd_cli.audit.findings import AuditOptions, judged
 from dpsgd_cli.audit.membership import watched
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training.plans import plan_of, settled
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 from tests.audit.planted import PRECONDITIONED
 
 SMALL = {
@@ -38,7 +38,7 @@ def alarms(repetitions: int, trials: int = 6) -> dict[str, list[str]]:
 def _of(overrides: list[str], repetitions: int, trials: int) -> Iterator[str]:
     """What refuted one recipe's claim, each time that something did; it is planned once."""
     options = AuditOptions(("A", "B", "C"), CONFIDENCE, trials, quick=True, curves=False)
-    loaded = without_folds(settled(load_recipe("quickstart", overrides)))
+    loaded = without_folds(resolve_auto(load_recipe("quickstart", overrides)))
     outline = data.outline(loaded.recipe.data, loaded.base)
     plan = plan_of(loaded, outline)
     assert plan is not None

@@ -14,6 +14,7 @@ from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.audit.report import lines
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import resolve_auto
 
 SHORT = ["epochs=4"]
 SMALL = ["model.hidden=[8]"]
@@ -70,7 +71,9 @@ def main(word: str) -> int:
         if word not in name:
             continue
         begun = time.perf_counter()
-        found = audit(load_recipe(name, overrides), AuditOptions(confidence=CONFIDENCE, quick=True, curves=False))
+        found = audit(
+            resolve_auto(load_recipe(name, overrides)), AuditOptions(confidence=CONFIDENCE, quick=True, curves=False)
+        )
         print(f"{name} {' '.join(overrides)} ({time.perf_counter() - begun:.0f} s)")
         print("\n".join(f"  {line}" for line in lines(found)), flush=True)
         failed += found["refuted"] or not (found["findings"] or found["not_audited"])

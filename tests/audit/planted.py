@@ -43,6 +43,7 @@ from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
 from dpsgd_cli.training import build_models
+from dpsgd_cli.training.plans import resolve_auto
 
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
@@ -117,7 +118,7 @@ def heavy_weights(patch: Patch, folder: Path) -> None:
 
 def halved(patch: Patch, folder: Path) -> None:
     for module in (gradient_plan, dp_sgd):
-        patch.setattr(module, "moves_of_a_sum", lambda adjacency: 1)
+        patch.setattr(module, "replace_factor", lambda adjacency: 1)
 
 
 def clipped_mean(patch: Patch, folder: Path) -> None:
@@ -406,7 +407,7 @@ def audited(
 ) -> dict[str, Any]:
     """The audit of a recipe with `overrides`."""
     loaded = load_recipe(recipe, [*overrides, f"seed={seed}"])
-    return audit(loaded, AuditOptions(tuple(tiers), quick=True, trials=trials, curves=False))
+    return audit(resolve_auto(loaded), AuditOptions(tuple(tiers), quick=True, trials=trials, curves=False))
 
 
 def run(name: str, patch: Patch, folder: Path, seed: int = 0) -> dict[str, Any]:

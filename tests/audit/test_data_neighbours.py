@@ -15,6 +15,7 @@ from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.training.plans import resolve_auto
 
 FRACTION: dict[str, Any] = {"data": {"split": {"test": 0.3}}}
 COUNT: dict[str, Any] = {"data": {"split": {"test": 20}}}
@@ -56,7 +57,7 @@ def findings(changes: dict[str, Any], folder: Path) -> list[bool]:
     if recipe["method"]["kind"] == "pate":
         del recipe["epochs"]
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
-    return [wrong for _, wrong in compare_file(load_recipe(str(folder / "own.yaml"), ()))]
+    return [wrong for _, wrong in compare_file(resolve_auto(load_recipe(str(folder / "own.yaml"), ())))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

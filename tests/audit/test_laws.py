@@ -21,7 +21,7 @@ from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
 from dpsgd_cli.methods.risks.losses import Logistic
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 from tests.audit.planted import ONCE, PRECONDITIONED, audited
 
 
@@ -60,9 +60,9 @@ def sides(recipe: str, overrides: list[str], trials: int) -> list[outputs._Side]
     loaded = load_recipe(recipe, [*overrides, f"repeats={trials}"])
     outline = dataclasses.replace(data.outline(loaded.recipe.data, loaded.base), train_records=12, files=(12,))
     outline = dataclasses.replace(outline, input_shape=(3,))
-    plan = plan_of(loaded, outline)
+    plan = plan_of(resolve_auto(loaded), outline)
     assert plan is not None
-    return [outputs._side(loaded, outline, plan, present) for present in (True, False)]
+    return [outputs._side(resolve_auto(loaded), outline, plan, present) for present in (True, False)]
 
 
 def test_the_density_of_a_minimiser_is_that_of_its_random_term_and_a_jacobian() -> None:
@@ -98,7 +98,7 @@ def test_two_means_are_told_apart_as_well_as_their_law_allows() -> None:
 
 
 def aimed(overrides: list[str]) -> LoadedRecipe:
-    return without_folds(load_recipe("quickstart", overrides))
+    return without_folds(resolve_auto(load_recipe("quickstart", overrides)))
 
 
 @pytest.mark.parametrize("kind", ["full", "poisson"])
@@ -107,7 +107,7 @@ def test_a_step_moves_a_canarys_coordinate_by_what_was_worked_out_beforehand(kin
     poisson = "method={kind: dp-sgd, batch_size: 144, learning_rate: 1, preconditioner: {kind: second-moment}}"
     loaded = aimed(PRECONDITIONED if kind == "full" else [poisson, "privacy.budget.epsilon=6", "epochs=2"])
     outline = data.outline(loaded.recipe.data, loaded.base)
-    plan = plan_of(loaded, outline)
+    plan = plan_of(resolve_auto(loaded), outline)
     assert plan is not None
     apart = []
 
@@ -124,7 +124,9 @@ def test_a_step_moves_a_canarys_coordinate_by_what_was_worked_out_beforehand(kin
             super().released(epoch, step, exact, mean)
 
     watch = Compared()
-    made = build_canaries(at_audit_size(loaded, outline, plan, dataclasses.replace(QUICK, trials=3)), watch)
+    made = build_canaries(
+        at_audit_size(resolve_auto(loaded), outline, plan, dataclasses.replace(QUICK, trials=3)), watch
+    )
     watch.begin(made)
     for epoch in range(2):
         made.trials.method.run_epoch(epoch)

@@ -10,7 +10,7 @@ from dpsgd_cli.audit.neighbours import compare
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.data import outline
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training.plans import plan_of, settled
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 from tests.audit.planted import FULL, audited, public_loss
 
 
@@ -20,7 +20,7 @@ def test_a_training_loss_in_a_public_column_is_found(
 ) -> None:
     if planted:
         public_loss(monkeypatch, tmp_path)
-    loaded = settled(load_recipe("quickstart", [*FULL, "seed=0", "epochs=2"]))
+    loaded = resolve_auto(load_recipe("quickstart", [*FULL, "seed=0", "epochs=2"]))
     known = outline(loaded.recipe.data, loaded.base)
     plan = plan_of(without_folds(loaded), known)
     assert plan is not None

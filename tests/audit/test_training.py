@@ -11,7 +11,7 @@ from dpsgd_cli.audit.findings import QUICK
 from dpsgd_cli.audit.stage import StagedTrials, at_audit_size, build_canaries, without_folds
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.plans import plan_of, resolve_auto
 from tests.audit import alarms
 from tests.audit.planted import ALLOCATED, FULL, LAYERS, POISSON, REPLACED, TRUNCATED, audited
 
@@ -54,7 +54,7 @@ def test_canaries_come_near_the_claim(path: str) -> None:
 
 
 def staged(overrides: list[str]) -> tuple[StagedTrials, Watch]:
-    loaded = without_folds(load_recipe("quickstart", overrides))
+    loaded = without_folds(resolve_auto(load_recipe("quickstart", overrides)))
     outline = data.outline(loaded.recipe.data, loaded.base)
     plan = plan_of(loaded, outline)
     assert plan is not None

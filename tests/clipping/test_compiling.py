@@ -31,6 +31,7 @@ from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.engine.conftest import Build, Of
 
 CPU = torch.device("cpu")
@@ -320,7 +321,7 @@ def test_a_recipe_trains_the_same_weights(tmp_path: Path) -> None:
     found = {}
     for compiled in ("false", "true"):
         changes = (f"runtime.compile={compiled}", "repeats=2", "epochs=2")
-        where = loop.run(load_recipe("quickstart", changes), loop.Options(tmp_path / compiled))
+        where = loop.run(resolve_auto(load_recipe("quickstart", changes)), loop.Options(tmp_path / compiled))
         found[compiled] = store.read_document(where)
     assert found["true"]["privacy"] == found["false"]["privacy"]
     losses = [found[compiled]["metrics"]["test_loss"]["mean"] for compiled in ("false", "true")]

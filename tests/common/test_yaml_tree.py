@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.common.yaml_tree import MOST_NODES, CoreDumper, Place, grow, read_tree
+from dpsgd_cli.common.yaml_tree import MOST_NODES, CoreDumper, SourceLocation, from_plain, read_tree
 
-FILE = Place("r.yaml", 1)
+FILE = SourceLocation("r.yaml", 1)
 
 
 def plain(text: str) -> Any:
@@ -22,7 +22,7 @@ def plain(text: str) -> Any:
     return tree.plain()
 
 
-def problems(text: str, place: Place = FILE) -> list[str]:
+def problems(text: str, place: SourceLocation = FILE) -> list[str]:
     return [str(problem) for problem in read_tree(text, place)[1]]
 
 
@@ -138,7 +138,7 @@ def test_a_long_list_within_the_bound_is_read() -> None:
 
 
 def test_an_override_has_no_line() -> None:
-    assert problems("{b: 1, b: 2}", Place("override a={b: 1, b: 2}")) == [
+    assert problems("{b: 1, b: 2}", SourceLocation("override a={b: 1, b: 2}")) == [
         "override a={b: 1, b: 2}: b: given twice; keep one"
     ]
 
@@ -166,5 +166,5 @@ def test_any_text_is_read_or_reported_never_a_crash(text: str) -> None:
 
 @given(VALUES)
 def test_grow_keeps_the_data(value: object) -> None:
-    assert grow(value, FILE).plain() == value
-    assert grow(value, FILE).copy().plain() == value
+    assert from_plain(value, FILE).plain() == value
+    assert from_plain(value, FILE).copy().plain() == value

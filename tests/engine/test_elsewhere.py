@@ -34,6 +34,7 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.build_models import make_pack
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, Stage, Trials, start
 from tests.engine.elsewhere import Rule, installed
 
@@ -87,7 +88,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     if made.privacy is not None:
         pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Placement(torch.device("cpu")))
         plan = plan_for(made, Facts(RECORDS, groups=len(pack.layers), feature_bound=math.sqrt(7)))
-    return start([Member(loaded, plan)], stage=Stage(made_of))
+    return start([Member(resolve_auto(loaded), plan)], stage=Stage(made_of))
 
 
 def on_disk(rows: np.ndarray, place: Path) -> DiskRows:
@@ -307,7 +308,7 @@ def test_a_checkpoint_on_the_host_is_taken_up(gpu: Rule) -> None:
 
 def test_a_whole_run_writes_its_results(gpu: Rule, tmp_path: Path) -> None:
     loaded = load_recipe("quickstart", ("runtime.device=cuda", "repeats=2", "epochs=2", "save_model=true"))
-    directory = loop.run(loaded, loop.Options(tmp_path))
+    directory = loop.run(resolve_auto(loaded), loop.Options(tmp_path))
     document = store.read_document(directory)
     assert document["provenance"]["device"] == "cuda:0"
     assert 0 < document["metrics"]["test_accuracy"]["mean"] <= 1

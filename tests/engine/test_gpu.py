@@ -23,6 +23,7 @@ from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -133,7 +134,7 @@ def test_a_recipe_trains_there_and_costs_the_same(tmp_path: Path) -> None:
     found = {}
     for device in ("cpu", "cuda"):
         loaded = load_recipe("quickstart", (f"runtime.device={device}", "repeats=2"))
-        found[device] = store.read_document(loop.run(loaded, loop.Options(tmp_path / device)))
+        found[device] = store.read_document(loop.run(resolve_auto(loaded), loop.Options(tmp_path / device)))
     assert found["cuda"]["privacy"]["epsilon"] == found["cpu"]["privacy"]["epsilon"]
     accuracies = [found[device]["metrics"]["test_accuracy"]["mean"] for device in ("cpu", "cuda")]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.05)

@@ -22,6 +22,7 @@ from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 
 PLACE = Placement(torch.device("cpu"))
@@ -155,7 +156,8 @@ def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callab
     widths = {}
     for dtype in ("bfloat16", "float32"):
         loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
-        method = start([Member(loaded, loop.plan_recipe(loaded)[0])]).method
+        settled = resolve_auto(loaded)
+        method = start([Member(settled, loop.plan_recipe(settled)[0])]).method
         assert isinstance(method, DpSgd)
         widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method.batches.pieces(step)}
     assert widths["bfloat16"] == {31}
@@ -172,7 +174,7 @@ def test_all_records_at_once_are_refused_where_records_come_and_go(write_recipe:
     loaded = load_recipe(str(write_recipe(method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})))
     rounding = load_recipe(loaded.source, ("runtime.dtype=bfloat16",))
     with pytest.raises(RecipeError, match="rounded anew when one comes or goes"):
-        loop.run(rounding, loop.Options(Path(loaded.source).parent / "out"))
+        loop.run(resolve_auto(rounding), loop.Options(Path(loaded.source).parent / "out"))
 
 
 def test_no_product_is_made_of_tiles_which_some_virtual_machines_only_announce() -> None:

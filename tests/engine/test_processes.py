@@ -28,6 +28,7 @@ from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe, recipe_writer
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +127,7 @@ def test_two_processes_train_what_one_trains(together: Together, case: str) -> N
     """The same ledger to the byte, the same weights to rounding; noise is more than a thousand times that."""
     assert [found["outcomes"][case] for found in together.found] == ["", ""]
     loaded = load_recipe(str(together.folder / f"{case}.yaml"), ())
-    alone = loop.run(loaded, loop.Options(together.folder / "alone"))
+    alone = loop.run(resolve_auto(loaded), loop.Options(together.folder / "alone"))
     both = together.folder / "together" / alone.name
     assert (both / "ledger.jsonl").read_bytes() == (alone / "ledger.jsonl").read_bytes()
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (both, alone))
@@ -247,7 +248,7 @@ def test_other_commands_refuse_to_run_in_several_processes(
     assert started_by_a_launcher()
     loaded = load_recipe(str(write_recipe()), ())
     with pytest.raises(UsageError, match="only `dpsgd train` works in several processes"):
-        loop.run(loaded, loop.Options())
+        loop.run(resolve_auto(loaded), loop.Options())
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert not started_by_a_launcher()
 

@@ -24,6 +24,7 @@ from dpsgd_cli.methods.dp_sgd.run import GradientMethod
 from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 
 
 def outcomes(team: Team, folder: Path) -> dict[str, str]:
@@ -31,7 +32,7 @@ def outcomes(team: Team, folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
-            loop.run(load_recipe(str(path), ()), loop.Options(folder / "together", team=team))
+            loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(folder / "together", team=team))
             found[path.stem] = ""
         except DpsgdError as error:
             found[path.stem] = f"{type(error).__name__}: {error}"

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP
-from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, RecipeError

@@ -27,6 +27,7 @@ from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import WriteRecipe
 from tests.methods.small_problem import Silent, context, points, recipe, run
@@ -51,7 +52,8 @@ def selection(write_recipe: WriteRecipe, adjacency: str = "zero-out") -> Private
     """One trial of private selection among three equal schedules, before its first epoch."""
     privacy = {"budget": {"rho": 0.5}, "delta": 1e-3, "adjacency": adjacency}
     loaded = load_recipe(str(write_recipe(method=SELECTION, privacy=privacy, epochs=3, repeats=1)))
-    method = start([Member(loaded, plan_recipe(loaded)[0])]).method
+    settled = resolve_auto(loaded)
+    method = start([Member(settled, plan_recipe(settled)[0])]).method
     assert isinstance(method, PrivateSelection)
     return method
 

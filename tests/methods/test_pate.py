@@ -21,6 +21,7 @@ from dpsgd_cli.methods.pate import students
 from dpsgd_cli.methods.pate.settings import LabelSpreading
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 
 DESCENT = {"learning_rate": 1.0, "optimizer": {"kind": "sgd", "momentum": 0.9}}
@@ -69,14 +70,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(path: Path, out: str = "out") -> dict[str, Any]:
-    directory = loop.run(load_recipe(str(path)), loop.Options(path.parent / out))
+    directory = loop.run(resolve_auto(load_recipe(str(path))), loop.Options(path.parent / out))
     found: dict[str, Any] = json.loads((directory / "result.json").read_text())
     return found
 
 
 def of_start(path: Path, earlier: dict[str, Any] | None = None) -> Any:
     loaded = load_recipe(str(path))
-    return start([Member(loaded, loop.plan_recipe(loaded)[0])], earlier)
+    settled = resolve_auto(loaded)
+    return start([Member(settled, loop.plan_recipe(settled)[0])], earlier)
 
 
 def predictions(path: Path, trial: int = 0) -> np.ndarray:

@@ -14,6 +14,7 @@ from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import Train, WriteRecipe
 from tests.engine.conftest import parameters_of
@@ -35,8 +36,8 @@ SECTIONS: dict[str, Any] = {"method": METHOD, "privacy": {"budget": {"rho": 0.5}
 
 def begin(path: Path) -> PrivateSelection:
     loaded = load_recipe(str(path))
-    plan, _ = plan_recipe(loaded)
-    method = start([Member(loaded, plan)]).method
+    plan, _ = plan_recipe(resolve_auto(loaded))
+    method = start([Member(resolve_auto(loaded), plan)]).method
     assert isinstance(method, PrivateSelection)
     return method
 

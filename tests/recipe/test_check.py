@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dpsgd_cli.common.yaml_tree import Place, grow, read_tree
+from dpsgd_cli.common.yaml_tree import SourceLocation, from_plain, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -29,7 +29,7 @@ seed: 0
 
 
 def problems(text: str) -> list[str]:
-    tree, wrong = read_tree(text, Place("r.yaml", 1))
+    tree, wrong = read_tree(text, SourceLocation("r.yaml", 1))
     assert tree is not None
     assert wrong == []
     recipe, found = validate(tree)
@@ -310,7 +310,7 @@ def mutants(draw: st.DrawFn) -> Any:
 @given(mutants())
 def test_whatever_is_wrong_is_told_and_the_tree_left_as_it_was(data: Any) -> None:
     """A recipe that pydantic refuses has problems, each once; one that it takes has none."""
-    tree = grow(data, Place("r.yaml", 1))
+    tree = from_plain(data, SourceLocation("r.yaml", 1))
     recipe, found = validate(tree)
     try:
         assert recipe == Recipe.model_validate_json(json.dumps(data), strict=True) and not found

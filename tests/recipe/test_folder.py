@@ -12,7 +12,7 @@ import pytest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import RECIPE_FOLDER, load_recipe, named_files, recipe_hash
 from dpsgd_cli.training import loop
-from dpsgd_cli.training.plans import settled
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import recipe_writer
 
 Train = Callable[..., Path]
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "own.py").write_text(MODEL)
     recipe = recipe_writer(folder)(model={"kind": "python", "file": "own.py"}, epochs=1, repeats=1)
-    loop.run(load_recipe(str(recipe)), loop.Options(out=folder / "out"))
+    loop.run(resolve_auto(load_recipe(str(recipe))), loop.Options(out=folder / "out"))
     return folder
 
 
@@ -40,8 +40,8 @@ def result(trained: Path, tmp_path: Path) -> Path:
 
 def test_the_recipe_of_a_result_keeps_its_hash_and_finds_its_files(result: Path, tmp_path: Path) -> None:
     again = load_recipe(str(result / "recipe.yaml"))
-    first = settled(load_recipe(str(tmp_path / "tiny.yaml")))
-    assert recipe_hash(again.recipe) == recipe_hash(first.recipe) and settled(again) is again
+    first = resolve_auto(load_recipe(str(tmp_path / "tiny.yaml")))
+    assert recipe_hash(again.recipe) == recipe_hash(first.recipe) and resolve_auto(again).recipe == again.recipe
     assert again.base.resolve() == tmp_path.resolve()
     assert named_files(again.recipe) == ["tiny.npz", "own.py"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.common.yaml_tree import Place, read_tree
+from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides
 
@@ -25,7 +25,7 @@ privacy:
 
 def applied(*overrides: str) -> tuple[Any, list[str]]:
     """The recipe's data after `overrides`, and every problem of form and content."""
-    tree, _ = read_tree(GOOD, Place("r.yaml", 1))
+    tree, _ = read_tree(GOOD, SourceLocation("r.yaml", 1))
     assert tree is not None
     problems = apply_overrides(tree, overrides)
     return tree.plain(), [str(problem) for problem in problems + validate(tree)[1]]

@@ -10,6 +10,7 @@ import pytest
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results.summary import plan_text, result_text
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import OWN, PCA, WriteRecipe
 
 PRIVACY: dict[str, Any] = {
@@ -77,7 +78,7 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
     privacy = {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 3}, "delta": 1e-3}
     section = OWN | {"preprocess": PCA}
     loaded = load_recipe(str(write_recipe(data=section, privacy=privacy, epochs=7)))
-    plan, outline = plan_recipe(loaded)
+    plan, outline = plan_recipe(resolve_auto(loaded))
     assert plan is not None
     text = plan_text(plan, loaded.recipe, outline.declarations)
     for part in (

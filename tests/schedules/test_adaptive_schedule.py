@@ -15,6 +15,7 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import Train, WriteRecipe
 
@@ -89,7 +90,8 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
     data = OWN | {"validation": {"records": 12, "noise_multiplier": 9}}
     for adjacency in ("zero-out", "replace-one"):
         loaded = load_recipe(str(write_recipe(**ADAPTIVE | {"data": data})), [f"privacy.adjacency={adjacency}"])
-        method = start([Member(loaded, plan_recipe(loaded)[0])]).method
+        settled = resolve_auto(loaded)
+        method = start([Member(settled, plan_recipe(settled)[0])]).method
         assert isinstance(method, DpSgd)
         run = method.adaptive.runs[0]
         drawn = [12 * method.adaptive._released(run, epoch, 0.5, 12) - 6 for epoch in range(2000)]

@@ -13,7 +13,7 @@ from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
 from dpsgd_cli.sweep.loading import LoadedSweep, load_sweep
 from dpsgd_cli.sweep.private_tuning import check_choice
-from dpsgd_cli.training.plans import settled
+from dpsgd_cli.training.plans import resolve_auto
 
 HEAD = "name: x\nrecipes: [quickstart]\n"
 
@@ -58,7 +58,9 @@ random: {samples: 3, keys: {privacy.budget.delta: {log-uniform: [1e-6, 1e-5]}}}
 def test_a_cell_is_the_recipe_that_train_would_run(tmp_path: Path) -> None:
     """With shared seeds, cell and `dpsgd train` with the same settings are one result."""
     (first, second) = cells(tmp_path, "seeds: shared\ngrid: {epochs: [3, 4]}\n", "method.learning_rate=0.7")
-    alone = [settled(load_recipe("quickstart", [f"epochs={n}", "method.learning_rate=0.7"])).recipe for n in (3, 4)]
+    alone = [
+        resolve_auto(load_recipe("quickstart", [f"epochs={n}", "method.learning_rate=0.7"])).recipe for n in (3, 4)
+    ]
     assert first.directory == f"quickstart-{recipe_hash(alone[0])}"
     assert second.loaded.recipe == alone[1]
 

@@ -20,8 +20,8 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shippe
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.training import auto_settings, loop
-from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, Known, Terms
-from dpsgd_cli.training.plans import plan_and_outline, settled
+from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, PublicFacts, RuleConstants
+from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import StopAt, Train
 
@@ -53,7 +53,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def found(file: Path | str, *overrides: str) -> Any:
-    return settled(load_recipe(str(file), overrides))
+    return resolve_auto(load_recipe(str(file), overrides))
 
 
 def values(loaded: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     ("given", "terms", "left", "least"), [("null", LINEAR, 1, 0.5), ("auto", PRECONDITIONED, 0.95, 0.4)]
 )
 def test_all_noise_together_moves_an_output_by_what_the_rule_says(
-    own: Path, given: str, terms: Terms, left: float, least: float
+    own: Path, given: str, terms: RuleConstants, left: float, least: float
 ) -> None:
     """T steps of noise z C / n, z = sqrt(T) / mu, at a reach of rate / (1 - momentum); the row is 1 long.
 
@@ -155,7 +155,7 @@ def test_few_scaled_numbers_have_no_preconditioner(own: Path, features: int, cho
     """Unlike what `bin` makes of columns, they are told by a row's length too."""
     for step, preconditioned in (("scale", chosen), ("bin", True)):
         recipe = load_recipe(str(own), [f"data.preprocess=[{{{step}: {{}}}}]"]).recipe
-        told, _ = auto_settings.before_plan(recipe, Known(5_000, features, 1, 1.0))
+        told, _ = auto_settings.before_plan(recipe, PublicFacts(5_000, features, 1, 1.0))
         assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
@@ -164,7 +164,7 @@ def test_the_rule_tells_skewed_numbers_better_than_a_constant(own: Path, numbers
     """At small budgets and at large ones, where a pace of classes swings from side to side."""
     for epsilon in (1, 1000):
         loaded = load_recipe(str(own), [*numbers, f"privacy.budget.epsilon={epsilon}", f"data.preprocess={preprocess}"])
-        trials = pd.read_csv(loop.run(loaded, loop.Options(own.parent / "out")) / "trials.csv")
+        trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(own.parent / "out")) / "trials.csv")
         assert trials["test_rmse"].mean() < 0.9 * trials["constant_rmse"].mean()
 
 
@@ -233,7 +233,7 @@ def test_cosines_are_those_that_records_and_budget_allow(own: Path, epsilon: flo
 def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> None:
     """They would train on the features of the first."""
     loaded = [load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]) for epsilon in (3, 4, 290)]
-    members = [Member(one, loop.plan_recipe(one)[0]) for one in loaded]
+    members = [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, loaded)]
     options = loop.Options(own.parent / "out")
     with pytest.raises(UsageError, match="do not train on the same data"):
         loop.run_pack([members[0], members[2]], options)
@@ -244,9 +244,9 @@ def test_trials_of_a_pack_have_the_probabilities_of_their_own_clip_norms(own: Pa
     """As alone, where one member's residuals count up to .4 and another's up to .9."""
     loaded = [load_recipe(str(own), [f"privacy.clipping.norm={norm}"]) for norm in (0.4, 0.9)]
     options = [loop.Options(own.parent / name) for name in ("pack", "alone")]
-    together = loop.run_pack([Member(one, loop.plan_recipe(one)[0]) for one in loaded], options[0])
+    together = loop.run_pack([Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, loaded)], options[0])
     for one, packed in zip(loaded, together, strict=True):
-        alone = loop.run(one, options[1])
+        alone = loop.run(resolve_auto(one), options[1])
         found, expected = (pd.read_csv(path / "trials.csv")["test_log_loss"].tolist() for path in (packed, alone))
         assert found == pytest.approx(expected, rel=1e-5)
 
@@ -297,7 +297,7 @@ def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(image
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
     assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
-    assert settled(told) is told and not auto_settings.is_open(recipe)
+    assert resolve_auto(told) is told and not auto_settings.has_auto(recipe)
 
 
 def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
@@ -315,7 +315,7 @@ def test_directions_are_preconditioned_where_as_many_features_of_a_table_are_not
     """A matrix of 8,192 takes minutes: worth it where a rule says that the budget pays for each direction."""
     for override, preconditioned in [("seed=1", turned), ("data.preprocess=[{unit-norm: {}}]", untouched)]:
         recipe = load_recipe(str(images), [override]).recipe
-        told, _ = auto_settings.before_plan(recipe, Known(50_000, features, 3, 1.0))
+        told, _ = auto_settings.before_plan(recipe, PublicFacts(50_000, features, 3, 1.0))
         assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
@@ -423,7 +423,7 @@ def test_two_outputs_are_the_same_problem_as_one(own: Path) -> None:
 
 def test_settling_twice_is_settling_once(own: Path) -> None:
     once = found(own)
-    assert settled(once) is once and not auto_settings.is_open(once.recipe)
+    assert resolve_auto(once) is once and not auto_settings.has_auto(once.recipe)
 
 
 RULED = ("tabular/", "pate/adult-")
@@ -449,7 +449,7 @@ def test_extremes_get_steps_that_are_finite(
 ) -> None:
     method = "dp-gd" if kind == "convex" else "dp-sgd, batching: full"
     changes = (f"model={{kind: {kind}}}", f"method={{kind: {method}}}", f"privacy.budget.epsilon={epsilon}")
-    recipe, known = load_recipe(str(own), changes).recipe, Known(records, 20, outputs, bound)
+    recipe, known = load_recipe(str(own), changes).recipe, PublicFacts(records, 20, outputs, bound)
     recipe, _ = auto_settings.before_plan(recipe, known)
     plan, _ = plan_and_outline(LoadedRecipe(recipe, own.parent, "own"))
     assert plan is not None
@@ -482,7 +482,7 @@ def test_the_result_holds_what_was_chosen(own: Path, train: Train) -> None:
     assert written.recipe == told.recipe
     chosen = json.loads((result / "result.json").read_text())["provenance"]["chosen"]
     assert {key: one["why"] for key, one in chosen.items()} == {one.key: one.why for one in told.chosen}
-    assert loop.run(written, loop.Options(own.parent / "out")) == result
+    assert loop.run(resolve_auto(written), loop.Options(own.parent / "out")) == result
 
 
 def test_account_prices_what_train_trains(own: Path, train: Train) -> None:

@@ -21,6 +21,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import checkpoint, loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 from tests.conftest import GRADIENT, StopAt, Train, WriteRecipe, left_in
 from tests.methods import test_pate
@@ -61,7 +62,7 @@ def stopped(train: Train, recipe: Path, stop_at: StopAt, *overrides: str, epoch:
 def finish(recipe: Path, *overrides: str) -> dict[str, Any]:
     """The result of the checkpoint, whose ledger is priced as it says, and which no checkpoint stands beside."""
     out = recipe.parent / "out"
-    directory = loop.finish(load_recipe(str(recipe), overrides), loop.Options(out))
+    directory = loop.finish(resolve_auto(load_recipe(str(recipe), overrides)), loop.Options(out))
     assert not list(out.glob(".*.checkpoint"))
     document = store.read_whole(directory)
     privacy = document["privacy"]
@@ -144,7 +145,7 @@ def test_every_way_to_train_is_priced_and_finished(
 
 
 def checkpoint_accountant(recipe: Path) -> str:
-    plan, _ = loop.plan_recipe(loop.settled(load_recipe(str(recipe))))
+    plan, _ = loop.plan_recipe(resolve_auto(load_recipe(str(recipe))))
     assert plan is not None
     return plan.accountant
 
@@ -170,14 +171,14 @@ def test_pate_is_finished_once_its_student_learns(tmp_path: Path, stop_at: StopA
     for epoch in (1, 2):
         with pytest.raises(RunError, match=f"interrupted; {epoch} of"):
             loop.run(
-                load_recipe(str(recipe)),
+                resolve_auto(load_recipe(str(recipe))),
                 loop.Options(recipe.parent / "out", epoch > 1, stop_at(epoch, KeyboardInterrupt())),
             )
         if epoch == 1:
             with pytest.raises(RunError, match="its student has learnt nothing yet; continue it with --resume"):
                 finish(recipe)
     document = finish(recipe)
-    whole = store.read_whole(loop.run(load_recipe(str(recipe)), loop.Options(tmp_path / "whole")))
+    whole = store.read_whole(loop.run(resolve_auto(load_recipe(str(recipe))), loop.Options(tmp_path / "whole")))
     assert document["privacy"]["epsilon"] == whole["privacy"]["epsilon"]
 
 
@@ -266,7 +267,7 @@ def test_a_method_that_chooses_without_a_filter_is_charged_for_its_plan(
 
 def test_a_budget_that_nothing_was_taken_from_yet_is_charged() -> None:
     """That nothing was released may have been chosen, too."""
-    plan, _ = loop.plan_recipe(load_recipe("lee2018/dp-agd", ["data.name=breast-cancer"]))
+    plan, _ = loop.plan_recipe(resolve_auto(load_recipe("lee2018/dp-agd", ["data.name=breast-cancer"])))
     assert plan is not None
     (entry,) = plan.rest([], 1, watched=False)
     assert (entry.release.count, entry.budget_cap) == (0, plan.budget_cap)
@@ -278,7 +279,7 @@ def test_the_checkpoint_of_a_pack_is_priced_by_its_most_expensive_trial(
 ) -> None:
     recipe = write_recipe(**FULL)
     loaded = [load_recipe(str(recipe), [f"privacy.schedule.initial={noise}"]) for noise in (8, 4)]
-    members = [Member(one, loop.plan_recipe(loop.settled(one))[0]) for one in loaded]
+    members = [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, loaded)]
     with pytest.raises(RunError, match="2 of 6"):
         loop.run_pack(members, loop.Options(tmp_path / "out", progress=stop_at(2, KeyboardInterrupt())))
     (saved,) = (tmp_path / "out").glob(".pack-*.checkpoint")

@@ -18,7 +18,7 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training.auto_rule import DRAWN
 from dpsgd_cli.training.auto_rule import PRECONDITIONED as TABLES
-from dpsgd_cli.training.evaluation import LEAST_CLIPPED, clipped_at
+from dpsgd_cli.training.evaluation import LEAST_CLIPPED, residual_clip
 from dpsgd_cli.training.inference import Trained
 from tests.conftest import OWN, PCA, WriteRecipe
 
@@ -246,7 +246,7 @@ def test_residuals_that_hardly_count_say_nothing_of_probabilities(write_recipe: 
     def clipped(norm: float, classes: int = 2, **changes: Any) -> float | None:
         moments = PRECONDITIONED | {"model": {"kind": "linear", "bias": False}} | changes
         recipe = load_recipe(str(write_recipe(**moments)), [f"privacy.clipping={{kind: flat, norm: {norm}}}"]).recipe
-        return clipped_at(recipe, classes)
+        return residual_clip(recipe, classes)
 
     assert clipped(0.7) == pytest.approx(0.7 / np.sqrt(2))
     assert clipped(0.7, model={"kind": "linear", "bias": True}) == np.inf == clipped(0.1) == clipped(0.7, 3)

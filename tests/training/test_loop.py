@@ -22,6 +22,7 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop, start
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in, table
 
 FILES = {"recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl"}
@@ -395,7 +396,7 @@ def test_something_else_in_the_place_of_the_result_is_found_before_training(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
 ) -> None:
     recipe = write_recipe()
-    directory = loop.result_directory(load_recipe(str(recipe)), tmp_path / "out")
+    directory = loop.result_directory(resolve_auto(load_recipe(str(recipe))), tmp_path / "out")
     directory.mkdir(parents=True)
     (directory / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="is in the way and is no finished result"):

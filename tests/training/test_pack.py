@@ -10,6 +10,7 @@ import pytest
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 COMMON = ["model.kind=linear", "repeats=2", "epochs=3"]
@@ -22,7 +23,7 @@ VARIANTS = (
 
 def members(*variants: list[str]) -> list[Member]:
     loaded = [load_recipe("quickstart", [*COMMON, *variant]) for variant in variants]
-    return [Member(one, loop.plan_recipe(one)[0]) for one in loaded]
+    return [Member(one, loop.plan_recipe(one)[0]) for one in map(resolve_auto, loaded)]
 
 
 def columns(directory: Path, table: str) -> list[dict[str, str]]:
@@ -36,7 +37,7 @@ def number(cell: str) -> float:
 
 
 def run_alone(loaded: LoadedRecipe, out: Path) -> Path:
-    return loop.run(loaded, loop.Options(out))
+    return loop.run(resolve_auto(loaded), loop.Options(out))
 
 
 @pytest.mark.parametrize("table", ["trials.csv", "history.csv"])

@@ -19,7 +19,7 @@ from dpsgd_cli.engine.settings import CnnModel, ConvexModel, LinearModel, MlpMod
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
-from dpsgd_cli.training.plans import plan_and_outline
+from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 
 CONVEX = """
 name: own
@@ -112,7 +112,7 @@ def test_what_is_large_is_forgotten_when_training_has_it(
     recipe: Path, parsed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "MOST_KEPT_BYTES", 100)
-    loop.run(load_recipe(str(recipe)), loop.Options(tmp_path / "out"))
+    loop.run(resolve_auto(load_recipe(str(recipe))), loop.Options(tmp_path / "out"))
     assert len(parsed) == 1
     assert opening._kept == {}
 

@@ -1,6 +1,6 @@
 """Interface of all accountants: from releases to a guarantee, or to a refusal that names the reason.
 
-One accountant is one file beside this one, with one entry in `accounting/names.py`.
+One accountant is one file beside this one, with one entry in `__init__.py`.
 """
 
 from __future__ import annotations
@@ -152,18 +152,18 @@ class Derived(Accountant, stated=False):
 class WithoutLeaks(Accountant, stated=False):
     """Accountant whose formula is for releases that leak nothing. Leaks are taken off delta beforehand.
 
-    Leaks are those of (epsilon, delta)-DP releases. Guarantee: see `without_leaks`. A leak of delta or more leaves no
+    Leaks are those of (epsilon, delta)-DP releases. Guarantee: see `split_delta`. A leak of delta or more leaves no
     finite epsilon.
     """
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         self.check(releases)
-        kept, leak = without_leaks(releases)
+        kept, leak = split_delta(releases)
         return self._epsilon(kept, delta - leak) if leak < delta else math.inf
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
-        kept, leak = without_leaks(releases)
+        kept, leak = split_delta(releases)
         return min(1.0, leak + self._delta(kept, epsilon)) if kept else 0.0
 
     @abstractmethod
@@ -266,7 +266,7 @@ def unsound_sampling(mechanism: Mechanism) -> str | None:
     return mechanism.batches.refusal(mechanism.adjacency)
 
 
-def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
+def split_delta(releases: Sequence[Release]) -> tuple[list[Release], float]:
     """Replace every (epsilon, delta)-DP release by its pure part, and bound the rest. Unused releases are dropped.
 
     Returns the releases and the probability `leak`. A guarantee (epsilon, delta) of the returned releases is

@@ -89,7 +89,7 @@ class Pld(Accountant):
             return lambda epsilon: 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return partial(conversions.gaussian_delta, mu)
-        aim = Aim(tilt=0.0, log_delta=math.log(least) - _BELOW)
+        aim = TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)
         losses = [composer.compose() for composer in _composers(kept, aim)]
         return lambda epsilon: max(loss.delta(epsilon) for loss in losses)
 
@@ -188,27 +188,27 @@ def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Aim:
+class TiltTarget:
     """The exponential tilt (>= 0, per unit of loss) and the log of the delta at which results should be sharp."""
 
     tilt: float
     log_delta: float
 
 
-def _aim_at_delta(releases: Sequence[Release], delta: float) -> Aim:
+def _aim_at_delta(releases: Sequence[Release], delta: float) -> TiltTarget:
     """Return an aim with the tilt of the best Renyi order (order alpha weighs losses by e^((alpha - 1) loss))."""
-    return Aim(Rdp().best_order_for_delta(_in_poisson_batches(releases), delta) - 1, math.log(delta))
+    return TiltTarget(Rdp().best_order_for_delta(_in_poisson_batches(releases), delta) - 1, math.log(delta))
 
 
-def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
+def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> TiltTarget:
     """Return an aim for `epsilon`, at some distance (`_BELOW`) below the delta that Renyi orders prove."""
     rdp, releases = Rdp(), _in_poisson_batches(releases)
     proved = rdp.delta(releases, epsilon)
     log_delta = math.log(max(proved, 1e-200)) - _BELOW
-    return Aim(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
+    return TiltTarget(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
 
 
-def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False) -> list[Composer]:
+def _composers(releases: Sequence[Release], aim: TiltTarget, shorter_too: bool = False) -> list[Composer]:
     """Return a composer for each direction that matters; a single one if all losses are the same in both directions."""
     import numpy as np
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, without_leaks
+from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -101,12 +101,12 @@ class Rdp(WithoutLeaks):
 
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
         """Return the order at which epsilon at `delta` is least (leaks left out)."""
-        profile = Profile(without_leaks(releases)[0])
+        profile = Profile(split_delta(releases)[0])
         return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
         """Return the order at which delta at `epsilon` is least (leaks left out)."""
-        profile = Profile(without_leaks(releases)[0])
+        profile = Profile(split_delta(releases)[0])
         return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
 
     def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
@@ -265,7 +265,7 @@ class Profile:
 def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
     """Return the Renyi divergence of one use at `order` > 1, in the worse of the two directions.
 
-    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `sampled_divergences.py`. Pure:
+    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `renyi.py`. Pure:
     randomised response, except Laplace noise, which has its own; for the exponential mechanism at most alpha eps^2/8,
     too. inf if it has no bound.
     """

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
-from dpsgd_cli.accounting.budget import Filter, RhoFilter
+from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, RhoBudget, RhoFilter
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import ZeroConcentrated
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.accounting.search import largest
-from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 

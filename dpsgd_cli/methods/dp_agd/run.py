@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine.context import Context
@@ -61,7 +61,7 @@ class DpAgd(Method):
         self.rates = [_rates(context, trial) for trial in range(context.trials)]
         assert context.plans[0] is not None, "seen by `_rates`"
         self.adjacency = context.plans[0].sampling.adjacency
-        self.doubled = moves_of_a_sum(self.adjacency)
+        self.doubled = replace_factor(self.adjacency)
         self.values = context.pack.values
         self.penalty = penalty_of(context)
         self.risk = risk_of(context)

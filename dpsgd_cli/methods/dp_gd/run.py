@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import at_most
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
@@ -183,7 +183,7 @@ class DpGd(FullBatchMethod, DpSgd):
         moments = []
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):
             assert plan is not None and recipe.privacy is not None
-            norm = plan.sensitivity / moves_of_a_sum(plan.sampling.adjacency)
+            norm = plan.sensitivity / replace_factor(plan.sampling.adjacency)
             pull = recipe.model.l2 * (recipe.model.radius or 0.0) if isinstance(recipe.model, ConvexModel) else 0
             noise = plan.noise_multipliers[0] * plan.sensitivity / len(self.context.table)
             moments.append((norm + pull) ** 2 + self.context.pack.size * noise**2)

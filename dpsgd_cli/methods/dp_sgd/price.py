@@ -31,13 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, moves_of_a_sum
-from dpsgd_cli.accounting.budget import describe, excess
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, replace_factor
+from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
-from dpsgd_cli.accounting.settings import RhoBudget
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.text_format import any_of, count
@@ -157,13 +156,13 @@ class _Draft:
             chooses=False,
             **self._settings,
         )
-        if self.accountant.name == Least.name:
-            plan = replace(plan, accountant=Least().best(plan.releases, plan.delta)[1])
+        if self.accountant.name == BestAccountant.name:
+            plan = replace(plan, accountant=BestAccountant().best(plan.releases, plan.delta)[1])
         if self._excess(multipliers) > 0:
             fitting = epochs_that_fit(kind, len(multipliers), self._excess)
             raise InfeasibleBudget(
                 f"{count(len(multipliers), 'epoch')} of this schedule would pass the budget"
-                f" ({describe(self.privacy.budget)}); {fitting} fit: train fewer epochs, add noise, raise the"
+                f" ({format_budget(self.privacy.budget)}); {fitting} fit: train fewer epochs, add noise, raise the"
                 " budget, or use epochs: until-budget"
             )
         return plan
@@ -258,16 +257,16 @@ class _Draft:
     @property
     def accountant(self) -> Accountant:
         name = self.privacy.accountant
-        if self.facts.judge is not None:
-            return self.facts.judge
+        if self.facts.priced_by is not None:
+            return self.facts.priced_by
         if name == "auto":
             # nothing is below what is exact, and its filter lets a method choose
-            return Least() if self.sampling.kind.sampled else accountants.get("gaussian")
+            return BestAccountant() if self.sampling.kind.sampled else accountants.get("gaussian")
         return accountants.get(name)
 
     @property
     def sensitivity(self) -> float:
-        return self.privacy.clipping.norm_bound(self.facts.groups) * moves_of_a_sum(self.sampling.adjacency)
+        return self.privacy.clipping.norm_bound(self.facts.groups) * replace_factor(self.sampling.adjacency)
 
     def release(self, multiplier: float) -> Release:
         """Return the release of one epoch at schedule value `multiplier`; `_epochs` adjusts correlated ones."""
@@ -300,7 +299,7 @@ class _Draft:
     def _excess(self, multipliers: Sequence[float]) -> float:
         released = [release for epoch in self._epochs(multipliers) for release in epoch]
         before = self.facts.before if self.privacy.budget_covers == "total" else ()
-        return excess(self.privacy.budget, self.accountant, [*before, *released])
+        return over_budget(self.privacy.budget, self.accountant, [*before, *released])
 
     def _solve(self) -> tuple[Schedule, list[float]]:
         """Return the schedule without free numbers, and its values by epoch."""
@@ -324,8 +323,8 @@ class _Draft:
             if self._excess([]) < 0:
                 raise
             raise InfeasibleBudget(
-                f"private preprocessing alone spends the budget ({describe(self.privacy.budget)}); give it more noise,"
-                " or raise the budget"
+                f"private preprocessing alone spends the budget ({format_budget(self.privacy.budget)}); give it more"
+                " noise, or raise the budget"
             ) from None
 
     @property
@@ -339,7 +338,7 @@ class _Draft:
         fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)
         if fitting == 0:
             raise InfeasibleBudget(
-                f"not one epoch fits the budget ({describe(self.privacy.budget)}): add noise or raise the budget"
+                f"not one epoch fits the budget ({format_budget(self.privacy.budget)}): add noise or raise the budget"
             )
         if fitting == MOST_EPOCHS:
             raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.diagnostics import Diagnostics
@@ -257,7 +257,7 @@ class DpSgd(GradientMethod):
         self.bounds = bounds_of(context, [section.clipping for section in self.sections])
         self.clipping = self.bounds.clipping
         self.sensitivities = self.bounds.sensitivities
-        self.moves = context.column([moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans])
+        self.moves = context.column([replace_factor(plan.sampling.adjacency) for plan in self.plans])
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
         shapes = [None if plan.correlated is None else plan.correlated.correlation for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
@@ -280,7 +280,7 @@ class DpSgd(GradientMethod):
                 raise PrivacyError(
                     f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"
                 )
-            moved = bound * moves_of_a_sum(sampling.adjacency)
+            moved = bound * replace_factor(sampling.adjacency)
             if not math.isclose(plan.sensitivity, moved, rel_tol=1e-6):
                 raise PrivacyError(
                     f"the plan priced sensitivity {plan.sensitivity:g} under {sampling.adjacency}, but the bounds of"

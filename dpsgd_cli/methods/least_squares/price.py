@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.errors import PrivacyError
@@ -27,7 +27,7 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
             " add unit-norm to data.preprocess"
         )
     adjacency = recipe.adjacency
-    bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / moves_of_a_sum(adjacency)
+    bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / replace_factor(adjacency)
     # not validated: a recipe of this method names no clip norm and no schedule of its own
     whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
     plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)

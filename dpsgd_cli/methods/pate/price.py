@@ -20,11 +20,11 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.budget import Filter, GaussianFilter, describe, excess, mu_squared_left
+from dpsgd_cli.accounting.budget import Filter, GaussianFilter, format_budget, mu_squared_left, over_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
-from dpsgd_cli.accounting.search import Span, most_expensive
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.search import Interval, solve_at_limit
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
@@ -104,7 +104,7 @@ class _Draft:
             self.privacy.budget,
             covers,
             chooses=rule.chooses,
-            silent=self.method.student.rounds * self.method.student.epochs,
+            postprocessing_epochs=self.method.student.rounds * self.method.student.epochs,
             aggregation=rule,
             queries=self._queries,
             answers=self._answers,
@@ -151,13 +151,13 @@ class _Draft:
 
         def gap(noise: float) -> float:
             rule: Aggregation = named(settings.rule)(settings.changed(noise=noise))
-            return excess(budget, self._judge(rule), [*(before if covers else ()), *self._worst(rule)])
+            return over_budget(budget, self._judge(rule), [*(before if covers else ()), *self._worst(rule)])
 
-        found = most_expensive(gap, Span("noise", cheap=1e9, expensive=1e-6, start=40.0))
+        found = solve_at_limit(gap, Interval("noise", cheap=1e9, expensive=1e-6, start=40.0))
         if found is None:
             raise InfeasibleBudget(
-                f"no noise brings {count(self._queries, 'query', 'queries')} within {describe(budget)}; ask fewer, or"
-                " raise the budget"
+                f"no noise brings {count(self._queries, 'query', 'queries')} within {format_budget(budget)}; ask fewer,"
+                " or raise the budget"
             )
         return settings.changed(noise=found)
 
@@ -165,13 +165,13 @@ class _Draft:
         """Return the accountant that checks the budget: the exact one for Gaussians if all releases are Gaussian."""
         if all(isinstance(release.mechanism, GaussianSum) for release in self._worst(rule)):
             return accountants.get("gaussian")
-        return Least() if self.privacy.accountant == "auto" else accountants.get(self.privacy.accountant)
+        return BestAccountant() if self.privacy.accountant == "auto" else accountants.get(self.privacy.accountant)
 
     def _check_fits(self, rule: Aggregation, counted: Sequence[Release]) -> None:
         budget = self.privacy.budget
-        if excess(budget, self._judge(rule), counted) > 0:
+        if over_budget(budget, self._judge(rule), counted) > 0:
             raise InfeasibleBudget(
-                f"{count(self._queries, 'query', 'queries')} cost more than {describe(budget)}; ask fewer"
+                f"{count(self._queries, 'query', 'queries')} cost more than {format_budget(budget)}; ask fewer"
                 " (method.queries), raise method.aggregation's noise (auto finds the least), or raise the budget"
             )
 
@@ -189,7 +189,8 @@ class _Draft:
         first = [Release(one) for one in (rule.asked(self.adjacency), rule.answered(self.adjacency)) if one is not None]
         if total_mu_squared([*counted, *first]) > budgeted:
             raise InfeasibleBudget(
-                f"one answered query costs more than {describe(self.privacy.budget)}; raise method.aggregation's noise"
+                f"one answered query costs more than {format_budget(self.privacy.budget)}; raise method.aggregation's"
+                " noise"
             )
         return min(worst, budgeted)
 
@@ -198,4 +199,4 @@ class _Draft:
         if self.privacy.accountant != "auto" and not plan.chooses:
             return self.privacy.accountant
         exact = all(isinstance(release.mechanism, GaussianSum) for release in plan.to_price)
-        return "gaussian" if exact else Least().best(plan.to_price, plan.delta)[1]
+        return "gaussian" if exact else BestAccountant().best(plan.to_price, plan.delta)[1]

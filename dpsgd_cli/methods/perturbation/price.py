@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
-from dpsgd_cli.accounting.settings import EpsilonBudget
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.price import gradient
@@ -72,7 +72,7 @@ def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
     delta = privacy.stated_delta
-    _, accountant = Least().best([release], delta)
+    _, accountant = BestAccountant().best([release], delta)
     return Plan(
         sampling=sampling,
         noise_multipliers=(),

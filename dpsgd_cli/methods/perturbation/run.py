@@ -48,9 +48,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.budget import mu_squared_left
+from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import ApproximateDP
-from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import OneShot

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.accountants.zcdp import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
-from dpsgd_cli.accounting.settings import RhoBudget
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.methods.planning import plan_for
@@ -67,7 +67,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     epochs[-1] = (*epochs[-1], choice)
     accountant: str = privacy.accountant
     if accountant == "auto":
-        accountant = Least().best([*facts.before, *(r for epoch in epochs for r in epoch)], costliest.delta)[1]
+        accountant = BestAccountant().best([*facts.before, *(r for epoch in epochs for r in epoch)], costliest.delta)[1]
     return SelectionPlan(
         sampling=replace(costliest.sampling, records=facts.records),
         noise_multipliers=costliest.noise_multipliers,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.context import Context
@@ -118,7 +118,7 @@ class PrivateSelection(Method):
         trials, k = self.context.trials, self.candidates
         wrong = self._wrong().view(trials, k)
         draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
-        doubled = [moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans]
+        doubled = [replace_factor(plan.sampling.adjacency) for plan in self.plans]
         epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
         chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", draws)
         self.chosen = chosen.tolist()

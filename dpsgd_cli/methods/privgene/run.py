@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import ConvexModel
@@ -69,7 +69,7 @@ class _Chooser:
         adjacency = plan.sampling.adjacency
         mechanism = equal_choices(plan, choices)
         self.epsilon = mechanism.epsilon
-        self.sensitivity = moves_of_a_sum(adjacency)
+        self.sensitivity = replace_factor(adjacency)
         self.release = Release(mechanism)
         self.ledger, self.stream = context.ledgers[trial], context.streams[trial]
         self.made = 0

@@ -20,7 +20,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
-from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import UnsupportedMechanism
 from tests.accounting.releases import full, poisson, pure
 
@@ -90,7 +90,7 @@ def test_no_upper_bound_is_below_the_optimistic_loss_distribution(seed: int) -> 
             continue
     assert {"pld", "rdp"} <= set(stated)
     assert min(stated.values()) >= floor(seed) * (1 - 1e-6)
-    epsilon, best = Least().best(releases, delta)
+    epsilon, best = BestAccountant().best(releases, delta)
     assert epsilon == min(stated[name] for name in accountants.USUAL if name in stated)
     assert stated[best] == epsilon
 

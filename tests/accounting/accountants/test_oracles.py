@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants import base
+from dpsgd_cli.accounting.accountants import ACCOUNTANTS, AccountantEntry, base
 from dpsgd_cli.accounting.accountants.gaussian import Gaussian
 from dpsgd_cli.accounting.adjacency import Adjacency, Batching
 from dpsgd_cli.accounting.mechanism import (
@@ -34,7 +34,6 @@ from dpsgd_cli.accounting.mechanism import (
     TruncatedSum,
     ZeroConcentrated,
 )
-from dpsgd_cli.accounting.names import ACCOUNTANTS, Listed
 from dpsgd_cli.errors import UnsupportedMechanism
 
 DELTAS = (1e-2, 1e-6)
@@ -235,14 +234,14 @@ def test_an_entry_that_leaves_out_a_field_cannot_be_made(left_out: str) -> None:
     fields = {"runs": "gaussian:Gaussian", "usual": True, "in_recipes": True}
     del fields[left_out]
     with pytest.raises(TypeError, match=left_out):
-        Listed(**fields)  # type: ignore[arg-type]
+        AccountantEntry(**fields)  # type: ignore[arg-type]
 
 
 def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", Listed(runs="zcdp:ZcdpRs", usual=True, in_recipes=True))
+    monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", AccountantEntry(runs="zcdp:ZcdpRs", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="no recipe may state"):
         accountants.get("zcdp-rs")
-    monkeypatch.setitem(ACCOUNTANTS, "new", Listed(runs="gaussian:Gaussian", usual=True, in_recipes=True))
+    monkeypatch.setitem(ACCOUNTANTS, "new", AccountantEntry(runs="gaussian:Gaussian", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="of that name"):
         accountants.get("new")
 
