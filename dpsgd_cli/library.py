@@ -44,7 +44,8 @@ def train(
     continues an interrupted run, and `finish` makes a result of its last checkpoint. `say` receives the lines that the
     command prints on stderr.
     """
-    loaded = resolve_auto(load_recipe(str(recipe), assignments(overrides)))
+    with trusting(really=not finish):
+        loaded = resolve_auto(load_recipe(str(recipe), assignments(overrides)))
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)

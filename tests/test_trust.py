@@ -135,3 +135,20 @@ def test_what_is_remembered_is_for_its_owner(tmp_path: Path, recipe: Path, as_so
     shutil.rmtree(marks)
     with pytest.raises(UsageError):
         load_attribute(tmp_path / "own.py", "build")
+
+
+def test_from_python_automatic_settings_may_need_ones_own_schedule(tmp_path: Path) -> None:
+    """The rule for the learning rate reads the plan, so the file runs before training begins."""
+    (tmp_path / "waves.py").write_text(SCHEDULE)
+    (tmp_path / "own.csv").write_text("\n".join(["a,y", *(f"{i % 10},{int(i % 10 > 4)}" for i in range(200))]))
+    (tmp_path / "own.yaml").write_text(
+        "name: own\n"
+        "data: {path: own.csv, target: y, classes: [0, 1], bounds: {a: [0, 9]}}\n"
+        "model: {kind: convex}\n"
+        "method: {kind: dp-gd}\n"
+        "privacy: {delta: 1.0e-4, schedule: {kind: python, file: waves.py, function: noise}}\n"
+        "epochs: 3\n"
+        "seed: 0\n"
+    )
+    result = dpsgd_cli.train(tmp_path / "own.yaml", out=tmp_path / "out")
+    assert "method.learning_rate" in result.document["provenance"]["chosen"]
