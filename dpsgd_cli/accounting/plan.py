@@ -2,7 +2,7 @@
 
 Guarantee: whatever is planned, the ledger that `Plan.ledger()` gives refuses what the budget does not cover.
 Not here: the planners, which each method's descriptor names (`methods/dp_sgd/price.py`, `schedules/price.py`,
-`methods/private_selection/price.py`, `convex.py`), drawing batches or noise (`engine/`), prices (`accountants/`).
+`methods/private_selection/price.py`, ...), drawing batches or noise (`engine/`), prices (`accountants/`).
 """
 
 from __future__ import annotations

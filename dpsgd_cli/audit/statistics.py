@@ -2,7 +2,7 @@
 
 Notation: `false_positives` of the `negatives` canaries that were out scored above a threshold; `false_negatives` of the
 `positives` canaries that were in did not. FPR and FNR are the probabilities behind these counts. Thresholds and numbers
-of guesses are fixed before anything is observed (`thresholds.py`): a bound chosen afterwards proves nothing.
+of guesses are fixed before anything is observed (`claim.py`): a bound chosen afterwards proves nothing.
 """
 
 from __future__ import annotations

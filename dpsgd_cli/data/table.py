@@ -1,6 +1,6 @@
 """Conversion of a pandas table with declared columns to a matrix and labels; undeclared content is refused.
 
-The module also writes the declarations of a user's own file. Card tables (`readers.py`) and a user's own files
+The module also writes the declarations of a user's own file. Card tables (`card_readers.py`) and a user's own files
 (`own_table.py`, `own_arrays.py`) share it.
 """
 

@@ -162,7 +162,7 @@ def _member(path: Path, name: str) -> bytes:
             if file.getinfo(name).compress_type != zipfile.ZIP_STORED:
                 raise ValueError("compressed")
             return file.read(name)
-    except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, OSError, KeyError, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
         raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); {_AGAIN}") from None
 
 
