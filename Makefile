@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants fuzz behaviour
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants fuzz behaviour
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -18,7 +18,10 @@ venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions
 train: venv ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
 	$(BIN)/dpsgd train quickstart
 
-test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/engine' for a part)
+test: venv ## Run the fast tests, one process a core (ARGS='tests/engine' for a part)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-all: venv ## Run all tests, one process a core (with real data where DPSGD_DATA names it; ARGS='--durations=30' for what costs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 audit: venv ## Audit a recipe of every family, small (minutes; needs their data; ARGS=yu2019 for a part)
@@ -61,7 +64,7 @@ lint: venv ## Check style, formatting and which room imports which
 types: venv ## Check types
 	$(BIN)/mypy dpsgd_cli tests $(wildcard benchmarks/*.py)
 
-check: lint types test ## Everything that CI runs
+check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'

@@ -29,6 +29,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SLOW = {
+    "clipping/test_compiling.py",
+    "engine/test_independence.py",
+    "engine/test_processes.py",
+    "sweep/test_kills.py",
+    "test_attacks.py",
+    "test_behaviour.py",
+    "test_benchmarks.py",
+    "test_docs.py",
+    "test_fuzz.py",
+    "test_neighbours.py",
+    "test_own_models.py",
+    "test_pages.py",
+    "test_recipes_run.py",
+    "test_registry.py",
+    "test_trust.py",
+    "training/test_loop.py",
+    "training/test_start.py",
+    "users/test_users.py",
+}
+"""Files whose tests took more than half of the time of all (`make test-all ARGS=--durations=100`)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow files `slow`."""
+    here = Path(__file__).parent
+    assert all((here / name).is_file() for name in SLOW)
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or fills the cache of the user who runs it."""
