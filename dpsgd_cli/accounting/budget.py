@@ -1,7 +1,6 @@
-"""What a trial may spend: whether releases fit a budget, the filter that enforces it, how much of a schedule it buys.
+"""Budgets: checks of releases against a budget, and the filters that enforce it.
 
-Filters are asked BEFORE a release is made, each with its theorem. Not here: what anything costs (`accountants/`), what
-a schedule is (`schedules/settings.py`).
+Filters are asked BEFORE a release is made, each with its theorem. Prices are in `accountants/`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a plan is: exact noise multipliers, epochs and price, before any data is read; and which one a recipe gets.
+"""Plans: exact noise multipliers, epochs and price, before any data is read.
 
-Guarantee: whatever is planned, the ledger that `Plan.ledger()` gives refuses what the budget does not cover.
-Not here: the planners, which each method's descriptor names (`methods/dp_sgd/price.py`, `schedules/price.py`,
-`methods/private_selection/price.py`, ...), drawing batches or noise (`engine/`), prices (`accountants/`).
+Guarantee: the ledger of `Plan.ledger()` refuses what the budget does not cover. The planners are `price.py` of each
+method; `methods/planning.py` calls the one that a recipe's method names.
 """
 
 from __future__ import annotations

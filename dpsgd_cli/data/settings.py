@@ -195,7 +195,7 @@ def _known_encoding(name: str) -> str:
 
 
 class TableFormat(Section):
-    """How a CSV file is written. `data/table_files.py` reads it, for cards and for a user's own files alike."""
+    """Format of a CSV file, for cards and for a user's own files alike; `data/table_files.py` reads it."""
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
         None, description="Between two cells; left out, the most frequent of , ; | and tab in the first line."

@@ -1,21 +1,16 @@
-"""Plans of what is decided while it runs: methods that cut up a zCDP budget, and the schedule that looks at the model.
+"""Noise schedules and budgets: the free number of a schedule, and the schedule that follows validation accuracy.
 
-Guarantee of the methods: a trial's ledger refuses what would pass `rho`, and rho is the largest zCDP whose conversion
-(that of the plan's accountant) meets the epsilon of the budget.
+The validation schedule lowers the noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). It looks at
+public records, or at a noisy count of right predictions on private validation records. In the first case the noise
+multiplier of an epoch is a function of earlier releases and public records. In the second the count is a release.
 
-The schedule has less noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). What it looks at is either
-public, and then the noise multiplier of an epoch is a function of earlier releases and public records, or a noisy count
-of right predictions on private validation records, which is a release of its own.
-
-Guarantee of the schedule: noise multipliers are chosen while training runs, so only a filter may end it:
-`GaussianRhoFilter` (a budget in rho) or `GaussianFilter` (epsilon by the exact accountant), both sound for releases
-chosen after seeing earlier ones (`accounting/budget.py`). What is stated is that budget, not what a run spent of it.
-Sampled batches are refused. A look releases the number of right predictions on the validation records plus Gaussian
-noise of standard deviation z: one record changes that number by at most 1 under every adjacency (added, removed,
-replaced or set to null), so it is a Gaussian mechanism of noise multiplier z. Training and validation records are
-disjoint, and yet both are charged to one ledger: an upper bound.
-
-Not here: the methods and predicting (`methods/`), schedules known beforehand (`schedules/settings.py`), prices.
+Guarantee: noise multipliers are chosen while training runs, so only a filter may end it: `GaussianRhoFilter` (a budget
+in rho) or `GaussianFilter` (epsilon by the exact accountant). Both are sound for releases chosen after seeing earlier
+ones (`accounting/budget.py`). The statement gives that budget, not the amount that a run spent. Sampled batches are
+refused. A look releases the number of right predictions on the validation records plus Gaussian noise of standard
+deviation z. One record changes that number by at most 1 under every adjacency (added, removed, replaced or set to
+null), so a look is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet
+both are charged to one ledger: an upper bound.
 """
 
 from __future__ import annotations

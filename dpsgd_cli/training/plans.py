@@ -1,10 +1,8 @@
-"""From a recipe and its data to its plan: the one way, for training, prices, sweeps and comparisons.
+"""Plan of a recipe and its data, for training, prices, sweeps and comparisons alike.
 
-A plan is made of what is public before any value is used: the outline of the data, the releases of private
-preprocessing, how long a record's features can be, and the layers of the model. Torch is loaded only where layers are
-clipped one by one and building the model is the only way to count them.
-
-Not here: plans themselves (`accounting/plan.py`), reading data (`data/preparation.py`).
+A plan depends on public facts alone: the outline of the data, the releases of private preprocessing, the bound on a
+record's features, and the layers of the model. Torch is loaded only if layers are clipped one by one, because only the
+built model tells their number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What every gradient method shares: batching, step lengths, updates, averages.
-
-Not here: the methods (`methods/settings.py`).
-"""
+"""Settings that all gradient methods share (batching, step lengths, updates, averages), and those of DP-SGD."""
 
 from __future__ import annotations
 
