@@ -182,6 +182,15 @@ def test_checkpoints_that_once_were_internal_errors(
         refused("train", inputs / "own.yaml", command, "--out", tmp_path, says="remove it and train again")
 
 
+@pytest.mark.parametrize("line", ["{", "[]"])
+def test_a_damaged_ledger_line_in_a_checkpoint_is_refused_by_account(inputs: Path, tmp_path: Path, line: str) -> None:
+    saved = fuzz.checkpoint_in(inputs)
+    content = checkpoint.load(saved)
+    assert content is not None
+    checkpoint.save(tmp_path / saved.name, fuzz.changed(content, ("ledgers", 0, 0), line))
+    refused("account", tmp_path / saved.name, says=saved.name)
+
+
 def refused(*args: str | Path, says: str) -> None:
     result = CliRunner().invoke(main, [*map(str, args)])
     assert result.exit_code in (1, 2), result.output

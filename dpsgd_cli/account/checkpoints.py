@@ -52,7 +52,8 @@ class CheckpointCase(LedgerCase):
     @cached_property
     def seeds(self) -> list[int | None]:
         """Seed of each trial; None for noise from the operating system."""
-        assert self.by_ledger  # which raises DataError for lines that are damaged
+        if not self.by_ledger:  # raises DataError for damaged lines
+            return []
         both = zip(self.told.ledgers, self.told.rest, strict=True)
         return [json.loads([*made, *rest][0]).get("seed") for made, rest in both]
 

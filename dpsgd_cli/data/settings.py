@@ -212,6 +212,13 @@ class TableFormat(Section):
         None, description="A cell that holds no value, beside an empty one and the usual words (NA, null, ?, ...)."
     )
 
+    @model_validator(mode="after")
+    def _no_record_decides_how_the_file_is_read(self) -> TableFormat:
+        """Require a separator if the first line is a record: neighbours could otherwise be read in different ways."""
+        if not self.header and self.separator is None:
+            raise ValueError("separator: is needed with header: false, where the first line is a record; give it")
+        return self
+
 
 class Missing(Section):
     """Value for missing cells. It is public and fills each record on its own, so it costs no privacy."""

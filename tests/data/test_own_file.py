@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from dpsgd_cli.data import opening, preparation
 from dpsgd_cli.data.dataset import Column, RawDataset
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import Data, TableFormat
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.users.settings import Unit
 
 
 def columns(source: RawDataset) -> tuple[Column, ...]:
@@ -336,3 +337,20 @@ def test_a_format_is_for_files_of_text(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=[0, 1])
     with pytest.raises(DataError, match="an npz file has no column names; leave out format"):
         opened(tmp_path, {"path": "own.npz", "format": FORMAT})
+
+
+def test_a_first_record_does_not_decide_how_its_file_is_read() -> None:
+    """Without a header the first line is private, so the separator is not looked for in it."""
+    with pytest.raises(ValueError, match="separator: is needed with header: false"):
+        TableFormat(header=False)
+    assert TableFormat(header=False, separator=";").separator == ";"
+
+
+def test_a_changed_section_is_checked_and_leaves_its_original_alone() -> None:
+    data = Data(path="own.csv", target="y").protecting(Unit(column="who", most_rows=2), folds=3)
+    other = data.changed(target="z").protecting(None)
+    assert (other.target, other.unit, data.target) == ("z", None, "y")
+    assert data.unit == Unit(column="who", most_rows=2)
+    assert data.changed(target="z").unit == data.unit
+    with pytest.raises(ValueError, match="nothing"):
+        data.changed(nothing=1)
