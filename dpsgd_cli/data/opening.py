@@ -27,7 +27,7 @@ import numpy as np
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import card_files, card_readers, cards, own_arrays, own_table, table, table_files, users
+from dpsgd_cli.data import card_files, card_readers, cards, memory, own_arrays, own_table, table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import LayoutCheck
@@ -222,6 +222,8 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
 
 
 def _existing(path: Path, where: str = _OF_A_RECIPE) -> Path:
+    if memory.at(path) is not None:
+        return path
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
     if not path.is_file():

@@ -17,9 +17,10 @@ from dpsgd_cli.users.settings import Unit
 class Split(Section):
     purpose: ClassVar[str] = "test"
     key: ClassVar[str] = "split.test"
-    test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
+    test: Annotated[float, Field(gt=0, lt=1)] | Count | Literal[0] = Field(
         0.2,
-        description="Test rows: a fraction (about that many) or a count. A coin decides for each record.",
+        description="Test rows: a fraction (about that many) or a count. A coin decides for each record. 0: all records"
+        " train, and nothing is measured.",
     )
     seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
 
@@ -269,6 +270,11 @@ class Data(Section):
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    fitted_before: list[str] | None = Field(
+        None,
+        description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
+        " columns): the statement says that it does not cover it.",
+    )
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."

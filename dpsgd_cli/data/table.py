@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import count, listed, quoted, shortened
+from dpsgd_cli.common.text_format import count, listed, quoted
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data, Missing
 from dpsgd_cli.data.table_files import MISSING
@@ -104,10 +104,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
             if is_target
             else "; name the column under data.categorical, or leave it out with data.drop"
         )
-        raise NoNumbers(
-            f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
-            f" a number{advice}"
-        )
+        raise NoNumbers(f"column {quoted(series.name)} holds text in data row {row + 1}, which is not a number{advice}")
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
     bad = ~np.isfinite(numbers)
@@ -146,8 +143,8 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
             f" value, the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
     raise DataError(
-        f"categorical column {quoted(column.name)} holds {quoted(str(value))} in data row {row + 1}, which is not among"
-        f" its public values {listed(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
+        f"categorical column {quoted(column.name)} holds a value in data row {row + 1}, which is not among its public"
+        f" values {listed(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
     )
 
 
@@ -180,8 +177,8 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     if unlisted:
         row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
         raise DataError(
-            f"{where} holds {quoted(unlisted[0])} in data row {row}, which is not among the classes {listed(found)};"
-            " add it to data.classes"
+            f"{where} holds a label in data row {row}, which is not among the classes {listed(found)}; add it to"
+            " data.classes"
         )
     return np.array([lookup[text] for text in texts], np.int64)[codes], found
 
@@ -216,10 +213,9 @@ def _whole(texts: list[str], where: str) -> list[str]:
     numbers = _numbers(texts)
     if numbers is None:
         return texts
-    odd = next((text for text, number in zip(texts, numbers, strict=True) if not float(number).is_integer()), None)
-    if odd is not None:
+    if not all(number.is_integer() for number in numbers):
         raise DataError(
-            f"{where} holds {shortened(odd)}, which is not a class; for numeric targets set data.task: regression"
+            f"{where} holds a fraction, which is not a class; for numeric targets set data.task: regression"
         )
     return [str(int(number)) for number in numbers]
 
@@ -227,9 +223,7 @@ def _whole(texts: list[str], where: str) -> list[str]:
 def _found_classes(texts: list[str], rows: int, where: str) -> tuple[Any, ...]:
     distinct = sorted(set(texts))
     if len(distinct) < 2:
-        raise DataError(
-            f"{where} holds only {listed(distinct)}; training needs at least two classes (or list data.classes)"
-        )
+        raise DataError(f"{where} holds only one class; training needs at least two classes (or list data.classes)")
     if len(distinct) > max(20, rows // 2):
         raise DataError(
             f"{where} holds {len(distinct)} different values in {rows} rows: these are not classes; choose another"

@@ -119,7 +119,7 @@ def test_table_with_header_separator_and_comment(library: Path, make_card: MakeC
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
-    with pytest.raises(DataError, match="'job' holds 'c' in data row 2"):
+    with pytest.raises(DataError, match="'job' holds a value in data row 2"):
         card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=2)])
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
