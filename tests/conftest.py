@@ -44,6 +44,7 @@ SLOW = {
     "test_pages.py",
     "test_recipes_run.py",
     "test_registry.py",
+    "test_sklearn.py",
     "test_trust.py",
     "training/test_loop.py",
     "training/test_start.py",

@@ -218,8 +218,8 @@ class Trained:
                 told += [f"{found}: {done}, as in training"] if outside else []
         return told
 
-    def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Return the inputs of the model of `trial` for `rows` (N, ...): float32 (N, *input_shape)."""
+    def inputs(self, rows: np.ndarray, trial: int, exactly: bool = False) -> np.ndarray:
+        """Return the inputs of the model of `trial` for `rows` (N, ...): (N, *input_shape), float32 or `exactly`."""
         self.check_trial(trial)
         with _fitting(self.directory / bundle.NAME), np.errstate(**SILENT):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
@@ -228,7 +228,9 @@ class Trained:
                 raise ValueError(f"records become {own.shape[1:]}, but the model takes {self.input_shape}")
             if not self.bundle.cuts:
                 return own
-            factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
+            dtype = torch.float64 if exactly else torch.float32
+            made = Preconditioner([self.bundle.cuts[trial].to(dtype)])
+            factors = made.factors(torch.from_numpy(own).to(dtype), False)
             return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
 
     def check_trial(self, trial: int) -> None:
@@ -264,15 +266,19 @@ class Trained:
 
         return built
 
-    def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Return the outputs (N, K) of the model of `trial`. Raise RunError if its training diverged."""
+    def outputs(self, rows: np.ndarray, trial: int, exactly: bool = False) -> np.ndarray:
+        """Return the outputs (N, K) of the model of `trial`. Raise RunError if its training diverged.
+
+        With `exactly` they are computed in float64, so that a record's does not depend on the records beside it.
+        """
         module, found = self.module(trial), []
         if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
             raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
-        dtype = next(module.parameters()).dtype
+        dtype = torch.float64 if exactly else next(module.parameters()).dtype
+        module.to(dtype)
         with torch.inference_mode():
             for start in range(0, len(rows), _AT_ONCE):
-                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial))
+                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial, exactly))
                 found.append(module(x.to(dtype)).numpy())
         return np.concatenate(found)
 
@@ -283,7 +289,8 @@ class Trained:
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
-            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+            told = target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+            return told if self.data.target_bounds is None else np.clip(told, *self.data.target_bounds)
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 
