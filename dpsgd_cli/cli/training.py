@@ -18,7 +18,7 @@ from dpsgd_cli.engine import processes
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import report, store, summary
-from dpsgd_cli.training import build_models, loop
+from dpsgd_cli.training import build_models, explain, loop
 from dpsgd_cli.training.plans import declarations, resolve_auto
 
 
@@ -76,7 +76,8 @@ def train(
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
     if not report.is_written(directory):
-        report.write(directory)  # after the numbers are printed: drawing takes half a second
+        explain.write(directory)  # after the numbers are printed: drawing takes half a second
+        report.write(directory)
     if fail_on_divergence and document["diverged"]:
         trials = ", ".join(map(str, document["diverged"]))
         raise RunError(f"{directory}: diverged (trial {trials}), and --fail-on-divergence was given")

@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.loading import (
     resolved,
 )
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results import reading, store
+from dpsgd_cli.results import reading, shapes, store
 from dpsgd_cli.results.files import hidden_name, to_csv, to_json
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
 
@@ -49,6 +49,8 @@ def publish(directory: Path, out: Path) -> Path:
     files["ledger.jsonl"] = (directory / "ledger.jsonl").read_bytes()
     if (directory / MODEL).is_file():
         files[MODEL] = (directory / MODEL).read_bytes()
+    if (directory / shapes.NAME).is_file():
+        code[shapes.NAME] = (directory / shapes.NAME).read_bytes()
     told = reading.sealed(_public_document(document), files, published=True)
     staging = hidden_name(out)
     try:

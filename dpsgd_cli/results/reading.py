@@ -72,6 +72,7 @@ FILES: dict[str, ResultFile] = {
     MODEL: ResultFile(unreleased="of-uncovered-steps", hashed=True, always=False, lines=False),
     "report.md": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
     "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
+    "explained.json": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
     "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
 }
 """Every file of a result, by name. `place` and `sealed` refuse any other name."""

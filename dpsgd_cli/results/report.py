@@ -19,10 +19,10 @@ from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, stro
 from dpsgd_cli.common.rounding import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import audited, curves, reading, store
+from dpsgd_cli.results import audited, curves, headline, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
+from dpsgd_cli.results.guarantee import CHOSEN, epsilon_words
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
@@ -56,7 +56,12 @@ class _Read:
     rows: list[dict[str, str]]
     hidden: list[str]
     attacker: Attacker | str | None
+    origin: str
     audit: Row | None = None
+
+    @property
+    def headline(self) -> str:
+        return headline.headline(self.document)
 
     @property
     def privacy(self) -> Row:
@@ -73,10 +78,11 @@ def write(directory: Path) -> list[Path]:
 
     Raises DataError if the result was changed after it was written.
     """
-    found = _read(directory)
+    found, explained = _read(directory), shapes.read(directory)
     blocks = [
         *_statement(found),
         *_metrics(found),
+        *([] if explained is None else shapes.blocks(explained)),
         *_curves(found),
         *_chosen(found),
         *_not_to_publish(found),
@@ -103,7 +109,8 @@ def _read(directory: Path) -> _Read:
     hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
-    return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
+    origin = headline.origin(document, directory, list(document["provenance"].get(f"{NONPRIVATE}data_sha256", {})))
+    return _Read(name, public(document), rows, hidden, attacker, origin, audited.read(directory))
 
 
 def _one(privacy: Row) -> str:
@@ -140,7 +147,8 @@ def _statement(found: _Read) -> list[Block]:
     """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
     if not found.private:
         return [
-            Heading(f"{found.document['name']}: {NO_PRIVACY}", 1),
+            Heading(found.headline, 1),
+            Text(found.origin),
             Text(
                 "This model was trained without differential privacy. What it tells of the records that it was trained"
                 " on has no bound: records may be read from its weights or its answers. It serves as a comparison."
@@ -149,8 +157,9 @@ def _statement(found: _Read) -> list[Block]:
         ]
     privacy = found.privacy
     return [
-        Heading(f"{found.document['name']}: what is guaranteed", 1),
-        Text(f"Epsilon {epsilon_words(privacy)} ({_neighbours(privacy)})."),
+        Heading(found.headline, 1),
+        Text(f"Epsilon {epsilon_words(privacy)} ({_neighbours(privacy)}). {headline.strength(privacy)}"),
+        Text(found.origin),
         *_warnings(found),
         Heading("Who is protected from what"),
         Text(

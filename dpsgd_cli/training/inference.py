@@ -14,9 +14,9 @@ The other records are not protected: metrics on them have no noise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,10 @@ from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
+from dpsgd_cli.data import new_rows
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.opening import open_labelled, open_unlabelled
+from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
@@ -76,6 +77,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         "classes": dataset.classes,
         "layout": dataset.layout.plain(),
         "preprocess": plain(steps_of(recipe.data, trials.context.base)),
+        "records": len(trials.context.table),  # the public number of places
         "made_from": origin.model_sha256(trials.members[0].loaded),
     }
     pack.require_untrained_kept()
@@ -202,6 +204,11 @@ class Trained:
         """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""
         where = Path(records) if isinstance(records, str) else records
         return open_unlabelled(where, self.data, self.layout, self.loaded.base)
+
+    def rows_one_by_one(self, path: Path, keep: Sequence[str], unknown: new_rows.Unknown) -> new_rows.NewRows:
+        """Return the records of a table that the model can use, and why it cannot use the others."""
+        card = partial(in_units, data=self.data, base=self.loaded.base)
+        return new_rows.read(path, self.layout, self.data, keep, unknown, card)
 
     def remarks(self, rows: np.ndarray) -> list[str]:
         """Return remarks about `rows` (N, ...): a line per column that has values outside its public bounds."""
