@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dpsgd_cli.common.rounding import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.results import reading
 from dpsgd_cli.results.guarantee import NO_PRIVACY
 from dpsgd_cli.results.result import Row
 
@@ -57,14 +59,19 @@ def strength(privacy: Row) -> str:
     )
 
 
-def origin(document: Row, directory: Path, data: list[str]) -> str:
-    """Return a sentence with the day, the version and the data of a result; `data` are the names of its own files.
+def origin(document: Row, directory: Path) -> str:
+    """Return a sentence with the day, the version and the data of a result.
 
     Hashes are those of public files. The hash of a user's own file depends on every record, so it is named only.
     """
     made = datetime.fromtimestamp((directory / "result.json").stat().st_mtime, UTC).date()
-    fetched = document["provenance"]["data_sha256"]
+    fetched = document["provenance"].get("data_sha256", {})
     names = [f"`{name}` (SHA-256 {sha256[:12]}...)" for name, sha256 in fetched.items()]
-    own = [f"`{Path(name).name}` (its hash is in `result.json`, and not to be published)" for name in data]
+    try:
+        section = reading.data_in(reading.recipe_text_of(directory / "recipe.yaml"))
+    except DataError:
+        section = {}
+    given = [section[key] for key in ("path", "test_path") if section.get(key) is not None]
+    own = [f"`{Path(name).name}` (its hash is in `result.json`, and not to be published)" for name in given]
     told = ", ".join([*names, *own]) or "the data set of its recipe"
-    return f"Written on {made} by dpsgd {document['provenance']['version']}. Data: {told}."
+    return f"Written on {made} by dpsgd {document['provenance'].get('version', '(version not told)')}. Data: {told}."

@@ -109,7 +109,7 @@ def _read(directory: Path) -> _Read:
     hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
-    origin = headline.origin(document, directory, list(document["provenance"].get(f"{NONPRIVATE}data_sha256", {})))
+    origin = headline.origin(document, directory)
     return _Read(name, public(document), rows, hidden, attacker, origin, audited.read(directory))
 
 
