@@ -22,7 +22,7 @@ from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
 from dpsgd_cli.recipe.of_records import LABELS, PublicFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
-from dpsgd_cli.results import store, summary
+from dpsgd_cli.results import headline, store, summary
 from dpsgd_cli.results.result import summarise_columns
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
@@ -226,8 +226,22 @@ class Result:
         with trusting(really=self.trust_code):
             return self.trained.module(trial)
 
+    def shapes(self, trial: int = 0) -> pd.DataFrame:
+        """Return the effect of each value of each column on the model's output, as `dpsgd explain` writes it."""
+        import pandas as pd
+
+        from dpsgd_cli.results import shapes
+        from dpsgd_cli.training.explain import explain
+
+        with trusting(really=self.trust_code):
+            return pd.DataFrame(shapes.rows(explain(self.trained, trial, with_curves=False)))
+
     def __str__(self) -> str:
         return summary.result_text(self.document, self.directory)
+
+    def _repr_html_(self) -> str:
+        """Return the result as a notebook shows it: quality and epsilon first, then metrics and the statement."""
+        return headline.in_notebook(self.document)
 
 
 def _index(records: Any) -> Any:

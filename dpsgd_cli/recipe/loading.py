@@ -44,7 +44,7 @@ NOT_IN_HASH = (
     "description",
     "save_model",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
-    *("runtime.checkpoint_seconds", "runtime.tensorboard"),
+    *("runtime.checkpoint_seconds", "runtime.tensorboard", "runtime.track"),
 )
 
 

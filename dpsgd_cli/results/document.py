@@ -82,7 +82,12 @@ def markdown(blocks: Sequence[Block]) -> str:
 def html(blocks: Sequence[Block]) -> str:
     """Return the blocks as an HTML page. Its title is the first heading."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    return html_page(title, "\n".join(map(_in_html, blocks)))
+    return html_page(title, html_part(blocks))
+
+
+def html_part(blocks: Sequence[Block]) -> str:
+    """Return the blocks as HTML without a page around them."""
+    return "\n".join(map(_in_html, blocks))
 
 
 def html_page(title: str, body: str, script: str = "") -> str:

@@ -10,8 +10,9 @@ from dpsgd_cli.common.rounding import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
+from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, html_part
 from dpsgd_cli.results.guarantee import NO_PRIVACY
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import Row, public
 
 STRONG, REASONABLE = 1.0, 10.0
 """Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
@@ -57,6 +58,30 @@ def strength(privacy: Row) -> str:
         f"A weak guarantee: {odds}, which by itself rules out next to nothing. Do not rest the protection of people on"
         " this number; audits and attacks say how far a model really leaks."
     )
+
+
+def in_notebook(document: Row) -> str:
+    """Return the public part of a result as HTML for a notebook: the headline, metrics, and what was declared."""
+    document = public(document)
+    privacy, metrics = document["privacy"], document["metrics"]
+    names = [name for name in metrics if not name.startswith("constant_")]
+    rows = []
+    for name in names:
+        constant = metrics.get(name.replace("test_", "constant_", 1), {}) if name.startswith("test_") else {}
+        rows.append((in_words(name), _mean(metrics[name]), _mean(constant)))
+    said: list[Block] = [Heading(headline(document), 4)]
+    if privacy["accountant"] is not None:
+        said.append(Text(strength(privacy)))
+    if rows:
+        said.append(Table(("metric", "of the model", "baseline"), rows))
+    uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps") or []]
+    warnings = [f"Warning: {text}" for text in document["warnings"]]
+    told = [*warnings, *uncovered, *(f"Declared public: {text}" for text in privacy["declarations"])]
+    return html_part([*said, *([Bullets(told)] if told else [])])
+
+
+def _mean(metric: Row) -> str:
+    return "" if metric.get("mean") is None else metric_text(metric["mean"])
 
 
 def origin(document: Row, directory: Path) -> str:

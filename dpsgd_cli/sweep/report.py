@@ -19,7 +19,7 @@ from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import EXPERIMENT
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.sweep import folder, pricing, private_tuning
+from dpsgd_cli.sweep import folder, page, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
@@ -44,6 +44,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
     }
     files.write_whole(place.file(".table.csv"), files.to_csv(rows))
     files.write_whole(place.file(".table.md"), to_markdown(rows))
+    files.write_whole(place.file(".report.html"), page.page(result, rows, privacy_lines(result["privacy"])))
     files.write_whole(place.file(".result.json"), files.to_json(result))
     return result
 

@@ -33,9 +33,9 @@ from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
 from dpsgd_cli.recipe.schema import Runtime
-from dpsgd_cli.results import provenance, reading, store, tensorboard
+from dpsgd_cli.results import mlflow, provenance, reading, store, tensorboard
 from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.training import assemble, checkpoint, inference, plans
 from dpsgd_cli.training.build_models import check_without_data, loss_of
@@ -72,6 +72,8 @@ def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         if loaded.recipe.runtime.tensorboard:
             tensorboard.check_installed()
+        if loaded.recipe.runtime.track is not None:
+            mlflow.check_installed()
         outline = data.outline(loaded.recipe.data, loaded.base)
         return plans.plan_of(loaded, outline), outline
 
@@ -220,6 +222,9 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
         store.discard(staged)
         raise
     store.publish(staged)
+    for (member, _), directory in zip(trials.spans(), directories, strict=True):
+        if member.loaded.recipe.runtime.track is not None:
+            mlflow.log(directory, resolved(member.loaded.recipe))
 
 
 def results_of(trials: Trials) -> list[Result]:
