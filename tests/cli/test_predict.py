@@ -132,11 +132,12 @@ def test_advice_is_what_a_trained_model_can_follow(result: Path) -> None:
 def test_a_code_below_0_is_no_feature(pairs: int | None) -> None:
     """By hand: of two categories, and of their pairs; the column before an unknown category keeps its own 1."""
     layout = Layout((2,), (Column("a", values=("x", "y")), Column("b", values=("u", "v", "w"))))
-    expanded = ExpandCategories(OneHot(), "add-remove").transform(layout, None)(np.array([[1.0, -1.0], [-1.0, 2.0]]))
-    assert expanded.tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
+    rows = np.array([[0.0, -1.0], [-1.0, 0.0], [1.0, 2.0]])
+    expanded = ExpandCategories(OneHot(), "add-remove").transform(layout, None)(rows)
+    assert expanded.tolist() == [[1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
     binned = BinColumns(Bin(bins=4, pairs=pairs), "add-remove").transform(layout, None)
-    made = binned(np.array([[1.0, -1.0], [-1.0, 2.0], [1.0, 2.0]])) != 0
-    assert made[:, :5].tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 0, 0, 1]]
+    made = binned(rows) != 0
+    assert made[:, :5].tolist() == expanded.tolist()
     if pairs is not None:
         assert made[:2, 5:-1].sum() == 0 and np.flatnonzero(made[2, 5:-1]).tolist() == [5]
     assert made[:, -1].all()

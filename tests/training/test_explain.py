@@ -203,3 +203,10 @@ def test_what_has_no_columns_is_not_explained(write_recipe: WriteRecipe, train: 
     assert not (directory / shapes.NAME).exists()
     refused = CliRunner().invoke(main, ["explain", str(directory)])
     assert refused.exit_code == 2 and "for the columns of a table" in refused.stderr
+
+
+def test_folds_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """Guarantee: no curve is drawn of records that a trial of the result trained on."""
+    data = {key: value for key, value in table_of(tmp_path).items() if key != "split"}
+    directory = train(write_recipe(data=data, method=FULL, folds=2, repeats=1), save_models=True)
+    assert explain.explain(Trained.load(directory), 1).curves == shapes.TestCurves()
