@@ -45,6 +45,9 @@ def command(result: Path, out: Path | None, trial: int) -> None:
         click.echo(f"  together: {' and '.join(pair.columns)}  {pair.size:.4f}")
     for text in (found.about_noise, *(f"left out: {text}" for text in found.left_out)):
         click.echo(f"  {text}")
+    privacy = (trained.document or {}).get("privacy", {})
+    if not privacy.get("accountant") or privacy.get("uncovered_steps"):
+        click.echo("  not covered by a statement: publish neither the model nor these tables", err=True)
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)

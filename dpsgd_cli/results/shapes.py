@@ -140,7 +140,7 @@ def blocks(explained: Explained) -> list[Block]:
     if explained.pairs:
         pairs = [(" and ".join(pair.columns), metric_text(pair.size)) for pair in explained.pairs]
         told += [Text("Pairs of columns whose joint effect is more than the sum:"), Table(("columns", "size"), pairs)]
-    if explained.left_out:
+    if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
     curves = explained.curves
     if curves.roc or curves.calibration or curves.predicted:

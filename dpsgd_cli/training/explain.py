@@ -31,6 +31,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, SgdSettings, TailIterates
-from dpsgd_cli.results import provenance, shapes
+from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.shapes import Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
@@ -90,12 +91,19 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     )  # fmt: skip
 
 
-def write(directory: Path) -> None:
-    """Write the explanation beside a finished result, for its report; nothing if it holds no usable model."""
+def write(directory: Path, base: Path) -> None:
+    """Write the explanation beside a finished result, for its report; `base` is the folder of its recipe.
+
+    Nothing is written without a usable model. Nothing is written either if the model may not be published, because no
+    statement covers it: the report is a page that may be.
+    """
+    privacy = store.read_document(directory)["privacy"]
+    if privacy["accountant"] is None or privacy["uncovered_steps"]:
+        return
     try:
         trained = Trained.load(directory)
-        if trained.layout.columns is not None:
-            shapes.keep(directory, explain(trained))
+        trained = replace(trained, loaded=replace(trained.loaded, base=base))  # whose records are in memory still
+        shapes.keep(directory, explain(trained))
     except (DataError, RunError):
         return
 

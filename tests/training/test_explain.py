@@ -18,7 +18,7 @@ from dpsgd_cli.results import publishing, report, shapes, store
 from dpsgd_cli.results.document import Picture
 from dpsgd_cli.training import explain
 from dpsgd_cli.training.inference import Trained
-from tests.conftest import Train, WriteRecipe
+from tests.conftest import OWN, Train, WriteRecipe
 
 PLAIN: dict[str, Any] = {"method": {"kind": "gd", "learning_rate": 1}, "privacy": None}
 LINE = {"path": "line.csv", "target": "y", "task": "regression", "target_bounds": [0, 400],
@@ -197,10 +197,23 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
         explain.explain(Trained.load(directory), 3)
 
 
-def test_what_has_no_columns_is_not_explained(write_recipe: WriteRecipe, train: Train) -> None:
-    directory = train(write_recipe(repeats=1), save_models=True)
-    explain.write(directory)
+@pytest.mark.parametrize("changes", [PLAIN, {"data": OWN | {"preprocess": [{"scale": {"by": "min-max"}}]}}])
+def test_a_model_that_must_not_be_published_is_not_explained_in_its_report(
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    model = {"kind": "convex", "loss": "logistic"} if changes is PLAIN else {"kind": "linear"}
+    if changes is PLAIN:
+        changes = changes | {"data": table_of(tmp_path)}
+    directory = train(write_recipe(repeats=1, model=model, **changes), save_models=True)
+    explain.write(directory, tmp_path)
     assert not (directory / shapes.NAME).exists()
+
+
+def test_an_array_has_curves_and_no_shapes(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    directory = train(write_recipe(repeats=1), save_models=True)
+    explain.write(directory, tmp_path)
+    found = shapes.read(directory)
+    assert found is not None and found.shapes == [] and found.curves.calibration
     refused = CliRunner().invoke(main, ["explain", str(directory)])
     assert refused.exit_code == 2 and "for the columns of a table" in refused.stderr
 
