@@ -20,7 +20,7 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.data import memory
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
-from dpsgd_cli.recipe.of_records import LABELS, PublicFacts, recipe_of_arrays, recipe_of_table
+from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.results import headline, store, summary
 from dpsgd_cli.results.result import summarise_columns
@@ -62,7 +62,7 @@ def train(
         target: With records: the column that is learnt, or for an array the labels (N,).
         epsilon, delta: With records: the budget. Neither has a default.
         bounds, categories, classes, target_bounds, missing, drop, fitted_before: With records: what is public
-            (`PublicFacts`). State it from public knowledge; what is left out is refused, with the columns that need it.
+            (`StatedFacts`). State it from public knowledge; what is left out is refused, with the columns that need it.
         name: With records: names the result, and stands for the file of the records in its recipe.
         out: The folder in which the result directory is written; a complete one is reused.
         resume, finish: Continue an interrupted run, or make a result of its last checkpoint.
@@ -74,9 +74,9 @@ def train(
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)
-    stated = PublicFacts(bounds, categories or {}, classes, target_bounds, missing or {}, drop, fitted_before)
+    stated = StatedFacts(bounds, categories or {}, classes, target_bounds, missing or {}, drop, fitted_before)
     if isinstance(recipe, str | Path | Mapping):
-        if stated != PublicFacts() or (target, epsilon, delta) != (None, None, None):
+        if stated != StatedFacts() or (target, epsilon, delta) != (None, None, None):
             raise UsageError("train: a recipe has its own data and budget; give records, or set keys with overrides")
         changes = assignments(overrides)
         loaded = load_mapping(recipe, changes) if isinstance(recipe, Mapping) else load_recipe(str(recipe), changes)
@@ -109,7 +109,7 @@ def _trained(loaded: LoadedRecipe, options: loop.Options, finish: bool) -> Resul
     return load(loop.finish(settled, options) if finish else loop.run(settled, options))
 
 
-def _of_records(records: Any, target: Any, facts: PublicFacts, name: str) -> tuple[Any, dict[str, Any]]:
+def _of_records(records: Any, target: Any, facts: StatedFacts, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the records as they are held in memory, and their recipe without a budget."""
     import numpy as np
 

@@ -15,7 +15,7 @@ import dpsgd_cli as dpsgd
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.recipe_template import draft
 from dpsgd_cli.errors import DataError, DpsgdError, RecipeError, RunError, UsageError
-from dpsgd_cli.recipe.of_records import PublicFacts, recipe_of_table
+from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
 
 FACTS: dict[str, Any] = {
     "bounds": {"age": (0, 100)},
@@ -67,7 +67,7 @@ def test_the_recipe_is_the_one_that_recipe_new_drafts(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "records.csv", index=False)
     drafted = yaml.safe_load(draft(tmp_path / "records.csv", "churn", None, "records.csv"))
     bounds = {"age": [0, 100], "pay": [0, 250]}
-    facts = PublicFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
+    facts = StatedFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
     made = recipe_of_table(frame, "churn", facts, "records")
     assert drafted["data"]["bounds"].keys() == bounds.keys()
     drafted["data"]["bounds"] = bounds

@@ -65,36 +65,63 @@ def read(
         raise UsageError(f"--keep: {path} has no column {quoted(absent[0])}{suggested(absent[0], frame.columns)}")
     own_table.check_columns(frame, layout, None, str(path))
     reasons: list[str | None] = [None] * len(frame)
-    ignored: dict[int, np.ndarray] = {}
+    ignored: dict[int, list[int]] = {}
     for at, column in enumerate(columns):
-        for rows, reason in _unusable(frame[column.marks or column.name], column):
+        for row, reason in _unusable(frame, column).items():
             if unknown == "ignore" and column.values is not None:
-                ignored[at] = rows
-                continue
-            for row in np.flatnonzero(rows):
-                reasons[row] = reasons[row] or f"{column.name}: {reason}"
+                ignored.setdefault(at, []).append(row)
+            else:
+                reasons[row] = reasons[row] or reason
     usable = np.array([reason is None for reason in reasons])
     if not usable.any():
         raise DataError(f"{path}: no row can be used; the first says: {reasons[0]}")
-    sound = frame.loc[usable].reset_index(drop=True)
     for at, rows in ignored.items():
-        cells = sound[columns[at].name].astype(object)
-        sound[columns[at].name] = cells.where(~rows[usable], (columns[at].values or ("",))[0])
-    x = in_units(table.to_matrix(sound, columns, str(path)))
+        cells = frame[columns[at].name].astype(object)
+        cells.iloc[rows] = (columns[at].values or ("",))[0]
+        frame[columns[at].name] = cells
+    x = (
+        table.to_matrix(frame, columns, str(path))
+        if usable.all()
+        else table.to_matrix(frame[usable], columns, str(path))
+    )
+    place = usable.cumsum() - 1
+    x = in_units(x)
     for at, rows in ignored.items():
-        x[rows[usable], at] = NO_CATEGORY
+        x[[place[row] for row in rows if usable[row]], at] = NO_CATEGORY
     # as an owner is read, whose "007" stays text
     kept = {name: read_table(path, kind, data.format, owner=name)[name] for name in keep}
     return NewRows(x, reasons, kept)
 
 
-def _unusable(cells: pd.Series, column: Column) -> list[tuple[np.ndarray, str]]:
-    """Return masks (N,) of the cells that a model cannot use, each with the reason, which shows no cell."""
-    if column.marks is not None:
-        return []
-    if column.values is not None:
-        return [(table.codes(cells, column) < 0, "a category that the model was not trained with")]
-    numbers, text = table.numbers(cells)
-    missing = np.isnan(numbers) & ~text
-    found = [(text, "not a number"), (np.isinf(numbers), "not finite")]
-    return found if column.filling is not None else [*found, (missing, "no value, and the model needs one")]
+def _unusable(frame: pd.DataFrame, column: Column) -> dict[int, str]:
+    """Return the rows whose cell a model cannot use, each with what `table.to_matrix` says of it.
+
+    Equal cells are looked at once. Halves of the others are searched, so a few bad cells among many are found fast.
+    """
+    import pandas as pd
+
+    own = frame[[column.marks or column.name]]
+    try:
+        codes, distinct = pd.factorize(own.iloc[:, 0], use_na_sentinel=False)
+        first = np.full(len(distinct), len(own))
+        np.minimum.at(first, codes, np.arange(len(own)))
+    except TypeError:  # lists and objects
+        codes = first = np.arange(len(own))
+    found: dict[int, str] = {}
+    left = [np.arange(len(first))]
+    while left:
+        cells = left.pop()
+        try:
+            table.to_matrix(own.iloc[first[cells]], [column], "")
+        except DataError as error:
+            if len(cells) > 1:
+                left += np.array_split(cells, 2)
+            else:
+                found[int(cells[0])] = _reason(str(error))
+    return {row: found[code] for row, code in enumerate(codes.tolist()) if code in found} if found else {}
+
+
+def _reason(problem: str) -> str:
+    """Return a problem with the only row of a table, without a place and without advice about a recipe."""
+    told = problem.removeprefix(": ").rpartition("; ")[0] or problem
+    return told.replace(", first in data row 1", "").replace(" in data row 1", "").replace(" (data row 1)", "")

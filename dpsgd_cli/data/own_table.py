@@ -104,7 +104,7 @@ def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str)
     except table.BadColumns as error:
         # a model that is trained takes no advice about its recipe
         told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
-        raise DataError("\n".join(f"{line}; mend such rows, or leave them out" for line in told)) from None
+        raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
 
 
 def check_columns(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> None:

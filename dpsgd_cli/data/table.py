@@ -82,17 +82,6 @@ def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
     return np.array([*empty, True])[cells.cat.codes.to_numpy()]
 
 
-def numbers(series: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells as float64 (N,), NaN where they are no numbers, and a mask (N,) of those that hold text."""
-    import pandas as pd
-
-    found = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if np.isfinite(found).all():
-        return found, np.zeros(len(found), bool)
-    blank = series.astype(str).str.strip().isin(MISSING).to_numpy()
-    return found, np.isnan(found) & series.notna().to_numpy() & ~blank
-
-
 def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
     """Return the column as finite float64 (N,), with `filling` for missing values.
 
@@ -104,9 +93,10 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
         raise NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
-    found, text = numbers(series)
-    if np.isfinite(found).all():
-        return found
+    numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isfinite(numbers).all():
+        return numbers
+    text = np.isnan(numbers) & series.notna().to_numpy() & ~series.astype(str).str.strip().isin(MISSING).to_numpy()
     if text.any():
         row = int(text.argmax())
         advice = (
@@ -116,30 +106,17 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
         )
         raise NoNumbers(f"column {quoted(series.name)} holds text in data row {row + 1}, which is not a number{advice}")
     if filling is not None:
-        found = np.where(np.isnan(found), float(filling), found)
-    bad = ~np.isfinite(found)
+        numbers = np.where(np.isnan(numbers), float(filling), numbers)
+    bad = ~np.isfinite(numbers)
     if not bad.any():
-        return found
-    number, infinite = int(bad.sum()), not np.isnan(found[bad]).all()
+        return numbers
+    number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
     what = "missing or infinite value" if infinite else "missing value"
     advice = f"say what they mean, data.missing: {{{series.name}: VALUE}}, or leave those rows out"
     raise DataError(
         f"column {quoted(series.name)} has {count(number, what)}, first in data row"
         f" {int(bad.argmax()) + 1}; {'mend them' if infinite else advice}{drop}"
     )
-
-
-def codes(series: pd.Series, column: Column) -> np.ndarray:
-    """Return each cell's index (N,) among the column's public values; -1 for a value that is not listed."""
-    import pandas as pd
-
-    cells = series.astype("category")
-    known = pd.Index(column.values or ())
-    texts = [plain_text(value) for value in cells.cat.categories]
-    codes_of = known.get_indexer(pd.Index(texts, dtype=object))
-    filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
-    codes_of[(codes_of < 0) & np.isin(texts, MISSING)] = filling
-    return np.asarray(np.append(codes_of, filling)[cells.cat.codes.to_numpy()])
 
 
 def to_codes(series: pd.Series, column: Column) -> np.ndarray:
@@ -149,14 +126,20 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
     """
     import pandas as pd
 
-    found = codes(series, column)
-    if (found >= 0).all():
-        return found
-    row = int((found < 0).argmax())
+    cells = series.astype("category")
+    known = pd.Index(column.values or ())
+    texts = [plain_text(value) for value in cells.cat.categories]
+    codes_of = known.get_indexer(pd.Index(texts, dtype=object))
+    filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
+    codes_of[(codes_of < 0) & np.isin(texts, MISSING)] = filling
+    codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
+    if (codes >= 0).all():
+        return np.asarray(codes)
+    row = int((codes < 0).argmax())
     value = series.iloc[row]
     if pd.isna(value) or value == "":
         raise DataError(
-            f"categorical column {quoted(column.name)} has {count(int((found < 0).sum()), 'cell')} without a listed"
+            f"categorical column {quoted(column.name)} has {count(int((codes < 0).sum()), 'cell')} without a listed"
             f" value, the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
     raise DataError(
@@ -231,9 +214,7 @@ def _whole(texts: list[str], where: str) -> list[str]:
     if numbers is None:
         return texts
     if not all(number.is_integer() for number in numbers):
-        raise DataError(
-            f"{where} holds a fraction, which is not a class; for numeric targets set data.task: regression"
-        )
+        raise DataError(f"{where} holds a fraction, which is no class; for numeric targets set data.task: regression")
     return [str(int(number)) for number in numbers]
 
 

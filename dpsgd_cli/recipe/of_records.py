@@ -23,7 +23,7 @@ _ANSWERS = [False, True]
 
 
 @dataclass(frozen=True)
-class PublicFacts:
+class StatedFacts:
     """Facts that are public knowledge, as their owner states them. All go into the recipe and its statement.
 
     - `bounds`: [low, high] of each numeric column by name, or one pair for all features.
@@ -44,7 +44,7 @@ class PublicFacts:
     fitted_before: Sequence[str] = ()
 
 
-def recipe_of_table(table: pd.DataFrame, target: str, facts: PublicFacts, name: str) -> dict[str, Any]:
+def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
     """Return the recipe, but for its budget, of a `table` whose column `target` is learnt.
 
     Raises UsageError with every column that needs a fact, and every fact that is about no column.
@@ -83,7 +83,7 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: PublicFacts, name: 
     return _recipe(name, data | {"preprocess": [{"bin": {}}]})
 
 
-def recipe_of_arrays(facts: PublicFacts, name: str) -> dict[str, Any]:
+def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
     """Return the recipe, but for its budget, of an array of features and an array of labels."""
     task = _task(facts, "the labels", "")
     problems = task.pop("problems")
@@ -102,12 +102,12 @@ def _recipe(name: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "data": data, "model": {"kind": "linear"}, "method": method}
 
 
-def _told(facts: PublicFacts) -> dict[str, Any]:
+def _told(facts: StatedFacts) -> dict[str, Any]:
     lists = {"missing": dict(facts.missing), "drop": list(facts.drop), "fitted_before": list(facts.fitted_before)}
     return {key: value for key, value in lists.items() if value}
 
 
-def _task(facts: PublicFacts, target: str, kind: str) -> dict[str, Any]:
+def _task(facts: StatedFacts, target: str, kind: str) -> dict[str, Any]:
     """Return the recipe's keys about the target, and `problems`; `kind` is that of the target's column."""
     if facts.target_bounds is not None and facts.classes is None:
         return {"task": "regression", "target_bounds": list(facts.target_bounds), "problems": []}
@@ -121,7 +121,7 @@ def _task(facts: PublicFacts, target: str, kind: str) -> dict[str, Any]:
     return {"problems": [f"target: say what {target} can be: {which} {said}"]}
 
 
-def _wrong_names(names: Sequence[str], target: str, facts: PublicFacts) -> list[str]:
+def _wrong_names(names: Sequence[str], target: str, facts: StatedFacts) -> list[str]:
     given = {"target": [target], "categories": facts.categories, "missing": facts.missing, "drop": facts.drop}
     given |= {"bounds": facts.bounds if isinstance(facts.bounds, Mapping) else ()}
     return [

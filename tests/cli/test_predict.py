@@ -57,10 +57,10 @@ def test_one_bad_row_does_not_stop_the_others(result: Path, tmp_path: Path) -> N
     assert rows[0]["note"] == "'=cmd()"
     assert [row["error"] for row in rows] == [
         "",
-        "age: not a number",
-        "job: a category that the model was not trained with",
-        "age: no value, and the model needs one",
-        "age: not finite",
+        "column 'age' holds text, which is not a number",
+        "categorical column 'job' holds a value, which is not among its public values ['smith', 'nurse', '']",
+        "column 'age' has 1 missing value",
+        "column 'age' has 1 missing or infinite value",
         "",
     ]
     assert [bool(row["prediction"]) for row in rows] == [not row["error"] for row in rows]
@@ -105,7 +105,10 @@ def test_what_cannot_be_kept_is_refused(
 def test_a_file_without_a_row_that_can_be_used_is_refused(result: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,job\nold,smith\n,nurse\n")
     _, done = predict(result, tmp_path / "new.csv")
-    assert done.exit_code == 1 and "no row can be used; the first says: age: not a number" in done.stderr
+    assert (
+        done.exit_code == 1
+        and "no row can be used; the first says: column 'age' holds text, which is not a number" in done.stderr
+    )
     for name, said in (("nowhere.csv", "no such file"), ("new.npy", "but the model takes a table")):
         (tmp_path / "new.npy").write_bytes(b"x")
         _, done = predict(result, tmp_path / name)
@@ -124,7 +127,7 @@ def test_advice_is_what_a_trained_model_can_follow(result: Path) -> None:
     for age, job, said in (("old", "nurse", "holds text in data row 1"), (3, "pilot", "not among its public values")):
         with pytest.raises(DataError, match=said) as caught:
             trained.rows(pd.DataFrame({"age": [age], "job": [job]}))
-        assert str(caught.value).endswith("; mend such rows, or leave them out")
+        assert str(caught.value).endswith("; fix such rows, or leave them out")
         assert "data.categorical" not in str(caught.value) and "add it there" not in str(caught.value)
 
 

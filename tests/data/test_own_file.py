@@ -128,7 +128,7 @@ def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message
         ("a,y\n1,x\n2,3,4,5\n", {}, r"cannot be read as a table"),
         (b"a,y\n\xff\xfe,1\n", {}, r"(not UTF-8|cannot be read)"),
         ("a,y\n1,x\nNA,z\n", {}, r"column 'a' has 1 missing value, first in data row 2"),
-        ("a,y\n1,0.5\n2,1\n", {}, r"own.csv: label column 'y' holds a fraction, which is not a class"),
+        ("a,y\n1,0.5\n2,1\n", {}, r"own.csv: label column 'y' holds a fraction, which is no class"),
         ("a,y\n1,u\n2,\n", {}, r"label column 'y' has 1 missing label, first in data row 2"),
     ],
 )

@@ -81,7 +81,7 @@ def test_labels(labels: list[Any], given: list[Any] | None, indices: list[int], 
         (
             [0.5, 1.0, 2.0],
             None,
-            "holds a fraction, which is not a class; for numeric targets set data.task: regression",
+            "holds a fraction, which is no class; for numeric targets set data.task: regression",
         ),
         ([0.0, np.nan, 1.0], None, "1 missing label, first in data row 2"),
         (["a", "", "b"], None, "1 missing label, first in data row 2"),
