@@ -79,13 +79,8 @@ def read(
         cells = frame[columns[at].name].astype(object)
         cells.iloc[rows] = (columns[at].values or ("",))[0]
         frame[columns[at].name] = cells
-    x = (
-        table.to_matrix(frame, columns, str(path))
-        if usable.all()
-        else table.to_matrix(frame[usable], columns, str(path))
-    )
+    x = in_units(table.to_matrix(frame[usable], columns, str(path)))
     place = usable.cumsum() - 1
-    x = in_units(x)
     for at, rows in ignored.items():
         x[[place[row] for row in rows if usable[row]], at] = NO_CATEGORY
     # as an owner is read, whose "007" stays text
@@ -101,6 +96,8 @@ def _unusable(frame: pd.DataFrame, column: Column) -> dict[int, str]:
     import pandas as pd
 
     own = frame[[column.marks or column.name]]
+    if isinstance(own.dtypes.iloc[0], pd.CategoricalDtype):
+        own = own.astype(object)  # a part of it would keep all categories
     try:
         codes, distinct = pd.factorize(own.iloc[:, 0], use_na_sentinel=False)
         first = np.full(len(distinct), len(own))
