@@ -46,6 +46,7 @@ SLOW = {
     "test_registry.py",
     "test_sklearn.py",
     "test_trust.py",
+    "training/test_explain.py",
     "training/test_loop.py",
     "training/test_start.py",
     "users/test_users.py",

@@ -3,10 +3,10 @@
 Everything is computed from released weights and public facts (bounds, values, settings, the ledger), so it is
 post-processing and costs nothing. Test curves are of records that the result declares public.
 
-Shapes. The effect of value v of a column is the mean output over `_OTHERS` reference records whose column is v, minus
-the mean of that over the column's grid. The reference records are drawn evenly from public bounds and values, and not
-from the data. For an additive model every reference gives the same shape; where rows are divided by their length, and
-for networks, it is an average.
+Shapes. The effect of value v of a column is the mean output over reference records whose column is v, minus the mean of
+that over the column's grid. The reference records are drawn evenly from public bounds and values, and not from the
+data. For an additive model every reference gives the same shape; where rows are divided by their length, and for
+networks, it is an average.
 
 The noise of training (`deviation_of_noise`). Full-batch descent with momentum b at rate eta takes
 
@@ -55,7 +55,7 @@ from dpsgd_cli.training.evaluation import residual_clip
 from dpsgd_cli.training.inference import Trained
 
 _POINTS = 41
-_OTHERS = 64
+_OTHERS, _FEWEST_OTHERS = 64, 16
 _MOST_COLUMNS, _MOST_IN_PAIRS, _MOST_PAIRS = 200, 24, 5
 _LEAST_PAIR = 0.02
 """Least size of a pair that is reported, as a share of the largest column's."""
@@ -211,13 +211,13 @@ def _grid(column: Column) -> list[float] | None:
 
 def _references(columns: Sequence[Column]) -> np.ndarray:
     """Return reference records (n, D) drawn evenly from public bounds and values; nothing is missing in them."""
-    drawn = np.random.default_rng(0)
-    found = np.zeros((_OTHERS, len(columns)))
+    drawn, number = np.random.default_rng(0), _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS
+    found = np.zeros((number, len(columns)))
     for at, column in enumerate(columns):
         if column.values is not None:
-            found[:, at] = drawn.integers(0, len(column.values), _OTHERS)
+            found[:, at] = drawn.integers(0, len(column.values), number)
         elif column.bounds is not None and column.marks is None:
-            found[:, at] = drawn.uniform(*column.bounds, _OTHERS)
+            found[:, at] = drawn.uniform(*column.bounds, number)
     return found
 
 
@@ -260,7 +260,7 @@ def _noise(trained: Trained, trial: int, rows: np.ndarray, groups: int, deviatio
 def _pairs(trained: Trained, trial: int, columns: Sequence[int], others: np.ndarray) -> list[Pair]:
     """Return the size of what each pair of columns does only together, at five values of each."""
     found, known = [], trained.layout.columns or ()
-    few = others[:: len(others) // 16]
+    few = others[:: max(1, len(others) // 8)]
     for one, other in itertools.combinations(columns, 2):
         first, second = (np.array(_grid(known[at]) or [])[_five(len(_grid(known[at]) or []))] for at in (one, other))
         rows = np.tile(few, (len(first) * len(second), 1, 1))
