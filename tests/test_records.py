@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,16 @@ def test_no_traceback_holds_a_cell(tmp_path: Path, spoilt: dict[str, Any]) -> No
         train(frame, tmp_path)
     shown = "".join(traceback.format_exception(caught.value))
     assert MARK not in shown and "DataFrame" not in shown
-    with pytest.raises(DpsgdError) as caught:
-        dpsgd.train([frame], out=tmp_path / "out")
-    assert MARK not in "".join(traceback.format_exception(caught.value))
+    calls: list[Callable[[], Any]] = [
+        lambda: dpsgd.train([frame], out=tmp_path / "out"),
+        lambda: dpsgd.train(people(), {"data.bounds": frame}, target="churn", **BUDGET, **FACTS),
+        lambda: dpsgd.train({"name": "x", "data": frame}, out=tmp_path / "out"),
+        lambda: dpsgd.train(people(), target="churn", **BUDGET, **(FACTS | {"bounds": {"age": frame["age"]}})),
+    ]
+    for call in calls:
+        with pytest.raises(DpsgdError) as caught:
+            call()
+        assert MARK not in "".join(traceback.format_exception(caught.value))
 
 
 def test_an_error_of_another_library_is_told_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.overrides import apply_overrides
+from dpsgd_cli.recipe.overrides import apply_overrides, plain_value
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import PythonSchedule
 
@@ -132,14 +132,8 @@ def load_mapping(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> L
 
     Raises RecipeError with every problem, and for a value that YAML cannot hold (its type is named, not the value).
     """
-    tree = from_plain(json.loads(json.dumps(content, default=_plain_number)), SourceLocation("the recipe"))
+    tree = from_plain(json.loads(json.dumps(content, default=plain_value)), SourceLocation("the recipe"))
     return LoadedRecipe(_validated(tree, [], overrides), Path(), "the recipe", tree)
-
-
-def _plain_number(value: Any) -> Any:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    raise RecipeError(f"the recipe: a recipe holds plain values, and no {type(value).__name__}")
 
 
 def _validated(tree: Node, problems: list[Problem], overrides: Sequence[str]) -> Recipe:
