@@ -10,8 +10,9 @@
 Guarantee: one `fit` is as private as `privacy_` says. These things are outside of what one fit can state:
 
 - Every further `fit` on the same records has a price of its own. A fit that is a fold of a cross-validation warns about
-  that. A search over parameters (`GridSearchCV` and what else calls scikit-learn's `_fit_and_score` with parameters) is
-  refused, because it chooses by scores that nothing protects; `dpsgd sweep` tunes privately. A search of another
+  that. Nothing is stated of all folds: scikit-learn deals them out by place or label, so that removing one record moves
+  others. A search over parameters (`GridSearchCV` and what else calls scikit-learn's `_fit_and_score` with parameters)
+  is refused, because it chooses by scores that nothing protects; `dpsgd sweep` tunes privately. A search of another
   library, or a loop of your own, cannot be told from single fits, so it is neither refused nor priced.
 - Steps before the estimator in a `Pipeline` that have to be fitted see the records without noise. They are named in the
   statement (`uncovered_steps`) as outside of it. Steps that you apply by yourself cannot be known: `fitted_before` of
@@ -378,8 +379,9 @@ def _say_prices(privacy: Row) -> None:
         owner = frame.f_locals.get("self")
         if _is_fold(frame):
             told = (
-                f"this fold {price}. A record is in the training of every fold but one, so K folds together cost at"
-                " most K - 1 times that, and their scores have no noise; `dpsgd train` with `folds` prices them"
+                f"this fold {price}, for the records that it was given. Nothing is stated of all folds together: removing"
+                " one record moves others between scikit-learn's folds, and scores have no noise. `dpsgd train` with"
+                " `folds` trains and prices them all"
             )
         elif told is None and isinstance(owner, BaseEstimator) and not isinstance(owner, Pipeline | _Private):
             told = (
