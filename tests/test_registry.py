@@ -201,9 +201,7 @@ ADDITIONS = {
     "command": Addition(
         files={
             "dpsgd_cli/cli/greet.py": (
-                "import click\n\n\n"
-                "@click.command('greet')\n"
-                "def command():\n    click.echo('good morning')\n"
+                "import click\n\n\n@click.command('greet')\ndef command():\n    click.echo('good morning')\n"
             )
         },
         edited="dpsgd_cli/main.py",
