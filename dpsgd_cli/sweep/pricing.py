@@ -31,7 +31,7 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 _FEW = 64
 

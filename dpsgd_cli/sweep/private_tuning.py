@@ -16,7 +16,7 @@ is removed. A sweep that has published is never drawn again. A killed process le
 command continues with the runs that were drawn.
 
 Not covered: observations of the machine (time, processes, the queue of a cluster, removed files on a disk, the message
-of a run that was stopped). A sweep with any seed is an experiment, and keeps everything (`report.py`).
+of a run that was stopped). A sweep with any seed is an experiment, and keeps everything.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ from dpsgd_cli.results import files, store
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.folder import Folder
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.folder import RESULT, Folder
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 CHOICE = ".choice.json"
 DRAW = ".draw.json"
-RESULT = ".result.json"
 CHOSEN = ".chosen"
 _NOTE = (
     "How often each cell runs, drawn before the first run. Keep it secret, and keep it: to draw again after having seen"
@@ -134,7 +133,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     `records` returns the (public) number of records that a cell trains on.
     """
     select = sweep.select
-    if select is None or not all(store.is_complete(place.path / cell.directory) for cell in cells):
+    if select is None or not all(map(place.is_complete, cells)):
         return None
     kept = place.file(CHOICE)
     if kept.exists():

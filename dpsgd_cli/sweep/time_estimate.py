@@ -22,7 +22,6 @@ from dpsgd_cli.engine.losses import evaluate
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
-from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, Stage, Trials, start
 
 # Noise is drawn for up to 64 steps at once, so fewer would not show what it costs.
@@ -89,7 +88,7 @@ def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
 
 def _started(planned: Planned, outline: data.Outline, trials: int, records: int) -> Trials:
     """Return `trials` trials with the first cell's settings, ready to train on `records` random rows."""
-    loaded, plan = resolve_auto(planned.cell.loaded), planned.plan
+    loaded, plan = planned.cell.settled, planned.plan
     changes = {"repeats": trials, "folds": None, "epochs": _EPOCHS if plan is None else loaded.recipe.epochs}
     recipe = loaded.recipe.changed(**changes)
     if plan is not None:

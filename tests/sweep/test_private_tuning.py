@@ -18,8 +18,8 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.private_tuning import _exponential, draw
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from dpsgd_cli.sweep.session import SweepSession
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 from tests.sweep.test_pricing import SWEEP

@@ -18,7 +18,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.sweep.expansion import expand
-from dpsgd_cli.sweep.loading import load_sweep
+from dpsgd_cli.sweep.settings import load_sweep
 from dpsgd_cli.training import auto_settings, loop
 from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, PublicFacts, RuleConstants
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
