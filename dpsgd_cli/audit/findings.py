@@ -8,7 +8,7 @@ confidence, so an audit refutes a true claim with probability at most 1 - confid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 TIERS = {
@@ -74,7 +74,7 @@ class Finding:
     chance: bool = True
     epsilon: float | None = None
     control: Callable[[float], bool] | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    p_value: float | None = None
 
 
 def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any
             "refuted": one.refutes(each),
             **({} if one.epsilon is None else {"epsilon": one.epsilon}),
             **({} if one.control is None else {"control_refuted": one.control(each)}),
-            **one.more,
+            **({} if one.p_value is None else {"p_value": one.p_value}),
         }
         for one in findings
     ]
@@ -100,10 +100,10 @@ def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, cont
     """Return a finding with the p-values of the claim and its control. `told`: what was found, and what is claimed."""
     return Finding(
         tier, name, *told, lambda confidence: p_value < 1 - confidence,
-        control=lambda confidence: control < 1 - confidence, more={"p_value": p_value},
+        control=lambda confidence: control < 1 - confidence, p_value=p_value,
     )  # fmt: skip
 
 
-def exact(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
+def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
     """Return a finding that does not depend on chance."""
     return Finding(tier, name, found, claimed, lambda confidence: refuted, chance=False)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,18 +243,38 @@ def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
         real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not made.silent)
         return np.concatenate([real, np.zeros((count, rows.shape[1] - real.shape[1]), np.float32)], axis=1)
 
-    def labels(count: int) -> np.ndarray:
-        return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
-
+    labels = partial(random_labels, random, outputs=outputs)
     x = np.concatenate([chance(made.others), rows])
     own = np.full(len(rows), made.label)
     y = np.concatenate([labels(made.others), own.astype(np.int64 if outputs > 1 else np.float32)])
     test, validation = chance(_TEST_RECORDS), chance(_TEST_RECORDS)
-    classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(
-        outline.name, x, y, test, labels(_TEST_RECORDS), False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=validation, validation_y=labels(_TEST_RECORDS),
-    )  # fmt: skip
+    truth = labels(_TEST_RECORDS)
+    return synthetic(outline, (x, y), (test, truth), validation_x=validation, validation_y=labels(_TEST_RECORDS))
+
+
+def synthetic(
+    outline: data.Outline, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], **more: Any
+) -> data.Dataset:
+    """Return a data set of synthetic rows: features and labels for training and for tests."""
+    classes = tuple(range(outline.outputs)) if outline.outputs > 1 else None
+    return data.Dataset(outline.name, *train, *test, False, classes, (), (), {}, norm_bound=outline.norm_bound, **more)
+
+
+def random_labels(random: np.random.Generator, count: int, outputs: int) -> np.ndarray:
+    """Return random classes, or random targets in [0, 1) for one output."""
+    return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
+
+
+def without(place: int, trials: int = 1) -> Callable[[Table], Table]:
+    """Return a function that leaves the place of one record of a table empty, in every trial."""
+
+    def share(table: Table) -> Table:
+        own = torch.arange(table.rows, device=table.y.device)
+        own[place] = -1
+        held = (own < 0)[:, None].repeat(1, trials)
+        return dataclasses.replace(table, own=own.repeat(trials, 1), held_out=held, filled=False)
+
+    return share
 
 
 def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:

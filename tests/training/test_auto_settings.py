@@ -297,7 +297,7 @@ def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(image
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
     assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
-    assert resolve_auto(told) is told and not auto_settings.has_auto(recipe)
+    assert not auto_settings.has_auto(recipe)
 
 
 def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
@@ -423,7 +423,7 @@ def test_two_outputs_are_the_same_problem_as_one(own: Path) -> None:
 
 def test_settling_twice_is_settling_once(own: Path) -> None:
     once = found(own)
-    assert resolve_auto(once) is once and not auto_settings.has_auto(once.recipe)
+    assert resolve_auto(once).recipe == once.recipe and not auto_settings.has_auto(once.recipe)
 
 
 RULED = ("tabular/", "pate/adult-")
