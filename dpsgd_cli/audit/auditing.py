@@ -31,9 +31,8 @@ from dpsgd_cli.audit.stage import at_audit_size, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
 from dpsgd_cli.audit.watch import Watch, train
 from dpsgd_cli.common.interrupts import kill_is_interrupt
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.common.plugins import trusting
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.plugins import named, trusting
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.base import OneShot

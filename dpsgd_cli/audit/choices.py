@@ -30,7 +30,7 @@ from dpsgd_cli.audit.claim import PrivacyClaim, bound_of
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact_finding
 from dpsgd_cli.audit.stage import smaller, synthetic
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, far_from
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate

@@ -40,8 +40,8 @@ from dpsgd_cli.audit.parts import noise_checks
 from dpsgd_cli.audit.stage import at_audit_size, build_canaries, smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.audit.watch import ObservedNoise
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.plugins import named
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import Watcher

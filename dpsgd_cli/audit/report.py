@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.audit.findings import TIERS
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.results.audited import AUDIT
 from dpsgd_cli.results.curves import COLOURS
 from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown

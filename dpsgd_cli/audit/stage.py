@@ -25,7 +25,7 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import canaries as canary_inputs
 from dpsgd_cli.audit.findings import AuditSize
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel

@@ -6,13 +6,14 @@ before this user trusts it. Trust is in a content, by its SHA-256. To train is t
 inside `trusting()` (`--trust-code`, `trust_code=True`) any file, which is then remembered, too. Imports of a file are
 not covered.
 
-Callers check the attribute.
+Callers check the attribute. `named` imports the package's own code that settings name, so that these need no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import inspect
 import sys
 import types
@@ -67,6 +68,12 @@ def _check_trusted(path: Path, code: bytes) -> None:
     with contextlib.suppress(OSError):
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.touch(mode=0o600)
+
+
+def named(name: str) -> Any:
+    """Return the attribute `name` of `module`, given as `module:name`; import the module."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def load_attribute(path: Path, name: str) -> Any:

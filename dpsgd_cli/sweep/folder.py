@@ -16,8 +16,7 @@ from typing import Any
 
 from dpsgd_cli.accounting.ledger import read_ledgers
 from dpsgd_cli.accounting.mechanism import Release
-from dpsgd_cli.common.rounding import epsilon_text, metric_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text, metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry

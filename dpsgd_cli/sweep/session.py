@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import files, store
 from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning
