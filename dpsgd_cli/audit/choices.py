@@ -41,7 +41,7 @@ from dpsgd_cli.noise.run import laplace_of
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, NoisyChoice
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, start
+from dpsgd_cli.training.start import DataOverride, Member, start
 
 _AT_ONCE = 1 << 23
 _DELTA = 1e-9
@@ -334,7 +334,7 @@ def _moved_votes(loaded: SettledRecipe, outline: data.Outline) -> tuple[Pate, li
     seen: list[np.ndarray] = []
     methods: list[Pate] = []
     for changed in range(1 + _TEACHERS):
-        at = start([Member(small, plan)], stage=Stage(_voters(known, changed)))
+        at = start([Member(small, plan)], override=DataOverride(_voters(known, changed)))
         assert isinstance(at.method, Pate)
         at.method.run_epoch(0)
         seen.append(at.method.votes[0].astype(float))

@@ -18,11 +18,10 @@ TIERS = {
     "D": "neighbouring data, the same randomness",
 }
 UNSEEN = {
-    "A": "How private a run is: only how badly these canaries' membership could be hidden. Even of a claim that is"
-    " exactly true it finds less than half.",
-    "B": "Noise of another law than the claimed one, and leaks that no canary's coordinate shows.",
-    "C": "What the ledger does not name, and numbers of one run's streams that repeat beyond it.",
-    "D": "Noise: whether what is added covers what neighbours differ in.",
+    "A": "The true epsilon: the lower bound from these canaries is less than half of it even if the claim is exact.",
+    "B": "Noise of another distribution than the claimed one, and leaks outside the canaries' coordinates.",
+    "C": "Releases that the ledger does not name, and random numbers that repeat in another run.",
+    "D": "Whether the noise is large enough to cover the difference between neighbours.",
 }
 
 

@@ -29,7 +29,7 @@ from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.stage import random_labels, sized, smaller, synthetic, without
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
@@ -37,9 +37,9 @@ from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
-from dpsgd_cli.training.loop import record, results_of
+from dpsgd_cli.training.evaluation import record, results_of
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, start
+from dpsgd_cli.training.start import DataOverride, Member, start
 
 _RECORDS = 48
 _STEPS = 40
@@ -70,7 +70,7 @@ class _Seen:
     public: dict[str, Any] = field(default_factory=dict)
 
 
-class _Follower(Watcher):
+class _Follower(AuditHook):
     """Observer of a training. Given a `first` training, it replaces noisy means by those of the first."""
 
     def __init__(self, first: _Seen | None) -> None:
@@ -147,8 +147,8 @@ def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[F
 def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | None) -> _Seen:
     """Train on `dataset`, and return the observations. With `lacks`, the place of one record is empty."""
     follower = _Follower(first)
-    stage = Stage(dataset, watcher=follower)
-    at = start([member], stage=dataclasses.replace(stage, share=without(_PLACE)) if lacks else stage)
+    override = DataOverride(dataset, watcher=follower)
+    at = start([member], override=dataclasses.replace(override, share=without(_PLACE)) if lacks else override)
     most = max(2, min(_STEPS, _MOST_KEPT // at.context.pack.size))
     while at.done < at.method.epochs and not at.method.finished and len(follower.seen.sums) < most:
         noted = at.method.run_epoch(at.done)

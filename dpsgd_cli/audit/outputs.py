@@ -44,7 +44,7 @@ from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.perturbation import run as perturbations
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
@@ -52,7 +52,7 @@ from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 _RECORDS = {"output-perturbation": 300}
 _FEW_RECORDS = 60
@@ -78,7 +78,7 @@ class Attack:
     told: dict[str, int]
 
 
-class _Released(Watcher):
+class _Released(AuditHook):
     """Observer that notes each trial's release, if it is one Gaussian."""
 
     def __init__(self) -> None:
@@ -125,10 +125,10 @@ def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
     made = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")
     dataset = as_users(made, small.recipe.data)
-    stage = Stage(dataset, watcher=seen)
+    override = DataOverride(dataset, watcher=seen)
     if absent:
-        stage = dataclasses.replace(stage, share=without(-1, small.recipe.trials))
-    at = start([Member(own, plan)], stage=stage)
+        override = dataclasses.replace(override, share=without(-1, small.recipe.trials))
+    at = start([Member(own, plan)], override=override)
     while at.done < at.method.epochs and not at.method.finished:
         at.method.run_epoch(at.done)
         at.done += 1
@@ -298,7 +298,7 @@ def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
     return np.abs(places - np.rint(places))
 
 
-class _GridWatch(Watcher):
+class _GridWatch(AuditHook):
     """Observer that notes the distance of released numbers from the grid, for each kind of release."""
 
     def __init__(self) -> None:
@@ -370,7 +370,7 @@ def _watch_sums(method: DpSgd, seen: _GridWatch) -> None:
     method.privatise = privatise  # type: ignore[method-assign]
 
 
-def _without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
+def _without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: AuditHook) -> Trials:
     """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
     records = min(_FEW_RECORDS, whole.sampling.records)
     small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
@@ -379,4 +379,4 @@ def _without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, wat
     known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
     made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
     dataset = as_users(made, small.recipe.data)
-    return start([Member(small, plan_of(small, known))], stage=Stage(dataset, watcher=watcher))
+    return start([Member(small, plan_of(small, known))], override=DataOverride(dataset, watcher=watcher))

@@ -27,14 +27,14 @@ from dpsgd_cli.audit import canaries as canary_inputs
 from dpsgd_cli.audit.findings import AuditSize
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 _FEW_RECORDS = 64
 _CONVEX_RECORDS = 5000
@@ -157,7 +157,7 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] | None = None) -> StagedTrials:
+def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any] | None = None) -> StagedTrials:
     """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
     replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)
@@ -173,13 +173,13 @@ def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] 
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
-    on = Stage(
+    on = DataOverride(
         as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
-    trials = start([Member(made.loaded, plan)], earlier, stage=on)
+    trials = start([Member(made.loaded, plan)], earlier, override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (

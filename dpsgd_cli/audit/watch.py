@@ -24,7 +24,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.price import Toeplitz
@@ -63,7 +63,7 @@ class ObservedNoise:
         self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
 
 
-class Watch(Watcher):
+class Watch(AuditHook):
     """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:

@@ -25,13 +25,13 @@ from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.errors import RecipeError, UsageError
 
-Say = Callable[[str], None]
-_trusting: list[Say | None] = []
+Logger = Callable[[str], None]
+_trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
 
 
 @contextlib.contextmanager
-def trusting(say: Say | None = None, really: bool = True) -> Iterator[None]:
+def trusting(say: Logger | None = None, really: bool = True) -> Iterator[None]:
     """Allow any Python file that a recipe names to run inside the block, and remember each as trusted.
 
     `say` receives a line for each file that was not trusted before. If not `really`, the block changes nothing.

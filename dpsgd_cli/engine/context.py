@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
 
-class Watcher:
+class AuditHook:
     """Observer that receives exact (NON-PRIVATE) values during training.
 
     Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher. Each
@@ -87,7 +87,7 @@ class Context:
     keys: Keys | None = None
     cells: Callable[[], Sequence[Cells]] = tuple
     team: Team = field(default_factory=Team)
-    watcher: Watcher | None = None
+    watcher: AuditHook | None = None
 
     @property
     def trials(self) -> int:

@@ -61,8 +61,6 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    if select is not None and not isinstance(select, RandomStopping | ExponentialChoice):
-        raise RecipeError(f"{source}: select: {select.kind} has no proof here")
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
@@ -93,7 +91,7 @@ def draw(select: RandomStopping, cells: int) -> list[int]:
     return counts
 
 
-def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
+def read_draw(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     """Return the numbers of runs that were drawn for these cells; None if not drawn yet, DataError if damaged."""
     path = place.file(DRAW)
     if not path.exists():
@@ -107,7 +105,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     return [runs[name] for name in names]
 
 
-def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
+def write_draw(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
     """Draw the numbers of runs and keep them, unless some are kept. Of several processes, the first draws for all."""
     counts = draw(select, len(cells))
     path = place.file(DRAW)

@@ -54,7 +54,7 @@ class SweepSession:
         if self.secret and private_tuning.published(self.folder) is not None:
             return []
         kept = (
-            private_tuning.kept(self.place, self.every)
+            private_tuning.read_draw(self.place, self.every)
             if select.seed is None
             else private_tuning.draw(select, len(self.every))
         )
@@ -102,7 +102,7 @@ class SweepSession:
                     " the number of runs for all shards; begin with it, and give the others its folder or a copy of"
                     " that file"
                 )
-            private_tuning.draw_and_keep(self.place, select, self.every)
+            private_tuning.write_draw(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
         store.roll_forward(self.place.path)
         files.sweep_up(self.place.path)

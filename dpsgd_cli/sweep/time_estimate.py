@@ -22,7 +22,7 @@ from dpsgd_cli.engine.losses import evaluate
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 # Noise is drawn for up to 64 steps at once, so fewer would not show what it costs.
 _STEPS, _SECONDS, _PATIENCE = 64, 0.3, 2.0
@@ -94,7 +94,7 @@ def _started(planned: Planned, outline: data.Outline, trials: int, records: int)
     if plan is not None:
         plan = _endless(plan, records)
     member = Member(dataclasses.replace(loaded, recipe=recipe), plan)
-    return start([member], stage=Stage(_rows_of_chance(planned, outline, trials, records)))
+    return start([member], override=DataOverride(_rows_of_chance(planned, outline, trials, records)))
 
 
 def _most_rows(outline: data.Outline) -> int:

@@ -31,8 +31,6 @@ def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     Raises the errors of planning and of `data.outline` if the formulas need facts about the data.
     """
     recipe = loaded.recipe
-    if not auto_settings.has_auto(recipe):
-        return _settled(loaded, recipe)
     if not auto_settings.needs_data(recipe):
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
         return _settled(loaded, *auto_settings.before_plan(recipe, None))

@@ -16,7 +16,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import QuantileClipping
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_gd.run import DpGd
@@ -261,7 +261,7 @@ def counted(batching: str = "shuffle", adjacency: Any = None, **clipping: Any) -
 
 
 @dataclass
-class Seen(Watcher):
+class Seen(AuditHook):
     """A watcher of what is released before the first step."""
 
     made: list[tuple[Any, Tensor, Tensor]] = field(default_factory=list)
