@@ -36,7 +36,6 @@ SLOW = {
     "sweep/test_kills.py",
     "test_attacks.py",
     "test_behaviour.py",
-    "test_benchmarks.py",
     "test_docs.py",
     "test_fuzz.py",
     "test_neighbours.py",

@@ -9,7 +9,7 @@ from typing import Any
 from dpsgd_cli.account.answers import Row, Series
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.tradeoff import Attacker, attacker_text
-from dpsgd_cli.common.rounding import epsilon_text, metric_text
+from dpsgd_cli.common.text_format import epsilon_text, metric_text
 
 _WIDTH = 118
 

@@ -15,7 +15,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant, number
 from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.mechanism import KINDS, Mechanism, Release
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
 
 MOST_EPSILON = 100.0

@@ -30,7 +30,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
 from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
 
 RATES = (0.01, 0.001)

@@ -1,6 +1,6 @@
 """Run of `dpsgd compare`. Torch is imported only if there is something to train.
 
-Training at matched budgets is in `sweep/comparing.py`; statistics, tables and pages are in `results/`.
+Training at matched budgets is in `sweep/running.py`; statistics, tables and pages are in `results/`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def compare(
     results = Path("results") if out is None else out
     entries: list[Entry] = []
     if recipes:
-        from dpsgd_cli.sweep.comparing import trained
+        from dpsgd_cli.sweep.running import compared
 
-        entries += trained(recipes, {**terms, "overrides": overrides}, results, lambda said: click.echo(said, err=True))
+        terms = {**terms, "overrides": overrides}
+        entries += compared(recipes, terms, results, lambda said: click.echo(said, err=True))
     # `results/*` also names folders that earlier comparisons wrote
     places = [p for p in places if not (p.name.startswith("comparison-") and (p / "comparison.json").is_file())]
     entries += [entry for place in places for entry in comparisons.read_entries(place)]

@@ -15,7 +15,7 @@ import yaml
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
 from dpsgd_cli.cli.trust import TRUST_CODE
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS

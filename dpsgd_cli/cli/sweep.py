@@ -117,19 +117,9 @@ def status(folder: Path) -> None:
     Example:
       dpsgd sweep status results/ci
     """
-    from dpsgd_cli.sweep.folder import statuses
+    from dpsgd_cli.sweep.folder import status_lines
 
-    for found in statuses(folder):
-        if found.secret:
-            over = (folder / f"{found.sweep}.result.json").exists()
-            click.echo(f"{found.sweep}: {'published' if over else 'begun; how far it is stays secret'}")
-            continue
-        click.echo(
-            f"{found.sweep}: {found.done} of {count(found.cells, 'cell')} done ({found.done_trials} of"
-            f" {count(found.trials, 'trial')}), {len(found.failed)} failed, {found.missing} missing"
-        )
-        for failure in found.failed:
-            click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
+    click.echo("\n".join(status_lines(folder)))
 
 
 def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
@@ -142,7 +132,7 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
     if finished and not session.secret:
         click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
     try:
-        for outcome in launch(jobs, session.sweep.resources):
+        for outcome in session.outcomes(launch, jobs):
             if progress is not None:
                 progress.note(outcome)
     except RunError as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dpsgd_cli.clipping.price import released_histogram
 from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.clipping.settings import ClippingKind, HistogramClipping, QuantileClipping
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError

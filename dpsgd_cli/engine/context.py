@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
 
-class Watcher(Protocol):
+class AuditHook:
     """Observer that receives exact (NON-PRIVATE) values during training.
 
-    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher.
+    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher. Each
+    method does nothing here.
     """
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
@@ -86,7 +87,7 @@ class Context:
     keys: Keys | None = None
     cells: Callable[[], Sequence[Cells]] = tuple
     team: Team = field(default_factory=Team)
-    watcher: Watcher | None = None
+    watcher: AuditHook | None = None
 
     @property
     def trials(self) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
+from dpsgd_cli.common.plugins import load_attribute, named, refusal_of_call
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.base import Method

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.plan import Facts, Plan
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import PrivacyError
 
 if TYPE_CHECKING:

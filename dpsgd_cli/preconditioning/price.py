@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 

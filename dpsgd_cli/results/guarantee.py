@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 
 NO_PRIVACY = "nothing protects the training data"
 CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"

@@ -16,7 +16,7 @@ from pathlib import Path
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, adjacency_label
 from dpsgd_cli.accounting.ledger import read_entries, to_price
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, strongest
-from dpsgd_cli.common.rounding import epsilon_text, interval_text
+from dpsgd_cli.common.text_format import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import audited, curves, reading, store

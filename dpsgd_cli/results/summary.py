@@ -10,8 +10,7 @@ from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.tradeoff import attacker_text
-from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe

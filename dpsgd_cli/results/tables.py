@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.accounting.tradeoff import RATES, percent
-from dpsgd_cli.common.rounding import epsilon_text, interval_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text, interval_text
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison
 from dpsgd_cli.results.result import NONPRIVATE, Row

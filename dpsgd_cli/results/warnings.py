@@ -10,8 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from dpsgd_cli.common.rounding import metric_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, metric_text
 from dpsgd_cli.engine.metrics import METRICS, in_words, less_is_better
 from dpsgd_cli.results.result import Released, Unreleased
 

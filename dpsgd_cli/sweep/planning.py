@@ -25,10 +25,11 @@ from dpsgd_cli.engine.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.pricing import Spent
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.build_models import make_pack
-from dpsgd_cli.training.plans import resolve_auto
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5
@@ -58,7 +59,7 @@ class Planner:
         key = _plan_key(cell.loaded)
         if key not in self._plans:
             try:
-                self._plans[key] = Planned(cell, *loop.plan_recipe(resolve_auto(cell.loaded)))
+                self._plans[key] = Planned(cell, *loop.plan_recipe(cell.settled))
             except DpsgdError as error:
                 if interrupts.stops_everything(error):
                     raise
@@ -123,6 +124,26 @@ def steps_of(planned: Planned) -> int:
         return 0
     batch = recipe.method.batch or planned.outline.train_records
     return recipe.epochs * -(-planned.outline.train_records // batch)
+
+
+def records_of(cell: Cell) -> int:
+    """Return the number of records that a private cell trains on; 0 without a plan."""
+    plan = shared_planner().plan(cell).plan
+    return 0 if plan is None else plan.sampling.records
+
+
+def planned_spending(cells: Sequence[Cell]) -> list[Spent | None]:
+    """Return planned bounds on the trials of each cell; None without privacy. Cells that cannot run are left out."""
+    found: list[Spent | None] = []
+    for cell in cells:
+        planned = shared_planner().plan(cell)
+        plan = planned.plan
+        if plan is None:
+            found += [None] if planned.error is None else []
+            continue
+        told = plan.guarantee()
+        found.append(Spent(tuple(plan.to_price), run_of(cell.loaded), plan.delta, told.epsilon, told.bound))
+    return found
 
 
 def shared(loaded: LoadedRecipe) -> str:

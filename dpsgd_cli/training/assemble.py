@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, scope
 from dpsgd_cli.accounting.ledger import Ledger, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan, PlannedNoise, noise_text
+from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.common.text_format import count
@@ -307,15 +307,12 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
-        **({} if plan.correlated is None else _correlated(plan.correlated)),
+        **({} if plan.correlated is None else {"correlated_noise": noise_text(plan.correlated)}),
+        **({} if plan.correlated is None else {"predicted_error_ratio": plan.correlated.ratio}),
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
     }
-
-
-def _correlated(noise: PlannedNoise) -> Row:
-    return {"correlated_noise": noise_text(noise), "predicted_error_ratio": noise.ratio}
 
 
 def _spent(spendings: Sequence[PrivacyCost], of_parts: Row) -> Row:

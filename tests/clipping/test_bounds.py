@@ -16,6 +16,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import QuantileClipping
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_gd.run import DpGd
@@ -260,21 +261,13 @@ def counted(batching: str = "shuffle", adjacency: Any = None, **clipping: Any) -
 
 
 @dataclass
-class Seen:
+class Seen(AuditHook):
     """A watcher of what is released before the first step."""
 
     made: list[tuple[Any, Tensor, Tensor]] = field(default_factory=list)
 
     def prepared(self, mechanism: Any, exact: Tensor, noisy: Tensor) -> None:
         self.made.append((mechanism, exact.clone(), noisy.clone()))
-
-    def drawn(self, *rest: Any) -> None: ...
-
-    def released(self, *rest: Any) -> None: ...
-
-    def measured(self, *rest: Any) -> None: ...
-
-    def preconditioned(self, *rest: Any) -> None: ...
 
 
 def counts_of(one: Recipe, data: Data | None = None) -> tuple[Any, Tensor, Tensor, DpSgd]:

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.audit.votes import FloatNoise
+from dpsgd_cli.audit.choices import FloatNoise
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.pate.price import VotingPlan

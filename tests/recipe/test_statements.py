@@ -14,7 +14,7 @@ from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.clipping.bounds import Bounds
 from dpsgd_cli.clipping.settings import Clipping
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.descriptor import Descriptor

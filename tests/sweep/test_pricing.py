@@ -8,9 +8,9 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.sweep.folder import privacy_lines
 from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
-from dpsgd_cli.sweep.report import privacy_lines
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 SWEEP = Sweep(name="x", recipes=["quickstart"])
 

@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.mechanism import (
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

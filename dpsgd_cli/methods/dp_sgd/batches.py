@@ -20,7 +20,7 @@ from dpsgd_cli.batching.run import (
     WatchedSampler,
 )
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.augmentation import Augmentation
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Examples
