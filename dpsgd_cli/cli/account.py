@@ -13,7 +13,7 @@ from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
 from dpsgd_cli.account.question import AccountOptions, cases_of, demands_of, rows_of, series_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 
 
 class Rate(click.ParamType):

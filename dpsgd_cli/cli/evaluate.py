@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 
 _WITHOUT_NOISE = (
     "measured without noise: the statement protects nobody in these records; publish it only where they are public"

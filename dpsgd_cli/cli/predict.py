@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.text_format import count
 
 

@@ -14,7 +14,7 @@ import click
 import yaml
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.common.yaml_tree import CoreDumper
@@ -155,9 +155,9 @@ def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
     """
     loaded = load_recipe(recipe, overrides)
 
-    from dpsgd_cli.cli.checking import told  # torch
+    from dpsgd_cli.training.build_models import model_report  # torch
 
-    for line in told(loaded):
+    for line in model_report(loaded):
         click.echo(line)
 
 

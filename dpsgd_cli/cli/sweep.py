@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
