@@ -17,11 +17,11 @@ from typing import Any
 from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
-from dpsgd_cli.accounting.joint_composition import ASSUMED, FIXED
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.statement import epsilon_at_least
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.results.guarantee import ASSUMED, FIXED
 
 BATCH_SIZE = "batch-size"
 

@@ -19,7 +19,7 @@ from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.evaluated import records_of
-from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
+from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT
 from dpsgd_cli.results.reading import data_in, folds_in
 from dpsgd_cli.training.checkpoint import Charges, read_released
 
@@ -74,7 +74,7 @@ class CheckpointCase(LedgerCase):
             f"{self.label}: stands after {told.done} of at most {count(told.epochs, 'epoch')}; the statement is of"
             f" {what}. Epochs that a killed process trained after it were never released"
         ]
-        remarks += [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        remarks += [f"{self.label}: {ADAPTIVE}"] if self.spends_a_budget() else []
         return remarks + ([f"{self.label}: {EXPERIMENT}"] if any(seed is not None for seed in self.seeds) else [])
 
     def uncovered(self) -> list[str]:

@@ -16,7 +16,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.evaluated import identities_in, records_of
-from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
+from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 
@@ -72,8 +72,7 @@ class LedgerCase(Case):
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
         trials = count(len(self.entries), "trial")
         stated = "; the most expensive trial is stated" if len(self.entries) > 1 else ""
-        whose = "" if self.unit is None else f", all rows of a {self.unit} together"
-        return f"{self.label}: {files}{trials}, delta {self.delta:g}{whose}{stated}"
+        return f"{self.label}: {files}{trials}, delta {self.delta:g}{unit_words(self.unit)}{stated}"
 
     @property
     def unit(self) -> str | None:
@@ -133,7 +132,7 @@ class LedgerCase(Case):
         return [f"{path}: {GONE}" for path in self.gone]
 
     def own_remarks(self) -> list[str]:
-        told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        told = [f"{self.label}: {ADAPTIVE}"] if self.spends_a_budget() else []
         seeded = any(seed is not None for path in self.paths for seed in read_seeds(path) or ())
         told += [f"{self.label}: {EXPERIMENT}"] if seeded else []
         return told + [f"{path}: {ALONE}" for path in self.alone] + self.missing()
@@ -144,7 +143,7 @@ class LedgerCase(Case):
 
     def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
-            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN} (see history.csv)")
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE} (see history.csv)")
         return [_by_epoch(trial) for trial in self.entries]
 
 

@@ -12,7 +12,7 @@ import matplotlib as mpl
 
 from dpsgd_cli.account.answers import FALSE_POSITIVES, Series
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.results.curves import COLOURS, DASHES
+from dpsgd_cli.results.pictures import COLOURS, DASHES
 
 _FAR_APART = 20.0
 _UPWARDS = {"order": "Renyi divergence", FALSE_POSITIVES: "true positives"}

@@ -29,10 +29,9 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.privacy import Privacy
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import run_of
-from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
+from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.schedules.settings import Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
-from dpsgd_cli.users.settings import PERSON
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ class RecipeCase(Case):
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
-        whose = "" if self.recipe.data.unit is None else f", all rows of a {PERSON} together"
         batches = f"{plan.sampling.batching} batches{noise}{before}"
-        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{whose}"
+        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{unit_words(self.recipe.data.unit)}"
 
     @property
     def delta(self) -> float:  # type: ignore[override]
@@ -106,7 +104,7 @@ class RecipeCase(Case):
 
     def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
-            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN}")
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
             epochs[0] = [*self.plan.before, *epochs[0]]

@@ -8,8 +8,9 @@ from typing import Any
 
 from dpsgd_cli.account.answers import Row, Series
 from dpsgd_cli.account.cases import Case
-from dpsgd_cli.accounting.tradeoff import Attacker, attacker_text
+from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.common.rounding import epsilon_text, metric_text
+from dpsgd_cli.results.guarantee import attack_words
 
 _WIDTH = 118
 
@@ -115,10 +116,10 @@ def _solved_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _attacker_line(row: Row, several: bool) -> str:
-    assert row.attacker is not None
-    whose = f"{row.source or row.batching}: " if several else ""
-    told = attacker_text(row.attacker.mu, row.attacker.true_positives, row.attacker.proved_by)
-    return f"{whose}the best attacker {told}"
+    attacker = row.attacker
+    assert attacker is not None
+    words = attack_words(attacker.mu, attacker.true_positives, attacker.proved_by)
+    return f"{f'{row.source or row.batching}: ' if several else ''}strongest attack: {words}"
 
 
 def _attacker_record(attacker: Attacker) -> dict[str, Any]:

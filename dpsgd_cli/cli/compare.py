@@ -15,9 +15,8 @@ import click
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.results import comparison as comparisons
-from dpsgd_cli.results import files, tables
+from dpsgd_cli.results import comparison_report, files
 from dpsgd_cli.results.comparison import Entry
-from dpsgd_cli.results.page import page
 from dpsgd_cli.results.pictures import draw
 
 
@@ -96,13 +95,13 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
     ]
     found = comparisons.compare(named, metric, baseline)
     _check_public(found.metric, shared)
-    click.echo(tables.to_markdown(found), nl=False)
+    click.echo(comparison_report.to_markdown(found), nl=False)
     place = results / found.folder if out is None else out
-    written = tables.write(found, place)
+    written = comparison_report.write(found, place)
     pictures = draw(found, place, with_nonprivate) if plot or report is not None else {}
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(report, page(found, pictures))
+        files.write_whole(report, comparison_report.page(found, pictures))
     names = ", ".join(file.name for file in [*written, *pictures.values()])
     click.echo(f"written to {place}: {names}{'' if report is None else f'; the page is {report}'}", err=True)
 

@@ -36,6 +36,7 @@ Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
 FAILED = ".failed.json"
 """Ending of the name of a record of a sweep's failed cell, which lies where the cell's result would be."""
+AUDIT = "audit.json"
 INDEX = ".sweep.json"
 """Ending of the name of a file that lists the cells of a sweep."""
 
@@ -66,6 +67,21 @@ def read_whole(directory: Path) -> Row:
     document = read_document(directory)
     reading.check_files(directory, document)
     return document
+
+
+def audit_place(out: Path, name: str) -> Path:
+    """Return the folder for the audit of the result `name` in `out` (`audit/`); it does not have to exist."""
+    return out / "audits" / name
+
+
+def read_audit(directory: Path) -> Row | None:
+    """Return the audit of the result in `directory`; None if there is none, it is damaged, or its hash is another's."""
+    there = directory.resolve()
+    try:
+        found = read_json(audit_place(there.parent, there.name) / AUDIT)
+    except DataError:
+        return None
+    return found if there.name.endswith(f"-{found.get('hash')}") else None
 
 
 def prepare_place(directory: Path) -> None:

@@ -12,6 +12,7 @@ from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import files, store
+from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -140,7 +141,7 @@ class SweepSession:
         chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {report.chosen_line(result['chosen'])}"]
         tables = "" if self.secret else ".table.csv, .table.md and "
         written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
-        return [*report.privacy_lines(result["privacy"]), *chosen, written]
+        return [*sweep_lines(result["privacy"]), *chosen, written]
 
     def _planned_privacy(self) -> dict[str, Any]:
         """Return the three statements, from plans alone; none about all trials if their number is secret."""
@@ -181,7 +182,7 @@ class SweepSession:
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         wrong = [one for one in planned.values() if one.error is not None]
         problems = [f"{self.source}: {one.cell.label}: {one.error}" for one in wrong]
-        return lines + ([] if problems else report.privacy_lines(self._planned_privacy())), problems
+        return lines + ([] if problems else sweep_lines(self._planned_privacy())), problems
 
     def _is_done(self, cell: Cell) -> bool:
         return not self.secret and store.is_complete(self.out / cell.directory)
