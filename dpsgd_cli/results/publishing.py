@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.recipe.loading import (
     RECIPE_FOLDER,
@@ -29,8 +28,6 @@ from dpsgd_cli.results import reading, store
 from dpsgd_cli.results.files import hidden_name, to_csv, to_json
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
 
-_TABLES = ("trials.csv", "history.csv")
-
 
 def publish(directory: Path, out: Path) -> Path:
     """Write the public copy of the result in `directory` to the new folder `out`, and return it.
@@ -44,11 +41,8 @@ def publish(directory: Path, out: Path) -> Path:
     _check_may_be_published(directory, document)
     loaded = load_recipe(str(directory / "recipe.yaml"))
     code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
-    files = {"recipe.yaml": dump_recipe(_without_folders(loaded)).encode()}
-    files |= {name: _public_table(directory / name) for name in _TABLES}
-    files["ledger.jsonl"] = (directory / "ledger.jsonl").read_bytes()
-    if (directory / MODEL).is_file():
-        files[MODEL] = (directory / MODEL).read_bytes()
+    files = {name: _public(directory / name) for name in reading.HASHED if (directory / name).is_file()}
+    files["recipe.yaml"] = dump_recipe(_without_folders(loaded)).encode()
     told = reading.sealed(_public_document(document), files, published=True)
     staging = hidden_name(out)
     try:
@@ -92,7 +86,12 @@ def _public_document(document: Row) -> Row:
     return kept | {"provenance": origin, f"{NONPRIVATE}warnings": [], f"{NONPRIVATE}files": {}}
 
 
-def _public_table(path: Path) -> bytes:
+def _public(path: Path) -> bytes:
+    """Return the content of a file, of a table without marked columns. Raises ValueError for another marked file."""
+    if reading.FILES[path.name].unreleased != "always":
+        return path.read_bytes()
+    if path.suffix != ".csv":
+        raise ValueError(f"{path.name} holds values that were not released, and is no table of marked columns")
     with path.open(newline="", encoding="utf-8") as file:
         rows = [{k: cell for k, cell in row.items() if not k.startswith(NONPRIVATE)} for row in csv.DictReader(file)]
     return to_csv(rows).encode()

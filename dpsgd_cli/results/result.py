@@ -106,7 +106,8 @@ def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 class Result:
     """A finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
 
-    `diverged`: trials whose published weights or test metrics show divergence.
+    `diverged`: trials whose published weights or test metrics show divergence. `recipe` is the text of the resolved
+    recipe, `model` the content of `model.safetensors` (`engine/bundle.py`).
     """
 
     name: str
@@ -120,6 +121,8 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     nonprivate_warnings: list[str] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
+    recipe: str = ""
+    model: bytes | None = None
 
     def document(self) -> Row:
         """Return the content of `result.json`."""

@@ -22,15 +22,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
+from dpsgd_cli.results.files import finite, hidden_name, read_json, to_json, write_whole
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
-_HANDED_ON = ("recipe.yaml", "ledger.jsonl")
-"""Files that never hold a `nonprivate_` value. Other staged files can be read by their owner only."""
 _RECORD = ".publishing"
 Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
@@ -102,26 +99,21 @@ def prepare_place(directory: Path) -> None:
         ) from error
 
 
-def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
+def stage_result(directory: Path, result: Result) -> Path:
     """Write every file of `result` into a folder with a hidden name beside `directory`, and return the folder.
 
-    `model` is the content of `model.safetensors` (`engine/bundle.py`), or None. An OSError (a full disk) names the
-    file, leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
+    Files that may hold a `nonprivate_` value can be read by their owner only. An OSError (a full disk) names the file,
+    leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
     """
     staging = hidden_name(directory)
-    files: dict[str, bytes] = {
-        "recipe.yaml": recipe_text.encode(),
-        "trials.csv": to_csv(result.trials).encode(),
-        "history.csv": to_csv(result.history).encode(),
-        "ledger.jsonl": "".join(f"{line}\n" for line in result.ledger).encode(),
-    }
-    if model is not None:
-        files[MODEL] = model
+    made = {name: file.content(result) for name, file in reading.FILES.items() if file.content is not None}
+    files = {name: content for name, content in made.items() if content is not None}
+    shared = [name for name in files if reading.FILES[name].unreleased == "never"]
     files[reading.RESULT] = to_json(reading.sealed(finite(result.document()), files)).encode()
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():
-            mode = 0o666 if name in _HANDED_ON else 0o600
+            mode = 0o666 if name in shared else 0o600
             with open(os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
     except BaseException as error:

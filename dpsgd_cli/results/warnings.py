@@ -78,8 +78,8 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool
     clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
     if bound and seen and clipped >= NEARLY_ALL * seen:
         told.append(
-            f"the clip shortened {clipped / seen:.0%} of the gradients, so that their lengths no longer count; that may"
-            " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"
+            f"{clipped / seen:.0%} of the gradients were clipped; if that is not intended, raise privacy.clipping.norm"
+            " and lower method.learning_rate by the same factor"
         )
     return told
 
@@ -90,7 +90,7 @@ def _reason(released: Released, trial: int) -> str:
         return f"the test loss rose to more than {RISE:g} times its least"
     name = _worse(released, trial)
     if name is not None:
-        return f"the {in_words(f'test_{name}')} is more than {WORSE:g} times that of a constant"
+        return f"the {in_words(f'test_{name}')} is more than {WORSE:g} times that of the baseline"
     return "weights or losses are not finite, so there is no metric"
 
 
@@ -118,8 +118,8 @@ def _no_better(metrics: Columns) -> list[str]:
     better = ours < constant if less_is_better(f"test_{name}") else ours > constant
     if better or not math.isfinite(ours):
         return []
-    what = "the most frequent class" if name == "accuracy" else "the mean target"
+    what = "majority-class" if name == "accuracy" else "mean"
     return [
-        f"no better than a constant: {in_words(f'test_{name}')} {metric_text(ours)}, and {metric_text(constant)} for"
-        f" whoever always says {what} of the test records"
+        f"no better than the {what} baseline: {in_words(f'test_{name}')} {metric_text(ours)}, baseline"
+        f" {metric_text(constant)}"
     ]
