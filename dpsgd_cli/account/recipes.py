@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.account.cases import BATCH_SIZE, Case
-from dpsgd_cli.account.solving import RepeatedAccountant, Target
+from dpsgd_cli.account.cases import BATCH_SIZE, Case, Target
 from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.base import Derived
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
@@ -86,6 +86,9 @@ class RecipeCase(Case):
         plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), priced_by)
         assert plan is not None
         return plan
+
+    def own_trials(self) -> int:
+        return self.recipe.trials
 
     def each_trial(self) -> list[list[Release]]:
         return [self.plan.to_price]
@@ -191,6 +194,24 @@ def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epoc
     extra = [] if epochs is None else [f"epochs={epochs}"]
     loaded = load_recipe(source, [*overrides, *extra])
     return RecipeCase(loaded, loaded.recipe, delta)
+
+
+class RepeatedAccountant(Derived, stated=False):
+    """Accountant for `trials` published trials, given the releases of one of them."""
+
+    def __init__(self, accountant: Accountant, trials: int) -> None:
+        super().__init__(accountant)
+        self._trials = trials
+        self.name = f"{trials} x {accountant.name}"  # type: ignore[misc]
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        return self.accountant.epsilon(self._all(releases), delta)
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        return self.accountant.delta(self._all(releases), epsilon)
+
+    def _all(self, releases: Sequence[Release]) -> list[Release]:
+        return [Release(release.mechanism, release.count * self._trials) for release in releases]
 
 
 def _share(rho: float, trials: int) -> float:

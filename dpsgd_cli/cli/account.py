@@ -122,9 +122,7 @@ def command(**given: Any) -> None:
     if asked.curve or asked.over is not None:
         series = series_of(asked, cases)
         if asked.plot is not None:
-            from dpsgd_cli.account.picture import draw  # matplotlib
-
-            draw(series, asked.plot)
+            report.draw(series, asked.plot)
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return
