@@ -144,17 +144,9 @@ class AccountOptions:
             raise UsageError("--law is that of the number of trials of --best-of: give that, too, or leave --law out")
 
 
-USUAL: dict[str, Any] = dict.fromkeys(AccountOptions.__annotations__)
-USUAL |= {
-    "arguments": (),
-    "batching": (),
-    "accountant": (),
-    "group": 1,
-    "trials": "1",
-    "attacker": False,
-    "curve": False,
-}
+USUAL: dict[str, Any] = dict.fromkeys(AccountOptions.__annotations__) | {"group": 1, "trials": "1"}
 """Value of each option that is not given."""
+USUAL |= dict.fromkeys(("arguments", "batching", "accountant"), ()) | dict.fromkeys(("attacker", "curve"), False)
 
 
 def check_number(name: str, value: float | None) -> None:

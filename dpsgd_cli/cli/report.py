@@ -13,15 +13,21 @@ from dpsgd_cli.results.store import is_complete, is_hidden
 
 @click.command("report")
 @click.argument("places", metavar="RESULT_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--publish", "copy", type=click.Path(path_type=Path), metavar="DIR", help="Write a public copy to DIR.")
+@click.option(
+    "--publish",
+    "copy",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a public copy to DIR.",
+)
 def command(places: tuple[Path, ...], copy: Path | None) -> None:
-    """Write report.md and report.html: what a result guarantees and is worth, in plain words.
+    """Write report.md and report.html: the guarantee and the metrics of a result, in plain words.
 
-    `train` writes both; sweeps and comparisons leave it to this command, which takes a folder of results, too. The
-    page is made of public fields only, from files whose SHA-256 is checked first.
+    `train` writes both; for results of sweeps and comparisons, use this command, also on a folder of results. The
+    report contains public fields only, from files whose SHA-256 is checked first.
 
-    A result holds more than may be published: what is named `nonprivate_` is of training records, without noise.
-    `--publish DIR` writes a new folder with what may be handed on, and nothing else.
+    Do not publish a whole result: fields named `nonprivate_` are computed from training records without noise.
+    `--publish DIR` writes a new folder with everything that may be published, and nothing else.
 
     \b
     Examples:
