@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.results import publishing, report
-from dpsgd_cli.results.store import is_complete, is_hidden
+from dpsgd_cli.results import report
+from dpsgd_cli.results.store import is_complete, is_hidden, public_copy
 
 
 @click.command("report")
@@ -38,7 +38,7 @@ def command(places: tuple[Path, ...], copy: Path | None) -> None:
     if copy is not None:
         if len(places) != 1 or not is_complete(places[0]):
             raise UsageError("--publish is for one result directory")
-        for page in report.write(publishing.publish(places[0], copy)):
+        for page in report.write(public_copy(places[0], copy)):
             click.echo(page)
         return
     for place in places:

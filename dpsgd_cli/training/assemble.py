@@ -36,11 +36,13 @@ from dpsgd_cli.results.result import (
     Row,
     Stopped,
     Unreleased,
+    diverged,
     mark_nonprivate,
     summarise_columns,
     together,
+    warnings_of_rows,
+    warnings_of_training,
 )
-from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
 from dpsgd_cli.training.plans import declared_by_model
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.results.result import Released, Unreleased
-from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
+from dpsgd_cli.results.result import Released, Unreleased, diverged, warnings_of_rows, warnings_of_training
 
 
 def released(metrics: dict[str, list[float]], losses: list[list[float]] | None = None, **changes: Any) -> Released:
