@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dpsgd_cli.account.cases import Case
-from dpsgd_cli.account.solving import Target
+from dpsgd_cli.account.cases import Case, Target
 from dpsgd_cli.accounting import renyi
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.base import number

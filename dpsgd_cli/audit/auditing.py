@@ -49,8 +49,8 @@ from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.noise.selection import NoisyChoice
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
-from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
+from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import plan_of, resolve_auto
 
@@ -114,7 +114,7 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
         store.read_whole(result)
     settled = resolve_auto(loaded)
     of = loop.result_directory(settled, Path("results")) if result is None else result.resolve()
-    directory = audited.place(of.parent, of.name) if out is None else out / of.name
+    directory = store.audit_place(of.parent, of.name) if out is None else out / of.name
     with kill_is_interrupt():
         document = audit(settled, options)
     files = report.write(document, directory)

@@ -8,10 +8,10 @@ from typing import Any
 
 from dpsgd_cli.audit.findings import TIERS
 from dpsgd_cli.common.text_format import epsilon_text
-from dpsgd_cli.results.audited import AUDIT
-from dpsgd_cli.results.curves import COLOURS
 from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
+from dpsgd_cli.results.pictures import COLOURS
+from dpsgd_cli.results.store import AUDIT
 
 _OTHER_SEED = "seed=1000"
 

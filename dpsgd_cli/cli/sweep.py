@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
@@ -66,9 +66,9 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
               help="Folder of results, failures and tables.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
-@click.option("--shard", metavar="I/N", help="Run only every N-th cell, beginning with the I-th.")
+@click.option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on.")
 @click.option("--launcher", type=_Launcher(), default="local", show_default=True,
-              help="Where packs run.")  # fmt: skip
+              help="Where the trainings run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
 @click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
 def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, **how: Any) -> None:
@@ -101,7 +101,7 @@ def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> 
         failed = _run(session, **how)
     if failed and session.secret:
         raise RunError(
-            f"a run failed, so nothing is published; {session.place.path} says why, which is for your eyes only;"
+            f"a run failed, so nothing is published; {session.place.path} has the reason, which must stay private;"
             " --retry-failed tries again"
         )
     if failed:
@@ -111,7 +111,7 @@ def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> 
 @command.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR")
 def status(folder: Path) -> None:
-    """Say how far the sweeps in DIR are, and what failed.
+    """Show the progress and the failures of the sweeps in DIR.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
     progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
     if finished and not session.secret:
-        click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
+        click.echo(f"{finished} of {len(session.cells)} cells have run before and are kept", err=True)
     try:
         for outcome in session.outcomes(launch, jobs):
             if progress is not None:

@@ -16,11 +16,10 @@ from typing import Any
 
 from dpsgd_cli.accounting.ledger import read_ledgers
 from dpsgd_cli.accounting.mechanism import Release
-from dpsgd_cli.common.text_format import count, epsilon_text, metric_text
+from dpsgd_cli.common.text_format import count, metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
-from dpsgd_cli.results.guarantee import EXPERIMENT
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.store import FAILED, INDEX
 from dpsgd_cli.sweep.expansion import Cell
@@ -163,30 +162,6 @@ def _markdown_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value.replace("|", "\\|") if isinstance(value, str) else json.dumps(value)
-
-
-def privacy_lines(privacy: dict[str, Any]) -> list[str]:
-    """Return the three privacy statements as lines of text."""
-    seeded = f"; {EXPERIMENT}" if privacy["noise_source"] != "secure" else ""
-    lines = [
-        f"{'each trial':<25} epsilon {'none' if one['epsilon'] is None else epsilon_text(one['epsilon'])}"
-        f" at delta {one['delta']:g} ({one['adjacency']}, {one['bound']}{seeded})"
-        for one in privacy["each_trial"]
-    ]
-    for name, title in (("all_trials", "all trials together"), ("choice", "publishing the chosen")):
-        told = privacy[name]
-        if told is None:
-            continue
-        if told["epsilon"] is None:
-            lines.append(f"{title:<25} no statement: {told.get('note', 'no accountant covers it')}")
-            continue
-        extra = f"; {told['kind']}" if "kind" in told else f", {count(told['trials'], 'trial')}; {told['accountant']}"
-        extra += f"; {EXPERIMENT}" if told.get("randomness", "secure") != "secure" else seeded
-        lines.append(
-            f"{title:<25} epsilon {epsilon_text(told['epsilon'])} at delta {told['delta']:g}"
-            f" ({told['adjacency']}{extra})"
-        )
-    return [*lines, *(f"warning: {warning}" for warning in privacy["warnings"])]
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import files, store
+from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -143,7 +144,7 @@ class SweepSession:
         chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {folder.chosen_line(result['chosen'])}"]
         tables = "" if self.secret else ".table.csv, .table.md and "
         written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
-        return [*folder.privacy_lines(result["privacy"]), *chosen, written]
+        return [*sweep_lines(result["privacy"]), *chosen, written]
 
     def dry_run(self) -> tuple[list[str], list[str]]:
         """Return lines about packs, cells and the price of this shard, and the problems of its cells.
@@ -183,7 +184,7 @@ class SweepSession:
         privacy = pricing.statement(spent, self.sweep, spent)
         # the number of runs that random stopping draws is secret
         privacy |= {"all_trials": None} if isinstance(select, RandomStopping) else {}
-        return [*lines, *folder.privacy_lines(privacy)], problems
+        return [*lines, *sweep_lines(privacy)], problems
 
     def _is_done(self, cell: Cell) -> bool:
         return not self.secret and self.folder.is_complete(cell)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import rho_of
 from dpsgd_cli.accounting.adjacency import adjacency_label
-from dpsgd_cli.accounting.joint_composition import Run, scope
+from dpsgd_cli.accounting.joint_composition import Run
 from dpsgd_cli.accounting.ledger import Ledger, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
@@ -29,17 +29,20 @@ from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
+from dpsgd_cli.results.guarantee import scope
 from dpsgd_cli.results.result import (
     Released,
     Result,
     Row,
     Stopped,
     Unreleased,
+    diverged,
     mark_nonprivate,
     summarise_columns,
     together,
+    warnings_of_rows,
+    warnings_of_training,
 )
-from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
 from dpsgd_cli.training.plans import declared_by_model
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
@@ -32,12 +34,12 @@ from dpsgd_cli.engine.independence import (
     stand_in_rows,
 )
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error
-from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel, PythonModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.engine.weights import check_declared
+from dpsgd_cli.engine.weights import check_declared, seeded
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
@@ -177,6 +179,33 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     place = placement(recipe, Team())
     none = torch.empty((0, *shape), device=place.device, dtype=place.dtype)
     checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, none, False), outputs, [0])
+
+
+def model_report(loaded: LoadedRecipe) -> Iterator[str]:
+    """Yield one line per layer, then the memory that a step needs per record and trial (`recipe check-model`).
+
+    Raises ModelError with all reasons if a layer is refused.
+    """
+    outline = data.outline(loaded.recipe.data, loaded.base)
+    recipe, shape = loaded.recipe, outline.input_shape
+    if shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
+        outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
+        layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0))
+        yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
+        for layer in layers:
+            how = layer.clipped if layer.refused is None else "REFUSED, see below"
+            yield f"  {layer.name or '(the model)'}: {layer.kind}, {count(layer.parameters, 'parameter')}: {how}"
+        yield from weights_told(loaded)
+        if refused := [layer.refused for layer in layers if layer.refused is not None]:
+            raise ModelError("\n".join(refused))
+        check_without_data(loaded, outline)
+        pack = make_pack(loaded, shape, outputs, [0], Placement(torch.device("cpu")))
+        held = elements_by_layer(pack, stand_in_rows(shape, torch.empty(0)))
+    most = max(held, key=lambda name: held[name])
+    yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
+    yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:

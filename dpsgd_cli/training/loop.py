@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,7 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
             )
             result.provenance.update(provenance.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
-            staged.append((store.stage_result(directory, result, text, model), directory))
+            staged.append((store.stage_result(directory, replace(result, recipe=text, model=model)), directory))
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]
                 tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)

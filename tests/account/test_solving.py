@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpsgd_cli.account.cases import FlagCase
-from dpsgd_cli.account.solving import RepeatedAccountant, Target, least_factor
+from dpsgd_cli.account.cases import FlagCase, Target
+from dpsgd_cli.account.matching import least_factor
+from dpsgd_cli.account.recipes import RepeatedAccountant
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
 from dpsgd_cli.accounting.groups import ForGroup

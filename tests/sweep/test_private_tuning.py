@@ -183,7 +183,7 @@ def test_a_seeded_number_is_marked_as_an_experiment(sweep: Sweep, out: Path) -> 
     done = sweep(STOPPING.replace("mean: 3", "mean: 3, seed: 1"))
     assert done.exit_code == 0, done.output
     assert result(out)["privacy"]["choice"]["randomness"].startswith("seeded (experiment")
-    assert "an experiment: who knows the seed can take the noise away" in done.stdout
+    assert "an experiment: anybody who knows the seed can subtract the noise" in done.stdout
     assert not list(out.glob("*.draw.json"))
     assert sweep(STOPPING, out="unseeded").exit_code == 0
     choice = result(out.parent / "unseeded")["privacy"]["choice"]
