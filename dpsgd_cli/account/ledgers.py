@@ -11,7 +11,7 @@ from pathlib import Path
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import LedgerEntry, read_entries, read_seeds, to_price
+from dpsgd_cli.accounting.ledger import LedgerEntry, priced_releases, read_entries, read_seeds
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
@@ -90,7 +90,7 @@ class LedgerCase(Case):
         return "+".join(sorted(names)) or "full"
 
     def each_trial(self) -> list[list[Release]]:
-        return [to_price(trial) for trial in self.entries]
+        return [priced_releases(trial) for trial in self.entries]
 
     @cached_property
     def _apart(self) -> str | None:

@@ -56,7 +56,11 @@ class RecipeCase(Case):
             plan = self.plan
         except (PrivacyError, UsageError) as error:
             return f"{self.recipe.name}: as it stands, {error}"
-        before = f", {count(len(plan.before), 'private preprocessing release')}" if plan.before else ""
+        before = (
+            f", {count(len(plan.preprocessing_releases), 'private preprocessing release')}"
+            if plan.preprocessing_releases
+            else ""
+        )
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
@@ -90,7 +94,7 @@ class RecipeCase(Case):
         return plan
 
     def each_trial(self) -> list[list[Release]]:
-        return [self.plan.to_price]
+        return [self.plan.priced_releases]
 
     def why_apart(self, trials: int) -> str | None:
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
@@ -109,7 +113,7 @@ class RecipeCase(Case):
             raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
-            epochs[0] = [*self.plan.before, *epochs[0]]
+            epochs[0] = [*self.plan.preprocessing_releases, *epochs[0]]
         return [epochs]
 
     def parameters(self) -> dict[str, bool]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import Derived
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants import Accountant, Derived
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.search import NOISE, PRECISION, Interval, gap_of, solve_at_limit
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
@@ -111,7 +110,7 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
     """
 
     def scaled(factor: float) -> list[Release]:
-        releases = [*plan.before]
+        releases = [*plan.preprocessing_releases]
         for release in (release for epoch in plan.epochs for release in epoch):
             mechanism = release.mechanism
             assert isinstance(mechanism, GaussianSum)

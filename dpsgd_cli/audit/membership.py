@@ -111,7 +111,7 @@ def law_of(staged: StagedTrials) -> PrivacyClaim:
     claim = claim_of(staged)
     made = [entry.release for entry in staged.trials.context.ledgers[0].entries]
     own = [one for one in made if isinstance(one.mechanism, GaussianSum) and one.mechanism.label == GRADIENT]
-    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if staged.plan.chooses else claim
+    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if staged.plan.is_adaptive else claim
 
 
 def _epochs_of(ledger: Ledger) -> tuple[Release, ...]:

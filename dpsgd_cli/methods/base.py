@@ -37,8 +37,8 @@ class Method(ABC):
     Contract: the trial's ledger is charged (`Ledger.spend`) before any noisy value computed from the training data is
     used. Nothing else computed from the training data reaches the weights.
     A constructor draws from `Context.lasting`. Values that are drawn later and needed after an epoch belong to `state`.
-    A method whose charges or stopping point depend on its releases needs a plan that declares it (`Plan.chooses`). The
-    statement then gives the budget instead of the amount spent. The plan of a user's own method declares it.
+    A method whose charges or stopping point depend on its releases needs a plan that declares it (`Plan.is_adaptive`).
+    The statement then gives the budget instead of the amount spent. The plan of a user's own method declares it.
     """
 
     def __init__(self, context: Context) -> None:

@@ -99,7 +99,7 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
             found.append(None)
             continue
         told = one.plan.guarantee()
-        releases = tuple(one.plan.to_price)
+        releases = tuple(one.plan.priced_releases)
         found.append(pricing.Spent(releases, run_of(one.cell.loaded), one.plan.delta, told.epsilon, told.bound))
     return found
 

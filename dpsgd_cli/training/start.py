@@ -315,7 +315,7 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
         return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
 
-    charged = member.plan is not None and member.plan.before
+    charged = member.plan is not None and member.plan.preprocessing_releases
     try:
         return _prepared(prepare, released, team) if charged else prepare(released)
     except _UNFIT as error:
@@ -408,6 +408,6 @@ def _ledger(member: Member) -> Ledger:
         return Ledger()
     ledger = plan.ledger()
     ledger.unit = None if member.loaded.recipe.data.unit is None else PERSON
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     return ledger

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from scipy.stats import norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.budget import (
     Budget,
     EpsilonBudget,

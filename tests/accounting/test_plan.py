@@ -51,7 +51,7 @@ def plan(*args: Any, records: int = 60_000, before: tuple[Release, ...] = (), **
 
 def spend(plan: Plan, epochs: int | None = None) -> None:
     ledger = plan.ledger()
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     for epoch, releases in enumerate(plan.epochs[:epochs]):
         for release in releases:
@@ -124,7 +124,7 @@ def test_until_budget_trains_as_long_as_the_budget_lasts_and_no_longer(
         plan(batching, len(found.epochs) + 1, before=before, **given_privacy)
     longer = plan(batching, len(found.epochs) + 1, before=before, **{**given_privacy, "budget": None})
     ledger = found.ledger()
-    for release in found.before:
+    for release in found.preprocessing_releases:
         ledger.spend(release, phase="before")
     for (release,) in longer.epochs[:-1]:
         ledger.spend(release)

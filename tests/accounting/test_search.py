@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.account.solving import calibrate
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.search import (
     NOISE,

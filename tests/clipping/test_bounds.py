@@ -303,7 +303,7 @@ def test_a_histogram_is_charged_its_share_before_training_and_steps_in_units_of_
     for adjacency, root in (("zero-out", 1.0), ("replace-one", math.sqrt(2))):
         plan = context([counted(adjacency=adjacency)]).plans[0]
         assert plan is not None
-        (first,) = plan.before
+        (first,) = plan.preprocessing_releases
         assert isinstance(first.mechanism, GaussianSum)
         assert first.mechanism.noise_multiplier == pytest.approx(7.0710678118654755)
         expected = GaussianSum(1, adjacency, sensitivity=root, label="norm-histogram")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from scipy.stats import norm
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.streams import SeededStreams, Streams

@@ -296,7 +296,7 @@ def test_what_has_no_guarantee_or_does_not_fit_is_refused(
 def test_publishing_what_the_votes_say_is_charged_beside_the_votes() -> None:
     plain, published = planned(CONFIDENT.model_dump()), planned(CONFIDENT.model_dump(), sanitised={})
     extra = price(Sanitised(), "add-remove")
-    assert [release.mechanism for release in published.before] == [extra]
+    assert [release.mechanism for release in published.preprocessing_releases] == [extra]
     assert plain.guarantee().epsilon < published.guarantee().epsilon
     assert plain.budget_cap is not None
     votes_alone = gaussian_epsilon(1 / plain.budget_cap.noise_multiplier, 9e-6)

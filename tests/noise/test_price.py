@@ -320,7 +320,7 @@ def test_validation_may_choose_the_noise_of_an_epoch_but_not_of_a_band() -> None
         "epochs": "until-budget",
     }
     plan = plan_for(recipe({"kind": "tree"}, method={"batching": "shuffle"}, **changes), Facts(1050))
-    assert plan.chooses and plan.correlated is not None and plan.correlated.error is None
+    assert plan.is_adaptive and plan.correlated is not None and plan.correlated.error is None
     assert plan.budget_cap == GaussianSum(0.5**0.5, "zero-out", label="budget")
     with pytest.raises(PrivacyError, match="can be policed"):
         plan_for(recipe({"kind": "banded", "bands": 2}, **changes), Facts(1050))

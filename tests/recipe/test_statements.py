@@ -163,7 +163,7 @@ def test_noise_that_is_chosen_on_the_way_has_a_plan_that_says_so_and_all_other_n
         epochs=3,
     )
     plan = plan_for(one, Facts(60, feature_bound=1.0))
-    assert plan.chooses == settings.adaptive
+    assert plan.is_adaptive == settings.adaptive
     assert len(plan.noise_multipliers) == (1 if settings.adaptive else 3)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     GaussianSum,

@@ -9,7 +9,7 @@ may be replaced; the noise has standard deviation z S):
   under replace-one for another, which has a pair of its own (`accounting/sampled_pairs.py`).
 - truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
 - random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
-  drawn by itself: `accounting/allocation.py`.
+  drawn by itself: `accounting/sampled_pairs.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -82,8 +82,8 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    before = with_preconditioner(recipe, facts.before)
-    facts = replace(facts, before=with_histogram(recipe, before))
+    before = with_preconditioner(recipe, facts.preprocessing_releases)
+    facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
@@ -92,7 +92,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
-    return replace(gradient(recipe, facts), chooses=True)
+    return replace(gradient(recipe, facts), is_adaptive=True)
 
 
 def _undecided(noise: CorrelatedNoise | None) -> bool:
@@ -153,7 +153,7 @@ class _Draft:
             epochs=self._epochs(multipliers),
             schedule=kind,
             correlated=self._correlated(multipliers),
-            chooses=False,
+            is_adaptive=False,
             **self._settings,
         )
         if self.accountant.name == BestAccountant.name:
@@ -247,7 +247,7 @@ class _Draft:
             "sampling": self.sampling,
             "sensitivity": self.sensitivity,
             "groups": self.facts.groups or 1,
-            "before": tuple(self.facts.before),
+            "preprocessing_releases": tuple(self.facts.preprocessing_releases),
             "accountant": self.accountant.name,
             "delta": self.privacy.stated_delta,
             "budget": self.privacy.budget,
@@ -298,7 +298,7 @@ class _Draft:
 
     def _excess(self, multipliers: Sequence[float]) -> float:
         released = [release for epoch in self._epochs(multipliers) for release in epoch]
-        before = self.facts.before if self.privacy.budget_covers == "total" else ()
+        before = self.facts.preprocessing_releases if self.privacy.budget_covers == "total" else ()
         return over_budget(self.privacy.budget, self.accountant, [*before, *released])
 
     def _solve(self) -> tuple[Schedule, list[float]]:

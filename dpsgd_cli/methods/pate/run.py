@@ -144,7 +144,7 @@ class Pate(Method):
     def answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
         """Return the released label of each query (Q,), or NO_ANSWER or NOT_ASKED; charge the trial's ledger."""
         answers = np.full(len(votes), NOT_ASKED)
-        if not plan.chooses:
+        if not plan.is_adaptive:
             for release in plan.epochs[0]:
                 self.context.ledgers[trial].spend(release, 0)
         try:
@@ -153,7 +153,7 @@ class Pate(Method):
                     break
                 self._ask(trial, query, counts, answers)
         except BudgetExceeded:
-            if not plan.chooses:
+            if not plan.is_adaptive:
                 raise
         return answers
 
@@ -164,7 +164,7 @@ class Pate(Method):
         noise = _QueryNoise(self.context.streams[trial], query, self.settings.teachers.count)
 
         def charge(mechanism: Mechanism | None) -> None:
-            if plan.chooses and mechanism is not None:
+            if plan.is_adaptive and mechanism is not None:
                 self.context.ledgers[trial].spend(Release(mechanism), 0)
 
         charge(rule.asked(plan.sampling.adjacency))
@@ -447,7 +447,7 @@ def _agrees(plan: VotingPlan, answers: np.ndarray, ledger: Ledger) -> bool:
 
     A query whose answer the filter refused was charged as asked, but not as answered.
     """
-    if not plan.chooses:
+    if not plan.is_adaptive:
         return True
     adjacency, rule = plan.sampling.adjacency, _rule(plan)
     charged: dict[Mechanism | None, int] = {release.mechanism: release.count for release in ledger.releases}

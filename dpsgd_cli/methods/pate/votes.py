@@ -63,7 +63,7 @@ class Aggregation(ABC):
         """Return the further release of an answer; charged before `label` is called. None: no release."""
 
     @property
-    def chooses(self) -> bool:
+    def is_adaptive(self) -> bool:
         """True if the spending of a run depends on what was released: answers cost, and queries may stay unanswered."""
         return self.asked("add-remove") is not None and self.answered("add-remove") is not None
 

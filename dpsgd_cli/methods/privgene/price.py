@@ -26,4 +26,4 @@ def privgene(recipe: Recipe, facts: Facts) -> Plan:
     """Return a plan of equal parts, one for each choice; no spending depends on a choice."""
     assert isinstance(recipe.method, PrivGeneMethod)
     plan, choices = adaptive_plan(recipe, facts), recipe.method.choices
-    return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
+    return replace(plan, is_adaptive=False, epochs=((Release(equal_choices(plan, choices), choices),),))
