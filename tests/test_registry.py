@@ -201,7 +201,7 @@ ADDITIONS = {
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
-                "        may_differ=ITS_TRAINING,\n"
+                "        per_trial_keys=ITS_TRAINING,\n"
                 "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n"
             ),

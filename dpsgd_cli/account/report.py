@@ -118,7 +118,7 @@ def _attacker_line(row: Row, several: bool) -> str:
     assert row.attacker is not None
     whose = f"{row.source or row.batching}: " if several else ""
     told = attacker_text(row.attacker.mu, row.attacker.true_positives, row.attacker.proved_by)
-    return f"{whose}the best attacker {told}"
+    return f"{whose}best attack: {told}"
 
 
 def _attacker_record(attacker: Attacker) -> dict[str, Any]:

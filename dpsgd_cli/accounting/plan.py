@@ -1,7 +1,7 @@
 """Plans: exact noise multipliers, epochs and price, before any data is read.
 
 Guarantee: the ledger of `Plan.ledger()` refuses what the budget does not cover. The planners are `price.py` of each
-method; `methods/planning.py` calls the one that a recipe's method names.
+method; `methods/descriptor.py` calls the one that a recipe's method names.
 """
 
 from __future__ import annotations

@@ -112,13 +112,12 @@ def attacker_text(mu: float | None, true_positives: Mapping[float, float], prove
     """Describe the best attack in words; rates of a bound are rounded up.
 
     >>> attacker_text(1.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
-    'finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
+    'TPR 9.24% at FPR 1%, 1.83% at FPR 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
     """
     most = "" if mu is not None else "at most "
-    rates = [f"{percent(found)} at {rate * 100:g}%" for rate, found in true_positives.items()]
-    shown = ", ".join([f"{rates[0]} false alarms", *rates[1:]])
+    rates = ", ".join(f"{percent(found)} at FPR {rate * 100:g}%" for rate, found in true_positives.items())
     whose = f"by {proved_by}" if mu is None else f"exactly mu-Gaussian-DP with mu {epsilon_text(mu)}"
-    return f"finds {most}{shown}; {whose}"
+    return f"TPR {most}{rates}; {whose}"
 
 
 def percent(share: float) -> str:

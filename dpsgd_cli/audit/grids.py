@@ -93,7 +93,7 @@ def compare(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Fi
         update["privacy"] = loaded.recipe.privacy.changed(noise_source=None)
     free = dataclasses.replace(loaded, recipe=loaded.recipe.changed(**update))
     seen = _Seen()
-    if loaded.recipe.method.described.by_steps or loaded.recipe.method.kind == "dp-agd":
+    if loaded.recipe.method.described.minibatch or loaded.recipe.method.kind == "dp-agd":
         trials = seen.trials = build_canaries(at_audit_size(free, outline, plan, _SIZE), seen).trials
     else:
         trials = seen.trials = outputs.without_seed(free, outline, plan, seen)

@@ -228,7 +228,7 @@ def _by_density(sides: Sequence[_Side], confidence: float) -> tuple[Errors, floa
     return _counted(scores, mu, confidence), mu
 
 
-def _noise(method: ObjectivePerturbation) -> perturbations.Noise:
+def _noise(method: ObjectivePerturbation) -> perturbations.NoiseLevels:
     promised = method.promised[0]
     size, records = method.context.pack.size, len(method.context.table)
     return perturbations.noise_of(method.constants[0], records, size, promised.epsilon, promised.delta)

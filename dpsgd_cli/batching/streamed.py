@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.batching.run import Sampler
+from dpsgd_cli.batching.run import Sampler, WrappedSampler
 from dpsgd_cli.engine.tensors import Batch, Examples, Table, sent
 
 
@@ -113,17 +113,15 @@ class ReadBatch(Batch):
     read: tuple[Tensor, Tensor] = field(kw_only=True)
 
 
-class ReadAhead(Sampler):
+class ReadAhead(WrappedSampler):
     """The batches of `whole`; a thread draws and reads the next one while a step is computed.
 
     If a step is requested that is not the next one, reading restarts there.
     """
 
     def __init__(self, whole: Sampler, table: StreamedTable) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._table = table
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.varies = whole.varies
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._next: tuple[int, Future[Batch]] | None = None
 

@@ -44,11 +44,11 @@ class Privacy(Section):
         str, AfterValidator(_accountant), WithJsonSchema({"type": "string", "enum": list(_ACCOUNTANTS)})
     ] = Field(
         "auto",
-        description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
-        " (gaussian) for full and shuffle, else the least upper bound of all that apply, by whosever it is.",
+        description="Theorem that enforces an epsilon budget, gives the least noise for it and states epsilon. auto: exact"
+        " (gaussian) for full and shuffle, else the least upper bound of all that apply.",
     )
     noise: Noise | None = Field(
-        None, description="How the noise of one step goes with that of others; left out, all is independent."
+        None, description="Correlation of the noise between steps; left out, all noise is independent."
     )
     noise_source: NoiseSource | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."

@@ -63,7 +63,7 @@ class Recipe(Section):
     privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
     runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget", "auto"] = Field(
-        "auto", description="How long to train; auto: by a rule where noise is solved for, else until-budget."
+        "auto", description="How long to train; auto: from public facts where noise is solved for, else until-budget."
     )
     seed: int | None = Field(None, ge=0, description="First trial's seed (trial i uses seed + i); none: secure.")
     repeats: Annotated[int, Field(ge=1, le=100_000)] = Field(1, description="Trials, trained together.")

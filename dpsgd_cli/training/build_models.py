@@ -33,7 +33,7 @@ from dpsgd_cli.engine.settings import ConvexModel, PythonModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import check_declared
 from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights

@@ -48,8 +48,7 @@ from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe

@@ -34,7 +34,7 @@ def test_account_states_mu_and_what_the_best_attacker_finds() -> None:
     for rate in RATES:
         assert found[f"true_positives_at_{rate:g}"] == pytest.approx(neyman_pearson(1.0, rate), rel=1e-9)
     said = run(*FULL, "--attacker").stdout
-    assert "the best attacker finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0" in said
+    assert "best attack: TPR 9.24% at FPR 1%, 1.83% at FPR 0.1%; exactly mu-Gaussian-DP with mu 1.0" in said
     assert "attacker" not in run(*FULL).stdout and "mu" not in rows(*FULL)["gaussian"]
 
 

@@ -18,7 +18,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.noise.price import INDEPENDENT, Toeplitz, Tree, optimised, square_root
 from dpsgd_cli.noise.settings import BandedNoise
 from dpsgd_cli.recipe.schema import Recipe
@@ -322,7 +322,7 @@ def test_validation_may_choose_the_noise_of_an_epoch_but_not_of_a_band() -> None
     plan = plan_for(recipe({"kind": "tree"}, method={"batching": "shuffle"}, **changes), Facts(1050))
     assert plan.is_adaptive and plan.correlated is not None and plan.correlated.error is None
     assert plan.budget_cap == GaussianSum(0.5**0.5, "zero-out", label="budget")
-    with pytest.raises(PrivacyError, match="can be policed"):
+    with pytest.raises(PrivacyError, match="can be enforced"):
         plan_for(recipe({"kind": "banded", "bands": 2}, **changes), Facts(1050))
 
 

@@ -17,12 +17,11 @@ from dpsgd_cli.clipping.settings import Clipping
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.descriptor import Descriptor
+from dpsgd_cli.methods.descriptor import Descriptor, plan_for
 from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.settings import IndependentNoise, Noise
 from dpsgd_cli.preconditioning.settings import Preconditioner

@@ -90,7 +90,7 @@ class Composition(WithoutLeaks, stated=False):
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs:
-            return f"{mechanism.batching} batches: no lemma makes one (epsilon, delta) of theirs of another; use pld"
+            return f"{mechanism.batching} batches: no lemma gives (epsilon, delta) of one use; use pld"
         return None
 
     @staticmethod

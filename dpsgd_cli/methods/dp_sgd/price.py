@@ -220,7 +220,7 @@ class _Draft:
         if self.sampling.kind.sampled or not self._filtered:
             raise PrivacyError(
                 "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
-                " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
+                " the gaussian accountant, can be enforced then; use method.batching shuffle or full, or a schedule that"
                 " is known beforehand"
             )
         self.privacy.clipping.applied(kind.initial)

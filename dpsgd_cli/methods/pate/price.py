@@ -180,7 +180,7 @@ class _Draft:
         if self.privacy.accountant not in ("auto", "gaussian"):
             raise PrivacyError(
                 f"method pate with {self.method.aggregation.kind} chooses what to answer as it goes, which only the"
-                f" filter of accountant gaussian polices, not {self.privacy.accountant}; use auto"
+                f" filter of accountant gaussian enforces, not {self.privacy.accountant}; use auto"
             )
         worst = _ABOVE * (total_mu_squared(counted) + total_mu_squared(self._worst(rule)))
         if self.privacy.budget is None:

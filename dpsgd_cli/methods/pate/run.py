@@ -237,7 +237,7 @@ class Pate(Method):
                 self.context,
                 recipes=recipes,
                 table=_joined(self.public, self.lessons, most),
-                ledgers=_unpoliced(recipes),
+                ledgers=_unlimited(recipes),
             )
         )
 
@@ -361,7 +361,7 @@ class Teaching:
                 self.context,
                 recipes=recipes,
                 plans=(None,) * len(numbers),
-                ledgers=_unpoliced(recipes),
+                ledgers=_unlimited(recipes),
                 streams=tuple(streams.under(f"teacher-{i}") for i in numbers),
                 pack=pack,
                 table=self.table.with_folds(held_out, self.records),
@@ -412,7 +412,7 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     return recipe.changed(**changes)
 
 
-def _unpoliced(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
+def _unlimited(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
     """Return empty ledgers, for trainings that release nothing themselves."""
     return tuple(Ledger() for _ in recipes)
 

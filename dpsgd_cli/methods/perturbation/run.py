@@ -67,7 +67,7 @@ _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseLevels:
     """Constants of objective perturbation: L2 coefficient k, scale s of b, gradient norm g, scale t of the noise."""
 
     curvature: float
@@ -76,7 +76,7 @@ class Noise:
     output: float
 
 
-def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> Noise:
+def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> NoiseLevels:
     """Return the constants of the module's docstring for a total budget of (`epsilon`, `delta`).
 
     Raises InfeasibleBudget if doubles cannot resolve a gradient at the solver's end. Each of its `weights` coordinates
@@ -94,7 +94,7 @@ def noise_of(constants: Constants, records: int, weights: int, epsilon: float, d
             " how far the minimiser is; raise epsilon, or use another method"
         )
     multiplier = mu_squared_left(for_rest, ()) ** -0.5
-    return Noise(curvature, tilt, gradient, 2 * gradient / curvature * multiplier)
+    return NoiseLevels(curvature, tilt, gradient, 2 * gradient / curvature * multiplier)
 
 
 class ObjectivePerturbation(OneShot):

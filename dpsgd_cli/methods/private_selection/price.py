@@ -16,8 +16,8 @@ from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.schedules.settings import Schedule
 
