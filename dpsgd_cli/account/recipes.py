@@ -26,8 +26,7 @@ from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.privacy import Privacy
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema import Privacy, Recipe
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
 from dpsgd_cli.schedules.settings import Schedule

@@ -43,7 +43,7 @@ from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.perturbation import run as perturbations
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
@@ -137,7 +137,7 @@ def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool
     return _Side(at, seen)
 
 
-def without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
+def without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: AuditHook) -> Trials:
     """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
     records = min(_FEW_RECORDS, whole.sampling.records)
     small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))

@@ -25,7 +25,7 @@ from dpsgd_cli.audit import canaries as canary_inputs
 from dpsgd_cli.audit.findings import AuditSize
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
@@ -155,7 +155,7 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] | None = None) -> StagedTrials:
+def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any] | None = None) -> StagedTrials:
     """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
     replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.engine.streams import Streams
-from dpsgd_cli.engine.tensors import Batch, sent
+from dpsgd_cli.engine.tensors import Batch, to_device
 
 BITS = 512
 _SCALE = 192
@@ -413,8 +413,8 @@ class AheadSampler(WrappedSampler):
         padded = self.varies or any(batch.mask is not None for batch in drawn)
         self._first = step
         self._widths = [width if padded else rows.shape[1] for rows in sets]
-        self._rows = sent(torch.from_numpy(block), self._device)
-        self._mask = sent(torch.from_numpy(mask), self._device) if padded else None
+        self._rows = to_device(torch.from_numpy(block), self._device)
+        self._mask = to_device(torch.from_numpy(mask), self._device) if padded else None
 
 
 def _rounded_up(width: int) -> int:

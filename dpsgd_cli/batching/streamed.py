@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.batching.run import Sampler, WrappedSampler
-from dpsgd_cli.engine.tensors import Batch, Examples, Table, sent
+from dpsgd_cli.engine.tensors import Batch, Examples, Table, to_device
 
 
 class StoredRows(Protocol):
@@ -103,7 +103,7 @@ class StreamedTable(Table):
     def _sent(self, read: tuple[Tensor, Tensor], mask: np.ndarray | Tensor | None) -> Examples:
         device = self.y.device
         x, y = (own.to(device, non_blocking=True) for own in read)
-        return x, y, None if mask is None else sent(torch.as_tensor(mask), device)
+        return x, y, None if mask is None else to_device(torch.as_tensor(mask), device)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.engine.context import Context

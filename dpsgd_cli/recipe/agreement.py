@@ -20,7 +20,7 @@ from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.preconditioning.settings import Marginals
-from dpsgd_cli.schedules.settings import UNSAID
+from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -162,7 +162,7 @@ def _validation(recipe: Recipe) -> list[str]:
     follows = privacy is not None and privacy.schedule.adaptive
     problems = []
     if recipe.method.kind == "private-selection":
-        if privacy is not None and privacy.schedule not in UNSAID:
+        if privacy is not None and privacy.schedule not in DEFAULT_SCHEDULES:
             problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
         if recipe.data.task != "classification":
             problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
@@ -223,7 +223,7 @@ def _privacy(recipe: Recipe) -> list[str]:
     # a resolved recipe holds the defaults of an unset norm and schedule
     unused = [
         key
-        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", UNSAID))
+        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", DEFAULT_SCHEDULES))
         if getattr(privacy, key) not in unsaid
     ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dpsgd_cli import data
 from dpsgd_cli.batching.memory import rows_that_fit
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.independence import (
     FAILURES,

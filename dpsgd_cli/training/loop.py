@@ -25,7 +25,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count

@@ -42,7 +42,7 @@ from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
-from dpsgd_cli.engine.context import Context, Watcher
+from dpsgd_cli.engine.context import AuditHook, Context
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
@@ -235,7 +235,7 @@ class Stage:
     dataset: data.Dataset
     share: Callable[[Table], Table] = lambda table: table
     instrument: Callable[[models.Builder], models.Builder] = lambda build: build
-    watcher: Watcher | None = None
+    watcher: AuditHook | None = None
 
 
 def start(

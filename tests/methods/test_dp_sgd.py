@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
@@ -354,5 +354,5 @@ def test_dp_sgd_needs_a_plan_and_a_privacy_section() -> None:
     with pytest.raises(PrivacyError, match="without a plan"):
         create(replace(trained, plans=(None,)))
     bare = trained.recipes[0].model_copy(update={"privacy": None})
-    with pytest.raises(PrivacyError, match="without a privacy section"):
+    with pytest.raises(PrivacyError, match="no privacy section"):
         create(replace(trained, recipes=(bare,)))

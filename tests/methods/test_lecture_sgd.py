@@ -12,7 +12,7 @@ import torch
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.batching.run import FixedSampler
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import create

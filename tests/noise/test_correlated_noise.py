@@ -12,7 +12,7 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.methods.base import create

@@ -146,7 +146,7 @@ def test_what_is_charged_covers_every_group(steps: int, bands: int, multipliers:
 
     At the end, and after every epoch: what was charged by then covers what was released by then.
     """
-    charged = BandedNoise(bands=bands).charges(multipliers, steps)
+    charged = BandedNoise(bands=bands).charges_by_epoch(multipliers, steps)
     noise = np.repeat(multipliers, steps)
     assert len(charged) == len(multipliers)
     for done in range(1, len(multipliers) + 1):
@@ -163,8 +163,12 @@ def test_what_is_charged_covers_every_group(steps: int, bands: int, multipliers:
 
 def test_a_falling_schedule_is_charged_the_epoch_it_is_in() -> None:
     """But for the cycles that reach into the next one: of 10 steps and 2 bands, cycles of steps 8 (to 10)."""
-    assert BandedNoise(bands=2).charges([3.0, 2.0, 1.0], 10) == [[(3.0, 4), (2.0, 1)], [(2.0, 4), (1.0, 1)], [(1.0, 5)]]
-    assert BandedNoise(bands=12).charges([3.0, 2.0, 1.0], 4) == [
+    assert BandedNoise(bands=2).charges_by_epoch([3.0, 2.0, 1.0], 10) == [
+        [(3.0, 4), (2.0, 1)],
+        [(2.0, 4), (1.0, 1)],
+        [(1.0, 5)],
+    ]
+    assert BandedNoise(bands=12).charges_by_epoch([3.0, 2.0, 1.0], 4) == [
         [(3.0, 0), (1.0, 1)],
         [(2.0, 0)],
         [(1.0, 0)],

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import at_most
+from dpsgd_cli.clipping.run import Diagnostics, at_most
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings

@@ -24,7 +24,7 @@ from dpsgd_cli.batching.run import (
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.augmentation import Augmentation
-from dpsgd_cli.engine.context import Context, Watcher
+from dpsgd_cli.engine.context import AuditHook, Context
 from dpsgd_cli.engine.tensors import Batch, Examples
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.dp_sgd.settings import section_of
@@ -54,7 +54,7 @@ class Batches:
             yield x, y, mask
 
 
-def _watched(watcher: Watcher, step: int, batch: Batch) -> Batch:
+def _watched(watcher: AuditHook, step: int, batch: Batch) -> Batch:
     watcher.drawn(step, batch)
     return batch
 

@@ -48,8 +48,7 @@ from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import Correlation
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
 
@@ -220,8 +219,8 @@ class _Draft:
         if self.sampling.kind.sampled or not self._filtered:
             raise PrivacyError(
                 "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
-                " the gaussian accountant, can be enforced then; use method.batching shuffle or full, or a schedule that"
-                " is known beforehand"
+                " the gaussian accountant, can be enforced then; use method.batching shuffle or full, or a"
+                " schedule that is known beforehand"
             )
         self.privacy.clipping.applied(kind.initial)
         look = None
@@ -283,7 +282,7 @@ class _Draft:
         noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
-        bands = noise.span(self.sampling.steps_per_epoch)
+        bands = noise.block_length(self.sampling.steps_per_epoch)
         return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
 
     def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
@@ -292,7 +291,7 @@ class _Draft:
         made = {z: self.release(z) for z in set(multipliers)}
         if noise is None:
             return tuple((made[z],) for z in multipliers)
-        charged = noise.charges(multipliers, self.sampling.steps_per_epoch)
+        charged = noise.charges_by_epoch(multipliers, self.sampling.steps_per_epoch)
         uses = {use: replace(made[use[0]], count=use[1]) for uses in charged for use in uses}
         return tuple(tuple(uses[use] for use in epoch) for epoch in charged)
 

@@ -85,7 +85,8 @@ class Gradient(Section):
         " each record in one secret step of each epoch. `dpsgd recipe batching` shows each.",
     )
     batch_size: Count | Auto | None = Field(
-        "auto", description="Expected or exact (shuffle, fixed) size, none (full); auto: from public facts, 1 for fixed."
+        "auto",
+        description="Expected or exact (shuffle, fixed) size, none (full); auto: from public facts, 1 for fixed.",
     )
     largest_batch: Count | None = Field(
         None,

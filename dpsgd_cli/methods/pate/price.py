@@ -33,8 +33,7 @@ from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import Aggregation
 
 if TYPE_CHECKING:
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 # The cap is above what all queries cost by more than the rounding of their sum.
 _ABOVE = 1 + 1e-9

@@ -31,7 +31,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release
 from dpsgd_cli.batching.memory import rows_that_fit
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data import array_cache
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
@@ -89,7 +89,7 @@ class Pate(Method):
             raise PrivacyError("method pate needs public records (data.public) and training records in memory")
         self.settings = settings
         self.public = context.public
-        self.plans = [_planned(plan) for plan in context.plans]
+        self.plans = context.plans_of(VotingPlan)
         if settings.sanitised is not None:
             for plan in self.plans:
                 vote_sensitivity.check(_rule(plan), _classes(context), settings.sanitised)
@@ -429,12 +429,6 @@ def _joined(public: Table, lessons: Sequence[students.Lessons], most: int) -> Ta
     owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows, _ in lessons])
     held_out = torch.from_numpy(owner[:, None] != np.arange(len(lessons)))
     return Table(x, y, per_trial=False).with_folds(held_out, most)
-
-
-def _planned(plan: object) -> VotingPlan:
-    if not isinstance(plan, VotingPlan):
-        raise PrivacyError("pate was started without its plan")
-    return plan
 
 
 def _rule(plan: VotingPlan) -> Aggregation:

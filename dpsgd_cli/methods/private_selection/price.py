@@ -22,8 +22,7 @@ from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.schedules.settings import Schedule
 
 if TYPE_CHECKING:
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 
 @dataclass(frozen=True)

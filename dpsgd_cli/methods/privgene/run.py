@@ -62,9 +62,7 @@ class _Chooser:
     """Private choices of one trial, each charged before it is made."""
 
     def __init__(self, context: Context, trial: int, choices: int) -> None:
-        plan = context.plans[trial]
-        if not isinstance(plan, AdaptivePlan):
-            raise PrivacyError("privgene was started without a budget")
+        plan = context.plans_of(AdaptivePlan)[trial]
         adjacency = plan.sampling.adjacency
         mechanism = equal_choices(plan, choices)
         self.epsilon = mechanism.epsilon

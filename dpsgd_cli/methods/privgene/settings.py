@@ -33,7 +33,9 @@ class PrivGeneMethod(FullBatch):
     rounds: Count = Field(20, description="Generations.")
     population: Count = Field(100, description="Weight vectors of a generation.")
     survivors: Count = Field(5, description="Vectors chosen, one after the other, to breed the next generation.")
-    reach: Positive = Field(2.0, description="First vectors are uniform in [-reach, reach]; also the width of a mutation.")
+    reach: Positive = Field(
+        2.0, description="First vectors are uniform in [-reach, reach]; the first width of mutations."
+    )
     shrink: Fraction = Field(0.85, description="Factor on the width of mutations from one round to the next.")
 
     @property
