@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.batching.memory import keep_freed_memory
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement

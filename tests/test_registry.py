@@ -131,7 +131,7 @@ ADDITIONS = {
     "accountant": Addition(
         files={
             "dpsgd_cli/accounting/accountants/generous.py": (
-                "from dpsgd_cli.accounting.accountants.gaussian import Gaussian\n\n"
+                "from dpsgd_cli.accounting.accountants.additive import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
                 "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
                 "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
@@ -262,7 +262,7 @@ ADDITIONS = {
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
-                "        may_differ=ITS_TRAINING,\n"
+                "        per_trial_keys=ITS_TRAINING,\n"
                 "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n"
             ),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit

@@ -16,7 +16,7 @@ from typing import TypeVar
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines, read_entries, read_seeds, to_price
+from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines, priced_releases, read_entries, read_seeds
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
@@ -104,7 +104,7 @@ class LedgerCase(Case):
         return "+".join(sorted(names)) or "full"
 
     def each_trial(self) -> list[list[Release]]:
-        return [to_price(trial) for trial in self.entries]
+        return [priced_releases(trial) for trial in self.entries]
 
     @cached_property
     def _apart(self) -> str | None:

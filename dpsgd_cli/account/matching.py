@@ -195,7 +195,7 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
     """
 
     def scaled(factor: float) -> list[Release]:
-        releases = [*plan.before]
+        releases = [*plan.preprocessing_releases]
         for release in (release for epoch in plan.epochs for release in epoch):
             mechanism = release.mechanism
             assert isinstance(mechanism, GaussianSum)

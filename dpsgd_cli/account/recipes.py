@@ -10,8 +10,7 @@ from typing import Any
 
 from dpsgd_cli import data
 from dpsgd_cli.account.cases import BATCH_SIZE, Case, Target
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import Derived
+from dpsgd_cli.accounting.accountants import Accountant, Derived
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
@@ -26,8 +25,7 @@ from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.privacy import Privacy
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema import Privacy, Recipe
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.schedules.settings import Schedule
@@ -55,7 +53,11 @@ class RecipeCase(Case):
             plan = self.plan
         except (PrivacyError, UsageError) as error:
             return f"{self.recipe.name}: as it stands, {error}"
-        before = f", {count(len(plan.before), 'private preprocessing release')}" if plan.before else ""
+        before = (
+            f", {count(len(plan.preprocessing_releases), 'private preprocessing release')}"
+            if plan.preprocessing_releases
+            else ""
+        )
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
@@ -91,7 +93,7 @@ class RecipeCase(Case):
         return self.recipe.trials
 
     def each_trial(self) -> list[list[Release]]:
-        return [self.plan.to_price]
+        return [self.plan.priced_releases]
 
     def why_apart(self, trials: int) -> str | None:
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
@@ -110,7 +112,7 @@ class RecipeCase(Case):
             raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
-            epochs[0] = [*self.plan.before, *epochs[0]]
+            epochs[0] = [*self.plan.preprocessing_releases, *epochs[0]]
         return [epochs]
 
     def parameters(self) -> dict[str, bool]:

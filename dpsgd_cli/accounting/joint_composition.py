@@ -13,11 +13,11 @@ data        All trials use the same data. For different data it is unknown if a 
 adjacency   All trials are stated for the same adjacency.
 
 Guarantee: given the records that are left out, neighbouring data sets then differ in one record of the part that all
-trials train on. Each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole
-is their sequential composition. A trial's releases may depend on earlier trials. The number of trials and the noise of
-each may not, because a sum that was chosen on the way is no bound (`ledger.py`).
-If one of these conditions does not hold, or is not known, no joint guarantee is given. Parts of one trial (the
-candidates of `private-selection`) are covered by that method's own proof, and count as one trial here.
+trials train on. Each trial is bounded by its own ledger (`ledger.priced_releases`), their noise is independent, and the
+whole is their sequential composition. A trial's releases may depend on earlier trials. The number of trials and the
+noise of each may not, because a sum that was chosen on the way is no bound (`ledger.py`). If one of these conditions
+does not hold, or is not known, no joint guarantee is given. Parts of one trial (the candidates of `private-selection`)
+are covered by that method's own proof, and count as one trial here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from functools import partial
 from statistics import NormalDist
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import UnsupportedMechanism

@@ -35,8 +35,7 @@ from dpsgd_cli.common.plugins import named, trusting
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.base import OneShot, own_factory
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.least_squares.run import DpLeastSquares

@@ -275,7 +275,7 @@ def _as_run(method: Pate, plan: VotingPlan, release: _Release) -> Finding:
 
     The plan is replaced by one without a limit, so that the ledger does not stop the many queries.
     """
-    free = dataclasses.replace(plan, queries=_ASKED, answers=_ASKED, chooses=False, epochs=((),), most=None)
+    free = dataclasses.replace(plan, queries=_ASKED, answers=_ASKED, is_adaptive=False, epochs=((),), most=None)
     method.plans = [free]
     count = int(release.of(method.answer(0, free, np.repeat(release.apart[None], _ASKED, axis=0))).sum())
     rate, wrong = release.rate(1.0), release.rate(_WRONG)

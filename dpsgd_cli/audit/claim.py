@@ -190,7 +190,7 @@ def law_of(plan: Plan, ledgers: Sequence[Ledger]) -> PrivacyClaim:
     claim = claim_of(plan, ledgers)
     made = [entry.release for entry in ledgers[0].entries]
     own = [one for one in made if isinstance(one.mechanism, GaussianSum) and one.mechanism.label == GRADIENT]
-    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if plan.chooses else claim
+    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if plan.is_adaptive else claim
 
 
 def bound_of(stands: PrivacyClaim | None) -> float:

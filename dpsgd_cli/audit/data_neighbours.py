@@ -123,7 +123,7 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     if recipe.data.features is not None:
         return []
     steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
-    charges = [release.mechanism for release in plan.before]
+    charges = [release.mechanism for release in plan.preprocessing_releases]
     found = []
     rows = _random_rows(layouts[0])
     for number, (step, layout) in enumerate(zip(steps, layouts, strict=False)):

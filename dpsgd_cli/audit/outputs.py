@@ -213,7 +213,7 @@ def _by_density(sides: Sequence[_Side], confidence: float) -> tuple[Errors, floa
     return _counted(scores, mu, confidence), mu
 
 
-def _noise(method: ObjectivePerturbation) -> perturbations.Noise:
+def _noise(method: ObjectivePerturbation) -> perturbations.NoiseLevels:
     promised = method.promised[0]
     size, records = method.context.pack.size, len(method.context.table)
     return perturbations.noise_of(method.constants[0], records, size, promised.epsilon, promised.delta)
@@ -339,7 +339,7 @@ def on_grid(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Fi
     assert privacy is not None
     recipe = loaded.recipe.changed(seed=None, privacy=privacy.changed(noise_source=None))
     free, watch = dataclasses.replace(loaded, recipe=recipe), _GridWatch()
-    if recipe.method.described.by_steps or recipe.method.kind == "dp-agd":
+    if recipe.method.described.minibatch or recipe.method.kind == "dp-agd":
         trials = build_canaries(at_audit_size(free, outline, plan, _GRID_SIZE), watch).trials
     else:
         trials = _without_seed(free, outline, plan, watch)

@@ -91,4 +91,8 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
 
 def released_moments(plan: Plan) -> GaussianSum:
     """Return the mechanism that the plan has for a preconditioner; its label is the kind."""
-    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label in LABELS)
+    return next(
+        m
+        for m in (one.mechanism for one in plan.preprocessing_releases)
+        if isinstance(m, GaussianSum) and m.label in LABELS
+    )

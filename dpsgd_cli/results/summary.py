@@ -73,7 +73,7 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
         f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
-        *[f"  before training           {_released(release)}" for release in plan.before],
+        *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
         *[f"  declared public           {said}" for said in declarations],
         *(["  noise multiplier by epoch"] if plan.noise_multipliers else []),
     ]

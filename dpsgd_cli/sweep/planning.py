@@ -1,8 +1,8 @@
 """Planning of a sweep before anything runs: the plan of every cell, and the packs of cells that train together.
 
 Cells that differ only in keys that no plan reads are planned once. Cells of a pack may differ only in the keys that the
-method lists as read trial by trial (`Descriptor.may_differ`). Everything else must be equal, so cells that differ in a
-new recipe key are not packed together until a method lists it.
+method lists as read trial by trial (`Descriptor.per_trial_keys`). Everything else must be equal, so cells that differ
+in a new recipe key are not packed together until a method lists it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def planned_spending(cells: Sequence[Cell]) -> list[Spent | None]:
             found += [None] if planned.error is None else []
             continue
         told = plan.guarantee()
-        found.append(Spent(tuple(plan.to_price), run_of(cell.loaded), plan.delta, told.epsilon, told.bound))
+        found.append(Spent(tuple(plan.priced_releases), run_of(cell.loaded), plan.delta, told.epsilon, told.bound))
     return found
 
 
@@ -150,15 +150,15 @@ def shared(loaded: LoadedRecipe) -> str:
     """Return a key (text) of everything that cells of one pack must have in common. Equal keys may share a pack."""
     recipe = loaded.recipe
     content = resolved(recipe)
-    may_differ = (*ALWAYS_MAY_DIFFER, *recipe.method.described.may_differ)
+    per_trial_keys = (*ALWAYS_MAY_DIFFER, *recipe.method.described.per_trial_keys)
     if not isinstance(getattr(recipe.method, "learning_rate", None), float):
         # rates that change by epoch, or that a theorem derives from the problem's constants, hold for the whole pack
-        may_differ = tuple(key for key in may_differ if key.partition(".")[0] not in ("method", "model"))
-    if recipe.runtime.evaluate_every > 1 and "epochs" in may_differ:
+        per_trial_keys = tuple(key for key in per_trial_keys if key.partition(".")[0] not in ("method", "model"))
+    if recipe.runtime.evaluate_every > 1 and "epochs" in per_trial_keys:
         # the last epoch is always evaluated, so all must end at once
         known = isinstance(recipe.epochs, int)
-        may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER
-    for key in may_differ:
+        per_trial_keys = tuple(key for key in per_trial_keys if key != "epochs") if known else ALWAYS_MAY_DIFFER
+    for key in per_trial_keys:
         _remove(content, key.split("."))
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
 

@@ -38,7 +38,7 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class Spent:
-    """Releases that bound ONE trial (`Ledger.to_price`), the run whose trials they bound, and one trial's `epsilon`."""
+    """Releases that bound ONE trial, the run whose trials they bound, and one trial's `epsilon`."""
 
     releases: tuple[Release, ...]
     run: Run

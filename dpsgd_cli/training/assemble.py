@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run
 from dpsgd_cli.accounting.ledger import Ledger, to_lines
@@ -129,7 +129,7 @@ def _of_stopping(stopped: Stopped, plan: Plan) -> str:
         " What somebody learnt of the training from the checkpoint, from how long it took or from an error message is"
         " outside of the statement."
     )
-    if plan.chooses:
+    if plan.is_adaptive:
         return f"{told} The statement is of the whole budget, because the method chooses by what it released.{outside}"
     if stopped.watched:
         return (
@@ -148,7 +148,9 @@ def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
     if plan is None:
         return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
     # a fixed plan is priced once for the whole run, not again at every call
-    planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
+    planned = tuple(
+        (*(plan.preprocessing_releases if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs)
+    )
     spent = [
         _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.postprocessing_epochs))
         for ledger in ledgers
@@ -226,12 +228,12 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> PrivacyCost:
     epochs = _spent_by_epoch(plan, ledger, released)
-    epsilon = _cell(prices.epsilon(plan.accountant, ledger.to_price, plan.delta))
+    epsilon = _cell(prices.epsilon(plan.accountant, ledger.priced_releases, plan.delta))
     if plan.budget_cap is None:
         return PrivacyCost(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
     everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
     spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
-    return PrivacyCost(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
+    return PrivacyCost(epsilon, plan.delta, rho_of(ledger.priced_releases), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:

@@ -43,8 +43,8 @@ def covers(recipe: Recipe) -> bool:
     method = recipe.method
     return (
         isinstance(method, Gradient)
-        and method.described.by_rule
-        and recipe.model.by_rule
+        and method.described.auto_tunable
+        and recipe.model.auto_tunable
         and recipe.privacy is not None
         and recipe.privacy.clipping.plain
         and method.learning_rate == "auto"

@@ -16,8 +16,7 @@ from torch import Tensor
 from dpsgd_cli import data
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
@@ -41,7 +40,7 @@ from dpsgd_cli.engine.settings import ConvexModel, PythonModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import check_declared, seeded
 from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights

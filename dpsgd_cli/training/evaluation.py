@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on

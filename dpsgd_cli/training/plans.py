@@ -18,7 +18,7 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings

@@ -44,8 +44,7 @@ from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
@@ -311,7 +310,7 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
         return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
 
-    charged = member.plan is not None and member.plan.before
+    charged = member.plan is not None and member.plan.preprocessing_releases
     try:
         return _prepared(prepare, released, team) if charged else prepare(released)
     except _UNFIT as error:
@@ -342,6 +341,6 @@ def _ledger(member: Member) -> Ledger:
         return Ledger()
     ledger = plan.ledger()
     ledger.unit = None if member.loaded.recipe.data.unit is None else PERSON
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     return ledger

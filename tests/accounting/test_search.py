@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpsgd_cli.account.cases import Target, afforded
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.search import (
     NOISE,
