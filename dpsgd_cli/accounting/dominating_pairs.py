@@ -59,7 +59,7 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
 
     Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
     adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2). Sampled Gaussians: the pair that the batching
-    names (`sampled_pairs.py`, `allocation.py`). All others: `_pure`.
+    names (`sampled_pairs.py`, `loss_composition.py`). All others: `_pure`.
     """
     if isinstance(mechanism, GaussianSum):
         if not mechanism.sampled:

@@ -1,6 +1,6 @@
 """Command `dpsgd compare`: options, and the run of a comparison. Torch is imported only if there is training to do.
 
-Training at matched budgets is in `sweep/comparing.py`; statistics, tables and pages are in `results/`.
+Training at matched budgets is in `sweep/running.py`; statistics, tables and pages are in `results/`.
 """
 
 from __future__ import annotations
