@@ -131,7 +131,7 @@ ADDITIONS = {
     "accountant": Addition(
         files={
             "dpsgd_cli/accounting/accountants/generous.py": (
-                "from dpsgd_cli.accounting.accountants.gaussian import Gaussian\n\n"
+                "from dpsgd_cli.accounting.accountants.additive import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
                 "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
                 "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
@@ -207,18 +207,17 @@ ADDITIONS = {
         edited="dpsgd_cli/main.py",
         edits={'    "data": (': '    "greet": ("dpsgd_cli.cli.greet", "Say good morning."),\n'},
     ),
-    # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
+    # sweep/launchers.py: "To add one, write a function here and add a line to `LAUNCHERS`"
     "launcher": Addition(
-        files={
-            "dpsgd_cli/sweep/launchers/backwards.py": (
-                "from dpsgd_cli.sweep.running import run_job\n\n"
-                "def launch(jobs, resources):\n"
+        edited="dpsgd_cli/sweep/launchers.py",
+        edits={
+            "LAUNCHERS: dict": (
+                "def backwards(run, jobs, resources):\n"
                 "    print('launched backwards')\n"
-                "    return map(run_job, reversed(jobs))\n"
-            )
+                "    return map(run, reversed(jobs))\n\n"
+            ),
+            '    "slurm": ': '    "backwards": (backwards, None),\n',
         },
-        edited="dpsgd_cli/sweep/launchers/__init__.py",
-        edits={'    "slurm": ': '    "backwards": "dpsgd_cli.sweep.launchers.backwards",\n'},
     ),
     # DESIGN: "datasets/ one YAML card per data set"
     "data set": Addition(
@@ -263,7 +262,7 @@ ADDITIONS = {
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
-                "        may_differ=ITS_TRAINING,\n"
+                "        per_trial_keys=ITS_TRAINING,\n"
                 "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n"
             ),
@@ -495,7 +494,7 @@ def test_an_accountant_is_one_file_and_one_line(said: dict[str, Said], place: Pa
     assert said["help of account"].code == 2 and "generous" in said["help of account"].err
 
 
-def test_a_launcher_is_one_file_and_one_line(said: dict[str, Said]) -> None:
+def test_a_launcher_is_one_function_and_one_line(said: dict[str, Said]) -> None:
     assert "launched backwards" in said["sweep"].out
     assert "backwards" in said["help of sweep"].out
 

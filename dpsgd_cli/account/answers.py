@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dpsgd_cli.account.cases import Case
-from dpsgd_cli.account.solving import Target
+from dpsgd_cli.account.cases import Case, Target
 from dpsgd_cli.accounting import renyi
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import number
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants import Accountant, number
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.mechanism import Release, merge
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.tradeoff import RATES, Attacker, best_attacker, strongest

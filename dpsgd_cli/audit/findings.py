@@ -8,7 +8,7 @@ confidence, so an audit refutes a true claim with probability at most 1 - confid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 TIERS = {
@@ -18,11 +18,10 @@ TIERS = {
     "D": "neighbouring data, the same randomness",
 }
 UNSEEN = {
-    "A": "How private a run is: only how badly these canaries' membership could be hidden. Even of a claim that is"
-    " exactly true it finds less than half.",
-    "B": "Noise of another law than the claimed one, and leaks that no canary's coordinate shows.",
-    "C": "What the ledger does not name, and numbers of one run's streams that repeat beyond it.",
-    "D": "Noise: whether what is added covers what neighbours differ in.",
+    "A": "The true epsilon: the lower bound from these canaries is less than half of it even if the claim is exact.",
+    "B": "Noise of another distribution than the claimed one, and leaks outside the canaries' coordinates.",
+    "C": "Releases that the ledger does not name, and random numbers that repeat in another run.",
+    "D": "Whether the noise is large enough to cover the difference between neighbours.",
 }
 
 
@@ -74,7 +73,7 @@ class Finding:
     chance: bool = True
     epsilon: float | None = None
     control: Callable[[float], bool] | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    p_value: float | None = None
 
 
 def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any]]:
@@ -90,7 +89,7 @@ def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any
             "refuted": one.refutes(each),
             **({} if one.epsilon is None else {"epsilon": one.epsilon}),
             **({} if one.control is None else {"control_refuted": one.control(each)}),
-            **one.more,
+            **({} if one.p_value is None else {"p_value": one.p_value}),
         }
         for one in findings
     ]
@@ -100,10 +99,10 @@ def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, cont
     """Return a finding with the p-values of the claim and its control. `told`: what was found, and what is claimed."""
     return Finding(
         tier, name, *told, lambda confidence: p_value < 1 - confidence,
-        control=lambda confidence: control < 1 - confidence, more={"p_value": p_value},
+        control=lambda confidence: control < 1 - confidence, p_value=p_value,
     )  # fmt: skip
 
 
-def exact(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
+def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
     """Return a finding that does not depend on chance."""
     return Finding(tier, name, found, claimed, lambda confidence: refuted, chance=False)

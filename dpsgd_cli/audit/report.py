@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.audit.findings import TIERS
-from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.results.audited import AUDIT
-from dpsgd_cli.results.curves import COLOURS
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
+from dpsgd_cli.results.pictures import COLOURS
+from dpsgd_cli.results.store import AUDIT
 
 _OTHER_SEED = "seed=1000"
 
@@ -40,11 +40,11 @@ def lines(document: dict[str, Any]) -> list[str]:
             told.append(f"  tier {tier}    {name}: {well} of {len(rows)} as claimed")
         weak = [row["name"] for row in rows if row.get("control_refuted") is False]
         if weak:
-            told.append(f"            too little to look at, a wrong claim would pass: {', '.join(weak)}")
+            told.append(f"            too few observations to refute a wrong claim: {', '.join(weak)}")
     if document["refuted"] and not any(row["refuted"] and row["tier"] == "D" for row in document["findings"]):
         told.append(
-            f"  chance alone says so in at most {1 - document['confidence']:.2g} of audits: ask again with another"
-            f" seed ({_OTHER_SEED}); a bug stays"
+            f"  at most {1 - document['confidence']:.2g} of audits refute a true claim by chance: repeat the audit with"
+            f" another seed ({_OTHER_SEED})"
         )
     told += [f"  not audited: {reason}" for reason in document["not_audited"]]
     return told
@@ -71,7 +71,7 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
         blocks.append(
             Text(
                 f"{training['trials']} trials with {training['canaries']} canaries each: {training['in']} in,"
-                f" {training['out']} out. On rows of chance; changed besides: {changes}. The claim at that size:"
+                f" {training['out']} out. The rows are random. Also changed: {changes}. The claim at that size:"
                 f" epsilon {epsilon_text(training['epsilon_audited'])}."
             )
         )
@@ -84,7 +84,7 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
         blocks += [
             Heading(f"Tier {tier}: {name}"),
             Table(("part", "found", "claimed", "verdict"), table),
-            Text(f"What this cannot see. {document['cannot_see'][tier]}"),
+            Text(f"What this tier cannot see: {document['cannot_see'][tier]}"),
         ]
     if document["not_audited"]:
         blocks += [Heading("Not audited"), Bullets(document["not_audited"])]
@@ -131,7 +131,7 @@ def draw(document: dict[str, Any], directory: Path) -> list[Path]:
         axes.add_patch(Rectangle(corner, *box, color=COLOURS[2], alpha=0.35, linewidth=0,
                                  label=f"observed, {document['confidence']:.0%} each way"))  # fmt: skip
         axes.plot(rates["false_positive"], rates["false_negative"], "+", color="black")
-        axes.plot([0, 1], [1, 0], color="grey", linewidth=0.8, linestyle=":", label="a blind guess")
+        axes.plot([0, 1], [1, 0], color="grey", linewidth=0.8, linestyle=":", label="random guess")
         axes.set(xlabel="false positives", ylabel="false negatives", xlim=(0, 1), ylim=(0, 1))
         axes.set_title(f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}")
         axes.legend(loc="upper right", frameon=False)

@@ -154,12 +154,6 @@ def far_from(count: float, trials: float, rate: float) -> float:
     return float(min(1.0, 2 * min(below, above)))
 
 
-def uncorrelated(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the two-sided p-value of the correlation of standard normal pairs: sqrt(n) r is normal for large n."""
-    r = float((x * y).mean())
-    return float(2 * stats.norm.sf(abs(r) * math.sqrt(x.size)))
-
-
 def normal(x: np.ndarray) -> float:
     """Return the p-value of the Kolmogorov-Smirnov test that `x` are standard normal."""
     return float(stats.kstest(x, "norm").pvalue)

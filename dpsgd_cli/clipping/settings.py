@@ -147,7 +147,7 @@ class OneLength(ClippingKind):
     |g| < C.
     """
 
-    norm: Positive = Field(1.0, description="L2 bound C of one record's gradient: goes with the learning rate.")
+    norm: Positive = Field(1.0, description="L2 bound C of one record's gradient; tune it with the learning rate.")
     layers: Literal["together", "apart"] = Field(
         "together", description="The whole gradient has one length, or each layer's its own, C / sqrt(layers)."
     )

@@ -186,7 +186,7 @@ def test_check_model_says_how_each_layer_is_clipped_and_all_that_is_refused(fold
     ]
     for line, how in zip(lines[1:4], ("closed form", "one example at a time", "own gradient"), strict=True):
         assert how in line
-    assert "nothing is refused" in lines[4]
+    assert "no layer is refused" in lines[4]
     wrong = run("check-model", "good.yaml", model % "wrong")
     assert (wrong.exit_code, wrong.stdout.count("REFUSED")) == (2, 3)
     for place, kind in (("5", "BatchNorm1d mixes"), ("6", "Dropout draws"), ("7", "LSTM takes or returns several")):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.ledger import Ledger

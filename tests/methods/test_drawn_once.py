@@ -17,9 +17,9 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import PrivacyError, RunError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.schema import Recipe
 from tests.conftest import WAYS, StopAt, Train, WriteRecipe

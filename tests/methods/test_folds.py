@@ -10,7 +10,7 @@ import torch
 
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 RECORDS, FOLDS = 61, 4

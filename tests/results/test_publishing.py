@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.results import publishing
+from dpsgd_cli.results import store
 from tests.conftest import Train, WriteRecipe
 
 COPY = {"recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl", "model.safetensors"}
@@ -54,7 +54,7 @@ def test_what_is_marked_is_for_its_owner_alone(result: Path) -> None:
 
 
 def test_the_public_copy_holds_nothing_that_is_marked(tmp_path: Path, result: Path) -> None:
-    copy = publishing.publish(result, tmp_path / "copy")
+    copy = store.public_copy(result, tmp_path / "copy")
     assert {file.name for file in copy.iterdir()} == COPY
     document, own = (json.loads((place / "result.json").read_text()) for place in (copy, result))
     marked = {name: document[name] for name in names(document) if name.startswith("nonprivate_")}
@@ -99,17 +99,17 @@ def test_what_may_not_be_handed_on_is_not_copied(
     tmp_path: Path, write_recipe: WriteRecipe, train: Train, sections: dict[str, object], why: str
 ) -> None:
     with pytest.raises(PrivacyError, match=why):
-        publishing.publish(train(write_recipe(**sections)), tmp_path / "copy")
+        store.public_copy(train(write_recipe(**sections)), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 def test_a_step_that_nothing_covers_is_not_handed_on(tmp_path: Path, write_recipe: WriteRecipe, train: Train) -> None:
     data = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "preprocess": [{"scale": {"by": "standard"}}]}
     with pytest.raises(PrivacyError, match="does not cover"):
-        publishing.publish(train(write_recipe(seed=None, repeats=1, data=data)), tmp_path / "copy")
+        store.public_copy(train(write_recipe(seed=None, repeats=1, data=data)), tmp_path / "copy")
 
 
 def test_nothing_lies_beside_the_copy(tmp_path: Path, result: Path) -> None:
     (tmp_path / "copy").mkdir()
     with pytest.raises(UsageError, match="is there already"):
-        publishing.publish(result, tmp_path / "copy")
+        store.public_copy(result, tmp_path / "copy")

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
-from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
@@ -297,7 +297,4 @@ def _settings(recipe: Recipe) -> DpAgdMethod:
 
 
 def _rates(context: Context, trial: int) -> AgdRates:
-    plan = context.plans[trial]
-    if not isinstance(plan, AdaptivePlan):
-        raise PrivacyError("dp-agd was started without a budget")
-    return agd_rates(_settings(context.recipes[trial]), plan)
+    return agd_rates(_settings(context.recipes[trial]), context.plans_of(AdaptivePlan)[trial])

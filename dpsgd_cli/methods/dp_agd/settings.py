@@ -19,7 +19,7 @@ class DpAgdMethod(FullBatch):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
-        may_differ=ITS_BUDGET,
+        per_trial_keys=ITS_BUDGET,
     )
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(

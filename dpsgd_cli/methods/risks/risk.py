@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.batching.run import PoissonSampler
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
@@ -53,18 +52,20 @@ class Risk(ABC):
     """
 
     values: Tensor
+    direction: Tensor
 
-    @abstractmethod
     def start(self, values: Tensor) -> None:
         """Start at `values` (R, P), which `advance` then changes in place."""
+        self.values = values
+        self.direction = torch.zeros_like(values)
 
     @abstractmethod
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         """Return sums (A, P), over each active trial's records, of loss gradients clipped to `norms` (R,)."""
 
-    @abstractmethod
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
         """Set the direction of active trials to `direction` (A, P), of any length."""
+        self.direction[slice(None) if active is None else active] = direction
 
     @abstractmethod
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
@@ -73,27 +74,24 @@ class Risk(ABC):
         Losses are clipped to `bounds` (R,); `spacing` is (R,).
         """
 
-    @abstractmethod
     def advance(self, lengths: Tensor) -> None:
         """Subtract lengths * direction from `values`, in place; `lengths` is (R,)."""
+        self.values.sub_(self.direction * lengths.unsqueeze(1))
 
 
 class PackRisk(Risk):
-    """Risk of any pack on all records of `table`, by forward passes; work is done for all trials, active or not."""
+    """Risk of any pack on all records of `table`, by forward passes; work is done for all trials, active or not.
+
+    Its `values` are the pack's own.
+    """
 
     def __init__(self, pack: Pack, table: Table, loss: Loss, most_rows: int) -> None:
         self.pack = pack
         self.table = table
         self.loss = loss
         self.most_rows = most_rows
-        self.values = pack.values
         pack.expect(len(table))
-        self.direction = torch.zeros_like(pack.values)
-
-    def start(self, values: Tensor) -> None:
-        if values is not self.pack.values:
-            raise ValueError("a packed model's weights are those of its pack")
-        self.direction.zero_()
+        self.start(pack.values)
 
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         seen = Diagnostics(self.pack.trials, self.values.device)
@@ -101,12 +99,6 @@ class PackRisk(Risk):
         for rows in self.table.chunks(Batch(rows=None), self.most_rows):
             add_clipped_sums(self.pack, rows, self.loss, Clipping(norms.unsqueeze(0)), seen)
         return self.pack.sums.clone() if active is None else self.pack.sums[active]
-
-    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
-        if active is None:
-            self.direction.copy_(direction)
-        else:
-            self.direction[active] = direction
 
     @torch.no_grad()
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
@@ -133,20 +125,13 @@ class LinearRisk(Risk):
     def __init__(self, rows: SignedRows, loss: MarginLoss) -> None:
         self.rows = rows
         self.loss = loss
-        self.values = torch.empty(0)
-        self.margins = torch.empty(0)
-        self.along = torch.empty(0)
-        self.direction = torch.empty(0)
 
     def start(self, values: Tensor) -> None:
-        self.values = values
-        self.margins = self._margins(values)
+        super().start(values)
+        self.margins = self.rows.z @ values.T
+        if self.rows.offset is not None:
+            self.margins.add_(self.rows.offset.unsqueeze(1))
         self.along = torch.zeros_like(self.margins)
-        self.direction = torch.zeros_like(values)
-
-    def _margins(self, values: Tensor) -> Tensor:
-        margins = self.rows.z @ values.T
-        return margins if self.rows.offset is None else margins.add_(self.rows.offset.unsqueeze(1))
 
     def _chunks(self, trials: int) -> Iterator[slice]:
         kind = "cuda" if self.rows.z.is_cuda else "cpu"
@@ -209,12 +194,11 @@ class LinearRisk(Risk):
         torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
 
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
+        super().aim(direction, active)
         if active is None:
-            self.direction.copy_(direction)
             torch.mm(self.rows.z, direction.T, out=self.along)
-            return
-        self.direction[active] = direction
-        self.along.index_copy_(1, active, self.rows.z @ direction.T)
+        else:
+            self.along.index_copy_(1, active, self.rows.z @ direction.T)
 
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
         if active is not None:
@@ -263,7 +247,7 @@ class LinearRisk(Risk):
             odds.mul_(ratio)
 
     def advance(self, lengths: Tensor) -> None:
-        self.values.sub_(self.direction * lengths.unsqueeze(1))
+        super().advance(lengths)
         self.margins.addcmul_(self.along, lengths, value=-1.0)
 
     def misses(self, values: Tensor) -> Tensor:
@@ -303,12 +287,6 @@ class SampledRisk(Risk):
         self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
         self.drawn = [0] * len(streams)
         self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
-        self.values = torch.empty(0)
-        self.direction = torch.empty(0)
-
-    def start(self, values: Tensor) -> None:
-        self.values = values
-        self.direction = torch.zeros_like(values)
 
     def sample(self, trials: Sequence[int]) -> None:
         """Draw a new sample for each of `trials`."""
@@ -352,12 +330,6 @@ class SampledRisk(Risk):
             sums.append(total)
         return torch.cat(sums)
 
-    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
-        if active is None:
-            self.direction.copy_(direction)
-        else:
-            self.direction[active] = direction
-
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
         totals = []
         for trial in self._active(active):
@@ -367,9 +339,6 @@ class SampledRisk(Risk):
             losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(0.0, float(bounds[trial]))
             totals.append(losses.sum(dim=0, dtype=torch.float64))
         return torch.stack(totals)
-
-    def advance(self, lengths: Tensor) -> None:
-        self.values.sub_(self.direction * lengths.unsqueeze(1))
 
 
 def _shared(norms: Tensor) -> Tensor:
