@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, sets
-from dpsgd_cli.evaluation.price import held_out_release
+from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
 NUMBERS = (100, 500, 2_000, 10_000)
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
@@ -85,7 +85,7 @@ def metrics(draw: Callable[[int, np.random.Generator], Drawn], repeats: int, reg
     large = draw(LARGE, rng)
     for n in NUMBERS:
         for epsilon in EPSILONS:
-            release = held_out_release("gaussian", epsilon, DELTA, "add-remove")
+            release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), regression)
             held: dict[str, list[tuple[bool, float]]] = {}
             for repeat in range(repeats):
                 y, told = draw(n, rng)
@@ -121,7 +121,7 @@ def sets_of_ten(repeats: int, coverage: float = 0.9) -> None:
     true = scores[np.arange(len(y)), y]
     for n in NUMBERS[1:]:
         for epsilon in EPSILONS:
-            release = held_out_release("gaussian", epsilon, DELTA, "add-remove")
+            release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), False)
             rows = []
             for repeat in range(repeats):
                 labels, outputs = draw(n)

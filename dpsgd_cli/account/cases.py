@@ -107,8 +107,11 @@ class Case(ABC):
     together: int | None
 
     @abstractmethod
-    def each_trial(self) -> list[list[Release]]:
-        """Return releases that bound the cost of each trial: those that were made, or the trial's budget."""
+    def each_trial(self) -> list[list[list[Release]]]:
+        """Return releases that bound the cost of each trial, by part of the data (`ledger.by_part`).
+
+        They are those that were made, or the trial's budget. Most trials have one part.
+        """
 
     @abstractmethod
     def each_curve(self) -> list[list[list[Release]]]:
@@ -139,17 +142,18 @@ class Case(ABC):
         return case
 
     def trials(self) -> list[list[Release]]:
-        """Return the releases to price, per trial; the statement is for the most expensive trial.
+        """Return the releases to price, per trial and part of the data; the statement is for the most expensive.
 
-        Raises UnsupportedMechanism if the case has no statement.
+        Trials that are priced jointly are added up part by part. Raises UnsupportedMechanism if the case has no
+        statement.
         """
         self._check()
         made = self.each_trial()
         if self.together is None:
-            return made
+            return [part for parts in made for part in parts]
         if len(made) > 1:
-            return [[release for releases in made for release in releases]]
-        return [[Release(r.mechanism, r.count * self.together) for r in made[0]]]
+            return [[*itertools.chain(*parts)] for parts in itertools.zip_longest(*made, fillvalue=[])]
+        return [[Release(r.mechanism, r.count * self.together) for r in part] for part in made[0]]
 
     def by_epoch(self) -> list[list[Release]]:
         """Return the releases to price by epoch; for several trials that are not priced jointly, the longest trial's.
@@ -339,8 +343,8 @@ class FlagCase(Case):
             TruncatedSum(noise, self.adjacency, self.batching, rate, records=records, largest_batch=largest), uses
         )
 
-    def each_trial(self) -> list[list[Release]]:
-        return [[self.release(self.uses)]]
+    def each_trial(self) -> list[list[list[Release]]]:
+        return [[[self.release(self.uses)]]]
 
     def each_curve(self) -> list[list[list[Release]]]:
         left = self.uses

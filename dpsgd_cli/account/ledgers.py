@@ -16,7 +16,7 @@ from typing import TypeVar
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import LedgerEntry, entries_from_lines, priced_releases, read_entries, read_seeds
+from dpsgd_cli.accounting.ledger import LedgerEntry, by_part, entries_from_lines, priced_parts, read_entries, read_seeds
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
@@ -103,8 +103,8 @@ class LedgerCase(Case):
         names = {e.release.mechanism.batching for e in training if isinstance(e.release.mechanism, GaussianSum)}
         return "+".join(sorted(names)) or "full"
 
-    def each_trial(self) -> list[list[Release]]:
-        return [priced_releases(trial) for trial in self.entries]
+    def each_trial(self) -> list[list[list[Release]]]:
+        return [priced_parts(trial) for trial in self.entries]
 
     @cached_property
     def _apart(self) -> str | None:
@@ -164,7 +164,7 @@ class LedgerCase(Case):
 
 def _by_epoch(trial: Sequence[LedgerEntry]) -> list[list[Release]]:
     epochs: dict[int, list[Release]] = {}
-    for entry in trial:
+    for entry in by_part(trial)[0]:
         epochs.setdefault(entry.epoch or 0, []).append(entry.release)
     return [epochs[epoch] for epoch in sorted(epochs)]
 

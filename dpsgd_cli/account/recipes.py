@@ -92,8 +92,9 @@ class RecipeCase(Case):
     def own_trials(self) -> int:
         return self.recipe.trials
 
-    def each_trial(self) -> list[list[Release]]:
-        return [self.plan.priced_releases]
+    def each_trial(self) -> list[list[list[Release]]]:
+        held_out = list(self.plan.held_out)
+        return [[self.plan.priced_releases, *([held_out] if held_out else [])]]
 
     def why_apart(self, trials: int) -> str | None:
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])

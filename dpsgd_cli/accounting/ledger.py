@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.text_format import quoted, shortened
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 
-Phase = Literal["before", "train"]
+Phase = Literal["before", "train", "held-out"]
 
 # Relative tolerance between two orders of adding up the same charges.
 _ROUNDING = 1e-9
@@ -71,6 +72,23 @@ def priced_releases(entries: Iterable[LedgerEntry]) -> list[Release]:
     return merge([*(e.release for e in entries if e.budget_cap is None), *map(Release, caps)])
 
 
+def by_part(entries: Iterable[LedgerEntry]) -> list[list[LedgerEntry]]:
+    """Return the entries of the training records, and then those of held-out records, if there are any.
+
+    A record is in one part, so releases on different parts compose in parallel: the price of all of them is the
+    greatest of the parts' prices, at every delta (proof: `evaluation/price.py`).
+    """
+    entries = list(entries)
+    training = [entry for entry in entries if entry.phase != "held-out"]
+    held_out = [entry for entry in entries if entry.phase == "held-out"]
+    return [training, held_out] if held_out else [training]
+
+
+def priced_parts(entries: Iterable[LedgerEntry]) -> list[list[Release]]:
+    """Return `priced_releases` of each part; the largest of their prices bounds the trial."""
+    return [priced_releases(part) for part in by_part(entries)]
+
+
 def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Release]]:
     """Return the releases of each epoch, equal mechanisms merged; the key None holds those without an epoch."""
     found: dict[int | None, list[Release]] = {}
@@ -84,7 +102,8 @@ class Ledger:
     """The releases of one trial, in order.
 
     `covers_before`: whether the filter counts private preprocessing. `budget_cap`: the most that the filter ever
-    admits, if releases are chosen from earlier ones; else None. `unit`: that of every entry.
+    admits, if releases are chosen from earlier ones; else None. `unit`: that of every entry. `held_out`: the planned
+    releases on held-out records, each of which may be made once; the filter does not count them.
     """
 
     filter: Filter | None = None
@@ -92,6 +111,7 @@ class Ledger:
     entries: list[LedgerEntry] = field(default_factory=list)
     budget_cap: Mechanism | None = None
     unit: str | None = None
+    held_out: list[Release] = field(default_factory=list)
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
@@ -102,6 +122,12 @@ class Ledger:
         stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
         if release.mechanism.adjacency != stated:
             raise PrivacyError(f"a release stated for {release.mechanism.adjacency} cannot follow one for {stated}")
+        if phase == "held-out":
+            if release not in self.held_out:
+                raise PrivacyError("a release on held-out records that was not planned, or was made before")
+            self.held_out.remove(release)
+            self.entries.append(LedgerEntry(release, phase, None, None, self.unit))
+            return
         counted = phase == "train" or self.covers_before
         if self.filter is not None and counted:
             self.filter.admit(release)
@@ -136,9 +162,9 @@ class Ledger:
         return merge([entry.release for entry in self.entries])
 
     @property
-    def priced_releases(self) -> list[Release]:
-        """The releases to price for a statement about the trial: see the function `priced_releases`."""
-        return priced_releases(self.entries)
+    def training(self) -> list[LedgerEntry]:
+        """The entries that are not of held-out records."""
+        return [entry for entry in self.entries if entry.phase != "held-out"]
 
 
 def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
@@ -203,7 +229,8 @@ def _entry(record: dict[str, Any]) -> LedgerEntry:
 
 def _check_order(entries: Iterable[LedgerEntry], source: str) -> None:
     """Raise DataError if the epochs of `entries` go back: the file then holds two runs, which may share noise."""
-    times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in entries]
+    last = {"before": -1.0, "held-out": math.inf}
+    times = [last.get(entry.phase, entry.epoch or 0) for entry in entries]
     if times != sorted(times):
         raise DataError(f"{source}: its epochs go back: {_TWO_RUNS}")
 

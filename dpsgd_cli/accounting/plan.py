@@ -105,7 +105,8 @@ class Plan:
     only the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is
     the recipe's, with every `auto` number solved for; None for methods without a schedule. `postprocessing_epochs`
     follow the last release, and only use earlier releases. `correlated` describes correlated noise; None if it is
-    independent.
+    independent. `held_out` are the releases that measure held-out records at the end (`evaluation/price.py`); each
+    costs no more than the training, with which it composes in parallel, so no other property counts them.
     """
 
     sampling: Sampling
@@ -122,6 +123,7 @@ class Plan:
     schedule: Schedule | None = None
     postprocessing_epochs: int = 0
     correlated: PlannedNoise | None = None
+    held_out: tuple[Release, ...] = ()
 
     @property
     def releases(self) -> list[Release]:
@@ -184,7 +186,7 @@ class Plan:
 
     def ledger(self) -> Ledger:
         """Return an empty ledger that enforces this plan's budget."""
-        return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap)
+        return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap, held_out=[*self.held_out])
 
     def _filter(self) -> Filter:
         if self.budget_cap is not None and self.budget is not None:

@@ -16,7 +16,8 @@ the metric of x+. An interval is centred on linear estimates, not on the point: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -27,6 +28,7 @@ Z = 1.959963984540054
 """Two-sided 95% quantile of a normal law."""
 LEAST_INFORMATION = 12.0
 """Below this n mu^2, only intervals are shown: the noise of a metric is then larger than its sampling error."""
+_OF_PROBABILITIES = ("log_loss", "brier", "calibration")
 GROUPS = (0.2, 0.4, 0.6, 0.8)
 """Probabilities between the five groups of the calibration gaps."""
 
@@ -84,6 +86,37 @@ class Noised:
         low, high = fieller(float(over @ self.linear), float(under @ self.linear), *squares, least, most)
         total = float(under @ self.projected)
         return Estimate(float(over @ self.projected) / total if total > 0 else None, low, high)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was released of the held-out records, and what follows from it.
+
+    `kind`: two-classes, classes or numbers. `noised`: the counts of cells, from which sets of any coverage follow
+    (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
+    and R2 clamp errors; None for classes.
+    """
+
+    kind: str
+    noised: Noised
+    metrics: dict[str, Estimate]
+    clamp: float | None = None
+
+    def without_probabilities(self) -> Measured:
+        """Return the measurement without metrics of probabilities, for a model that has none."""
+        kept = {name: one for name, one in self.metrics.items() if not name.startswith(_OF_PROBABILITIES)}
+        return replace(self, metrics=kept)
+
+    def record(self) -> dict[str, Any]:
+        """Return plain data for `result.json`."""
+        return {
+            "kind": self.kind,
+            "records": self.noised.records,
+            "noise": self.noised.deviation,
+            "clamp": self.clamp,
+            "metrics": {name: [one.value, one.low, one.high] for name, one in self.metrics.items()},
+            "cells": self.noised.linear.tolist(),
+        }
 
 
 def fieller(

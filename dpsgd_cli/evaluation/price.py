@@ -24,6 +24,7 @@ together, no cut by exact counts, no exact metric of H. Several releases on one 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from scipy.optimize import brentq
 
@@ -57,3 +58,13 @@ def held_out_release(accountant: str, epsilon: float, delta: float, adjacency: A
     if excess(least) > 0:
         raise ValueError(f"{accountant} finds no noise for a measurement at epsilon {epsilon:g}")
     return found
+
+
+def held_out_releases(mechanism: GaussianSum, regression: bool) -> Release:
+    """Return the ledger's entry of one measurement: one release, or for targets two that together cost the same.
+
+    Two Gaussian releases of noise multiplier sqrt(2) z compose to one of noise multiplier z, exactly.
+    """
+    if not regression:
+        return Release(mechanism)
+    return Release(replace(mechanism, noise_multiplier=mechanism.noise_multiplier * math.sqrt(2)), 2)

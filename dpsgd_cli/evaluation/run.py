@@ -6,15 +6,13 @@ and of that record alone: nothing is fitted on the held-out records.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import Streams
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import estimates, strategy
-from dpsgd_cli.evaluation.estimates import Estimate, Noised
+from dpsgd_cli.evaluation.estimates import Measured, Noised
 from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE, Strategy
 from dpsgd_cli.noise.run import gaussian
 
@@ -23,39 +21,14 @@ PURPOSE = "evaluation"
 _TINY = 1e-300
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was released of the held-out records, and what follows from it.
-
-    `kind`: two-classes, classes or numbers. `noised`: the counts of cells, from which sets of any coverage follow
-    (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
-    and R2 clamp errors; None for classes.
-    """
-
-    kind: str
-    noised: Noised
-    metrics: dict[str, Estimate]
-    clamp: float | None = None
-
-
-def releases(mechanism: GaussianSum, regression: bool) -> list[Release]:
-    """Return the ledger's entries of one measurement: one release, or for targets two that together cost the same.
-
-    Two Gaussian releases of noise multiplier sqrt(2) z compose to one of noise multiplier z, exactly.
-    """
-    if not regression:
-        return [Release(mechanism)]
-    return [Release(replace(mechanism, noise_multiplier=mechanism.noise_multiplier * math.sqrt(2)), 2)]
-
-
 def measure_classes(
-    labels: np.ndarray, outputs: np.ndarray, mechanism: GaussianSum, stream: Streams, places: int
+    labels: np.ndarray, outputs: np.ndarray, release: Release, stream: Streams, places: int
 ) -> Measured:
     """Release the cells of records with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 
-    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. `mechanism`: from
-    `price.held_out_release`. `places`: the public number of records at most. The ledger must have admitted
-    `releases(mechanism, regression=False)` before.
+    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. `release`: from
+    `price.held_out_releases`; the ledger must have admitted it before. `places`: the public number of records at
+    most.
     """
     two = outputs.shape[1] <= 2
     if two:
@@ -66,7 +39,7 @@ def measure_classes(
         right = outputs.argmax(axis=1) == labels
         cells = right * BINS + _bins(margins_of(outputs)[np.arange(len(labels)), labels])
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
-    noised = _released(np.bincount(cells, minlength=2 * BINS), plan, mechanism, stream, places)
+    noised = _released(np.bincount(cells, minlength=2 * BINS), plan, _gaussian(release, 1), stream, places)
     found = estimates.of_two_classes(noised) if two else estimates.of_many_classes(noised)
     return Measured("two-classes" if two else "classes", noised, found)
 
@@ -75,7 +48,7 @@ def measure_numbers(
     targets: np.ndarray,
     predictions: np.ndarray,
     bounds: tuple[float, float],
-    mechanism: GaussianSum,
+    release: Release,
     stream: Streams,
     places: int,
 ) -> Measured:
@@ -85,9 +58,7 @@ def measure_numbers(
     moments is computed from the first release.
     """
     scale = bounds[1] - bounds[0]
-    (release,) = releases(mechanism, regression=True)
-    half = release.mechanism
-    assert isinstance(half, GaussianSum)
+    half = _gaussian(release, 2)
     errors = np.nan_to_num((targets - predictions) / scale, nan=1.0, posinf=1.0, neginf=-1.0)
     side = np.searchsorted(ERRORS[1:-1], np.abs(errors))
     cells = np.where(errors < 0, SIDE - 1 - side, SIDE + side)
@@ -108,6 +79,13 @@ def margins_of(outputs: np.ndarray) -> np.ndarray:
     weights = np.exp(logits)
     others = weights.sum(axis=1, keepdims=True) - weights
     return logits - np.log(np.maximum(others, _TINY))
+
+
+def _gaussian(release: Release, count: int) -> GaussianSum:
+    """Return the mechanism of a release that is made `count` times. Raises PrivacyError if it was charged otherwise."""
+    if not isinstance(release.mechanism, GaussianSum) or release.count != count:
+        raise PrivacyError(f"a measurement of {count} releases was charged as {release.count}")
+    return release.mechanism
 
 
 def _bins(margins: np.ndarray) -> np.ndarray:

@@ -30,8 +30,34 @@ def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
-    found += _off_grid(recipe)
+    found += [*_off_grid(recipe), *_evaluation(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+
+
+def _evaluation(recipe: Recipe) -> list[str]:
+    """Refuse a private evaluation whose proof (`evaluation/price.py`) does not cover the recipe."""
+    data, where = recipe.data, "data.evaluation: private"
+    if data.evaluation != "private":
+        return []
+    if recipe.privacy is None:
+        return [f"{where} measures at the price of a private training; without privacy, leave it out"]
+    if recipe.folds is not None:
+        return [f"{where}: with folds each record trains some trials and measures another; leave folds out"]
+    if recipe.privacy.unit is not None:
+        return [f"{where} is proved for single records, not for users; leave it out, which declares them public"]
+    if data.split is None:
+        return [f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}"]
+    problems = []
+    if isinstance(data.split.test, int) and not data.by_place:
+        problems.append(
+            f"data.split.test: a cut to an exact count moves a second record where one is removed, so {where} needs a"
+            " fraction, say 0.2"
+        )
+    if data.public is not None and data.public.cut_from == "test":
+        problems.append("data.public: cut from the held-out records, which are private; cut it from train")
+    if data.task == "regression" and data.target_bounds is None:
+        problems.append(f"data.target_bounds: missing; {where} bounds errors by them")
+    return problems
 
 
 def _off_grid(recipe: Recipe) -> list[str]:

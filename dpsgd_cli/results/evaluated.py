@@ -160,7 +160,8 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
     if any(file not in identities for file in files_of(data)):
         return None
     tested = evaluated_on(data, folds, identities)
-    return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)
+    how = "measured with noise" if data.get("evaluation") == "private" else "tested"
+    return Records(tested.source, f"{how} on {tested.records}{public_validation(data)}", folds)
 
 
 def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:

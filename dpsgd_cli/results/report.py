@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsgd_cli.accounting.ledger import priced_releases, read_entries
+from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
@@ -93,7 +93,8 @@ def _read(directory: Path) -> _Read:
 def _attacker(ledger: Path) -> Attacker | str:
     """Return the best attacker on the trial that reveals most; or the reason why none is known."""
     try:
-        priced = {tuple(priced_releases(entries)) for entries in read_entries(ledger).values()}
+        trials = read_entries(ledger).values()
+        priced = {tuple(releases) for entries in trials for releases in priced_parts(entries)}
         return strongest([best_attacker(releases) for releases in priced])
     except UnsupportedMechanism as refusal:
         return str(refusal)

@@ -26,6 +26,7 @@ from dpsgd_cli.engine.metrics import METRICS, in_words, less_is_better
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.ledger import Ledger
     from dpsgd_cli.accounting.plan import Plan
+    from dpsgd_cli.evaluation.estimates import Measured
     from dpsgd_cli.recipe.loading import SettledRecipe
 
 Row = dict[str, Any]
@@ -83,6 +84,7 @@ class Released:
     - `data_sha256`: hashes of files that anybody can fetch.
     - `declarations`, `uncovered_steps`, `warnings`: those of the data set.
     - `stopped`: None if the whole plan was trained.
+    - `measured`: what was released of the held-out records, by trial, if they are private (`data.evaluation`).
     """
 
     loaded: SettledRecipe
@@ -100,6 +102,7 @@ class Released:
     timing: Row
     findings: Sequence[Row] | None = None
     stopped: Stopped | None = None
+    measured: Sequence[Measured] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Result:
     diverged: list[int] = field(default_factory=list)
     recipe: str = ""
     model: bytes | None = None
+    evaluation: list[Row] = field(default_factory=list)
 
     def document(self) -> Row:
         """Return the content of `result.json`."""
@@ -159,6 +163,7 @@ class Result:
             "nonprivate_warnings": self.nonprivate_warnings,
             "provenance": self.provenance,
             "trials": self.trials,
+            **({"evaluation": self.evaluation} if self.evaluation else {}),
         }
 
 

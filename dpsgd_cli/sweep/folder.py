@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.accounting.ledger import read_ledgers
+from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.common.text_format import count, metric_text
 from dpsgd_cli.errors import DataError
@@ -139,13 +139,11 @@ def spent(cell: Cell, place: Folder) -> list[Spent | None]:
     privacy = found.privacy
     if privacy["accountant"] is None:
         return [None] * cell.trials
-    alike: dict[tuple[Release, ...], list[int | None]] = {}
-    for trial, releases in read_ledgers(reading.checked(directory, document, "ledger.jsonl")).items():
-        alike.setdefault(tuple(releases), []).append(cell.loaded.recipe.seeds[trial])
-    return [
-        Spent(releases, replace(found.run, seeds=seeds), privacy["delta"], privacy["epsilon"], privacy["bound"])
-        for releases, seeds in alike.items()
-    ]
+    alike: dict[tuple[tuple[Release, ...], ...], list[int | None]] = {}
+    for trial, entries in read_entries(reading.checked(directory, document, "ledger.jsonl")).items():
+        alike.setdefault(tuple(map(tuple, priced_parts(entries))), []).append(cell.loaded.recipe.seeds[trial])
+    bound = privacy["delta"], privacy["epsilon"], privacy["bound"]
+    return [Spent(parts[0], replace(found.run, seeds=seeds), *bound, *parts[1:]) for parts, seeds in alike.items()]
 
 
 def _to_markdown(rows: Sequence[Row]) -> str:

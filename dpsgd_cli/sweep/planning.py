@@ -142,7 +142,8 @@ def planned_spending(cells: Sequence[Cell]) -> list[Spent | None]:
             found += [None] if planned.error is None else []
             continue
         told = plan.guarantee()
-        found.append(Spent(tuple(plan.priced_releases), run_of(cell.loaded), plan.delta, told.epsilon, told.bound))
+        of_training, run = tuple(plan.priced_releases), run_of(cell.loaded)
+        found.append(Spent(of_training, run, plan.delta, told.epsilon, told.bound, plan.held_out))
     return found
 
 

@@ -18,7 +18,7 @@ exponential     All cells compose, plus the epsilon of the exponential mechanism
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +34,22 @@ from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 _FEW = 64
+MEASURED = "a private choice among runs whose held-out records are private has no proof here; leave data.evaluation out"
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Releases that bound ONE trial, the run whose trials they bound, and one trial's `epsilon`."""
+    """Releases that bound ONE trial, the run whose trials they bound, and one trial's `epsilon`.
+
+    `held_out`: releases on held-out records, which compose in parallel with the others.
+    """
 
     releases: tuple[Release, ...]
     run: Run
     delta: float
     epsilon: float | None = None
     bound: str = "upper"
+    held_out: tuple[Release, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -110,13 +115,18 @@ def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
     if apart is not None:
         return {**nothing, "note": apart}
     delta = min(one.delta for one in spent)
-    releases = merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)])
+    parts = [_added_up(spent, lambda one: one.releases), _added_up(spent, lambda one: one.held_out)]
     try:
-        epsilon, accountant = _least(releases).best(releases, delta)
+        epsilon, accountant = max(_least(part).best(part, delta) for part in parts if part)
     except PrivacyError as error:
         return {**nothing, "note": str(error)}
     return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
             "accountant": accountant, "bound": "upper"}  # fmt: skip
+
+
+def _added_up(spent: Sequence[Spent], of: Callable[[Spent], Sequence[Release]]) -> list[Release]:
+    """Return the releases of all trials together, in units of their sensitivities."""
+    return merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(of(one))])
 
 
 def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
@@ -131,6 +141,8 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
     apart = why_apart([one.run for one in private])
     if apart is not None:
         return {**told, "note": apart}
+    if any(one.held_out for one in private):
+        return {**told, "note": MEASURED}
     delta = min(one.delta for one in private)
     try:
         accountant = BestOfCells(Choice(select.mean, select.law))
@@ -150,6 +162,8 @@ def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: di
     told = {"kind": select.kind, "randomness": describe_noise(_noise_of(spent, select.seed))}
     if together["epsilon"] is None:
         return {**told, "epsilon": None, "note": together["note"]}
+    if any(one.held_out for one in spent):
+        return {**told, "epsilon": None, "note": MEASURED}
     adjacency = together["adjacency"]
     releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
     releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))

@@ -19,8 +19,8 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run
-from dpsgd_cli.accounting.ledger import Ledger, to_lines
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.ledger import Ledger, priced_parts, to_lines
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import warnings_of
@@ -104,6 +104,7 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         trials=trials,
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
+        evaluation=[measured.record() for measured in released.measured],
         warnings=[*released.warnings, *_warnings(released, spendings)],
         nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound),
         diverged=diverged(released),
@@ -219,21 +220,24 @@ def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> lis
 
 def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
     """Group releases by epoch, up to the last epoch with one. Releases before training belong to epoch 0."""
-    last = max((entry.epoch or 0 for entry in ledger.entries), default=-1)
+    last = max((entry.epoch or 0 for entry in ledger.training), default=-1)
     epochs: list[list[Release]] = [[] for _ in range(last + 1)]
-    for entry in ledger.entries:
+    for entry in ledger.training:
         epochs[entry.epoch or 0].append(entry.release)
     return tuple(tuple(releases) for releases in epochs)
 
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> PrivacyCost:
     epochs = _spent_by_epoch(plan, ledger, released)
-    epsilon = _cell(prices.epsilon(plan.accountant, ledger.priced_releases, plan.delta))
+    training, *held_out = priced_parts(ledger.entries)
+    epsilon = _cell(max(prices.epsilon(plan.accountant, part, plan.delta) for part in (training, *held_out)))
+    measured = [rho_of(part) for part in held_out]
     if plan.budget_cap is None:
-        return PrivacyCost(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
-    everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
-    spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
-    return PrivacyCost(epsilon, plan.delta, rho_of(ledger.priced_releases), epochs, spent)
+        trained = epochs[-1]["rho"] if epochs else 0.0
+        return PrivacyCost(epsilon, plan.delta, prices.largest([trained, *measured]), epochs)
+    made = merge([entry.release for entry in ledger.training])
+    spent = {"epsilon": _cell(prices.epsilon(plan.accountant, made, plan.delta)), "rho": rho_of(made)}
+    return PrivacyCost(epsilon, plan.delta, prices.largest([rho_of(training), *measured]), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
@@ -317,6 +321,7 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
+        **({} if not plan.held_out else {"evaluation": "private"}),
     }
 
 

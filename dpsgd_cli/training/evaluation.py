@@ -25,10 +25,12 @@ from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
-from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
+from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.evaluation.estimates import Measured
+from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
@@ -134,7 +136,8 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
     loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
-    found = measure(models, trials.method.rows_for_output(trials.test), loss) if wanted else {}
+    public = wanted and trials.recipe.data.evaluation != "private"
+    found = measure(models, trials.method.rows_for_output(trials.test), loss) if public else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
@@ -151,6 +154,48 @@ class Final:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     on_train: dict[str, list[float]] = field(default_factory=dict)
     findings: Findings | None = None
+    measured: tuple[Measured, ...] = ()
+
+
+def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
+    """Charge and release one measurement of the held-out records for each trial (`evaluation/price.py`)."""
+    table, context = trials.method.rows_for_output(trials.test), trials.context
+    outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
+    if table.rows:
+        outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
+    found = []
+    for trial, (recipe, plan) in enumerate(zip(context.recipes, context.plans, strict=True)):
+        assert plan is not None and recipe.data.split is not None
+        (release,) = plan.held_out
+        context.ledgers[trial].spend(release, phase="held-out")
+        split, stream = recipe.data.split.test, context.streams[trial]
+        # all records: the training part has places for its share of them, or exactly its own
+        places = plan.sampling.records + split if isinstance(split, int) else plan.sampling.records / (1 - split)
+        places = math.ceil(places)
+        if recipe.data.task == "regression":
+            scale, bounds = target_scale(recipe.data), recipe.data.target_bounds
+            assert bounds is not None
+            low, high = sorted(bounds)
+            truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[trial][:, 0]))
+            measured = measure_numbers(truth, told.clip(low, high), (low, high), release, stream, places)
+        else:
+            measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places)
+            if residual_clip(recipe, models.classes or 2) is None:
+                measured = measured.without_probabilities()
+        found.append(measured)
+    return tuple(found)
+
+
+def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
+    """Return outputs (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
+
+    Outputs of a loss without probabilities are returned as they are.
+    """
+    clipped = residual_clip(recipe, max(2, outputs.shape[1]))
+    if outputs.shape[1] > 2 or clipped is None:
+        return outputs.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.diff(np.log(probabilities_by(outputs.astype(np.float64), clipped)), axis=1)
 
 
 def _final(trials: Trials) -> Final:
@@ -163,14 +208,31 @@ def _final(trials: Trials) -> Final:
     last = trials.history[-1].metrics if trials.history else {}
     # findings exist only for a complete training
     findings = trials.method.findings() if trials.stopped is None else None
-    measured, constants = measure_once(models, rows_of(trials.test))
-    last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
+    privately: tuple[Measured, ...] = ()
+    if trials.recipe.data.evaluation == "private":
+        privately = _measure_privately(trials, models)
+        last = last | {f"test_{k}": v for k, v in _points(privately).items()}
+    else:
+        measured, constants = measure_once(models, rows_of(trials.test))
+        last = last | {f"test_{k}": v for k, v in measured.items()}
+        last = last | {f"constant_{k}": v for k, v in constants.items()}
     if isinstance(trials.recipe.model, ConvexModel):
         squares = trials.method.output.double().square().sum(dim=1).tolist()
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings)
+    return Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings, privately)
+
+
+def _points(measured: Sequence[Measured]) -> Columns:
+    """Return the metrics of `METRICS` that have a point in every trial."""
+    found: Columns = {}
+    for name in METRICS:
+        values = [one.metrics[name].value for one in measured if name in one.metrics]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(measured):
+            found[name] = known
+    return found
 
 
 def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple[Released, Unreleased]:
@@ -197,6 +259,7 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         timing=counted,
         findings=None if findings is None else findings.claimed[span],
         stopped=trials.stopped,
+        measured=final.measured[span],
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],

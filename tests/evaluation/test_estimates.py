@@ -9,13 +9,13 @@ import pytest
 from scipy.special import ndtri
 from sklearn import metrics
 
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, strategy
 from dpsgd_cli.evaluation.estimates import Noised, fieller
-from dpsgd_cli.evaluation.price import held_out_release
+from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
-ALMOST_NONE = GaussianSum(1e-3, "add-remove")
+ALMOST_NONE = Release(GaussianSum(1e-3, "add-remove"))
 
 
 def drawn(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +51,9 @@ def test_without_noise_metrics_of_numbers_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     y = rng.uniform(10, 30, 20_000)
     told = y + rng.normal(0, 1, len(y))
-    measured = run.measure_numbers(y, told, (10, 30), ALMOST_NONE, SeededStreams(0), len(y))
+    measured = run.measure_numbers(
+        y, told, (10, 30), Release(GaussianSum(1e-3, "add-remove"), 2), SeededStreams(0), len(y)
+    )
     error = np.minimum(np.abs(told - y), measured.clamp or 0.0)
     assert measured.metrics["mae"].value == pytest.approx(error.mean(), rel=1e-3)
     assert measured.metrics["rmse"].value == pytest.approx(math.sqrt((error**2).mean()), rel=1e-3)
@@ -63,7 +65,10 @@ def test_without_noise_metrics_of_numbers_are_those_of_scikit_learn() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_intervals_hold_the_truth_as_often_as_they_say(epsilon: float) -> None:
     """Accuracy .7484 and AUC .8 by the law; 200 draws of 300 records, at least 92% each (three deviations: 90.4%)."""
-    rng, release = np.random.default_rng(0), held_out_release("gaussian", epsilon, 1e-5, "add-remove")
+    rng, release = (
+        np.random.default_rng(0),
+        held_out_releases(held_out_release("gaussian", epsilon, 1e-5, "add-remove"), False),
+    )
     y, margin = drawn(2_000_000, rng)
     truth = {"accuracy": ((margin > 0) == y).mean(), "auc": 0.8}
     held = dict.fromkeys(truth, 0)
@@ -85,7 +90,7 @@ def test_noise_of_an_accuracy_is_no_more_than_aimed_at() -> None:
 
 def test_few_records_have_an_interval_and_no_point() -> None:
     y, margin = drawn(100, np.random.default_rng(0))
-    release = held_out_release("gaussian", 0.5, 1e-5, "add-remove")
+    release = held_out_releases(held_out_release("gaussian", 0.5, 1e-5, "add-remove"), False)
     found = run.measure_classes(y, margin[:, None], release, SeededStreams(0), 100).metrics
     assert {one.value for one in found.values()} == {None}
     assert found["accuracy"].high - found["accuracy"].low > 0.2

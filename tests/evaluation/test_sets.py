@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, sets
-from dpsgd_cli.evaluation.price import held_out_release
+from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
+
+
+def one(epsilon: float, regression: bool = False) -> Release:
+    """The release of a held-out part at this epsilon."""
+    return held_out_releases(held_out_release("gaussian", epsilon, 1e-5, "add-remove"), regression)
 
 
 def drawn(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +27,7 @@ def drawn(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("records", "epsilon"), [(300, 1.0), (300, 8.0), (2000, 0.5)])
 def test_sets_hold_the_class_of_a_new_record(records: int, epsilon: float) -> None:
     """The mean over 40 draws of the held-out records is at least .9, but for two standard errors."""
-    rng, release = np.random.default_rng(0), held_out_release("gaussian", epsilon, 1e-5, "add-remove")
+    rng, release = np.random.default_rng(0), one(epsilon)
     y, logits = drawn(20_000, rng)
     true = run.margins_of(logits)[np.arange(len(y)), y]
     covered = []
@@ -35,16 +41,16 @@ def test_sets_hold_the_class_of_a_new_record(records: int, epsilon: float) -> No
 
 
 def test_sets_of_two_classes_and_intervals_of_numbers_hold_new_records() -> None:
-    rng, release = np.random.default_rng(0), held_out_release("gaussian", 1.0, 1e-5, "add-remove")
+    rng = np.random.default_rng(0)
     for seed in range(10):
         y = rng.integers(0, 2, 2000)
         margin = rng.normal(2.0 * y - 1, 1.5)
-        noised = run.measure_classes(y, margin[:, None], release, SeededStreams(seed), 2000).noised
+        noised = run.measure_classes(y, margin[:, None], one(1.0), SeededStreams(seed), 2000).noised
         edge = sets.threshold_of_classes(noised, two=True, coverage=0.8).edge
         assert edge is not None and 0.78 <= norm.sf((edge - 1) / 1.5) <= 0.87
         target = rng.uniform(-1, 1, 2000)
         told = target + rng.normal(0, 0.2, 2000)
-        noised = run.measure_numbers(target, told, (-1, 1), release, SeededStreams(seed), 2000).noised
+        noised = run.measure_numbers(target, told, (-1, 1), one(1.0, regression=True), SeededStreams(seed), 2000).noised
         half = sets.threshold_of_errors(noised, coverage=0.8).edge
         assert half is not None and 0.78 <= 1 - 2 * norm.sf(2 * half / 0.2) <= 0.95
 
@@ -72,7 +78,7 @@ def test_the_bound_holds_for_the_rule_that_it_is_about() -> None:
 @pytest.mark.parametrize("coverage", [0.0, 1.0, 1.5])
 def test_a_coverage_outside_of_zero_and_one_is_refused(coverage: float) -> None:
     noised = run.measure_numbers(
-        np.zeros(9), np.zeros(9), (-1, 1), held_out_release("gaussian", 1.0, 1e-5, "add-remove"), SeededStreams(0), 9
+        np.zeros(9), np.zeros(9), (-1, 1), one(1.0, regression=True), SeededStreams(0), 9
     ).noised
     with pytest.raises(ValueError, match="coverage"):
         sets.threshold_of_errors(noised, coverage)
