@@ -18,7 +18,13 @@ from dpsgd_cli.common.text_format import count
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for the CSV. Default: stdout.")
 @click.option("--trial", type=click.IntRange(min=0), default=0, show_default=True, help="Trial whose model predicts.")
 @click.option("--probabilities", is_flag=True, help="Add a column for each class.")
-def command(result: Path, new: Path, out: Path | None, trial: int, probabilities: bool) -> None:
+@click.option(
+    "--coverage",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="P",
+    help="Add sets of classes, or intervals, that hold the truth with probability at least P.",
+)
+def command(result: Path, new: Path, out: Path | None, trial: int, probabilities: bool, coverage: float | None) -> None:
     """Predict the class or target of the records in NEW with the model of a result.
 
     NEW is a table (or npz, npy) in the format of the training data; labels are ignored, and columns are found by their
@@ -47,6 +53,9 @@ def command(result: Path, new: Path, out: Path | None, trial: int, probabilities
     if probabilities:
         shares = trained.probabilities(outputs)
         columns |= {f"probability_{label}": shares[:, at] for at, label in enumerate(trained.classes or ())}
+    if coverage is not None:
+        found = trained.with_coverage(outputs, trial, coverage)
+        columns |= {name: [files.no_formula(one) for one in values] for name, values in found.items()}
     answer = pd.DataFrame(columns).to_csv(index=False)
     if out is None:
         click.echo(answer, nl=False)

@@ -60,6 +60,11 @@ class Noised:
         projected, _ = nnls(strategy.matrix, released, maxiter=20 * len(released))
         return cls(strategy.inverse @ released, projected, strategy.covariance * deviation**2, deviation)
 
+    @classmethod
+    def restored(cls, linear: np.ndarray, strategy: Strategy, deviation: float) -> Noised:
+        """Return the counts with estimates `linear` (cells,), for `sets.py`; they are not projected."""
+        return cls(linear, linear, strategy.covariance * deviation**2, deviation)
+
     @property
     def records(self) -> float:
         """The estimated number of held-out records."""

@@ -174,3 +174,8 @@ def for_errors() -> Strategy:
         absolute = [(np.abs(number - SIDE + 0.5) > edge).astype(float) for edge in range(SIDE)]
         total += _weighed(law, [*sided, *absolute])
     return Strategy.minimising(total)
+
+
+def strategy_of(kind: str) -> Strategy:
+    """Return the strategy for a kind of `estimates.Measured`."""
+    return {"two-classes": for_two_classes, "classes": for_many_classes, "numbers": for_errors}[kind]()

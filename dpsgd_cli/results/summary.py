@@ -31,10 +31,28 @@ def result_text(document: Row, directory: Path) -> str:
         for name in dict.fromkeys(shown)
         if not name.startswith("constant_")
     ]
+    lines += _measured_lines(document)
     privacy = document["privacy"]
     lines += [f"  {term:<26}{text}" for term, text in [*price_terms(privacy), *setting_terms(privacy)]]
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
+
+
+def _measured_lines(document: Row) -> list[str]:
+    """Return the metrics of the first trial on private held-out records, with 95% intervals."""
+    released = document.get("evaluation")
+    if not released:
+        return []
+    first, trials = released[0], len(released)
+    clamped = "" if first["clamp"] is None else f", errors clamped at {metric_text(first['clamp'])}"
+    whose = "" if trials == 1 else f", trial 0 of {trials}"
+    lines = [
+        f"  held-out records          about {max(first['records'], 0):.0f}, private{clamped}; 95% intervals{whose}"
+    ]
+    for name, (value, low, high) in first["metrics"].items():
+        point = "" if value is None else f"{metric_text(value)}, "
+        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}")
+    return lines
 
 
 def _lengths(trials: Sequence[Row]) -> str:

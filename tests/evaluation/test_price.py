@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 
 from dpsgd_cli.accounting.accountants import get
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, strategy
