@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.results import store
+from dpsgd_cli.results import reading, store
 from tests.conftest import Train, WriteRecipe
 
 COPY = {"recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl", "model.safetensors"}
@@ -107,6 +107,16 @@ def test_a_step_that_nothing_covers_is_not_handed_on(tmp_path: Path, write_recip
     data = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "preprocess": [{"scale": {"by": "standard"}}]}
     with pytest.raises(PrivacyError, match="does not cover"):
         store.public_copy(train(write_recipe(seed=None, repeats=1, data=data)), tmp_path / "copy")
+
+
+def test_a_marked_file_that_is_no_table_is_not_copied(
+    tmp_path: Path, result: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of every result that holds what was not released, and whose marked part nobody can leave out."""
+    monkeypatch.setitem(reading.FILES, "model.safetensors", reading.FILES["trials.csv"])
+    with pytest.raises(ValueError, match="holds values that were not released"):
+        store.public_copy(result, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_nothing_lies_beside_the_copy(tmp_path: Path, result: Path) -> None:
