@@ -109,9 +109,7 @@ class LedgerCase(Case):
     @cached_property
     def _apart(self) -> str | None:
         if self.choices:
-            return (
-                f"{self.choices[0]} is the price of a private choice among runs, of which only the best left a ledger"
-            )
+            return f"{self.choices[0]} records a private choice among runs that left no ledger; its price is its own"
         runs = [
             _run(
                 path.parent,
