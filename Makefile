@@ -72,8 +72,7 @@ bench: venv ## Run the benchmarks against their peers (minutes)
 
 bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
 	$(PIP) --quiet --editable '.[bench]'
-	$(BIN)/python benchmarks/step.py --device cuda
-	$(BIN)/python benchmarks/step.py --device cuda --wide
+	$(BIN)/python benchmarks/gpu.py
 
 pages: venv ## Draw the pages of results/ from their CSVs again; trains nothing (make reproduce-yu2019, ...: train what one lacks)
 	$(BIN)/python -m benchmarks.pages redraw
