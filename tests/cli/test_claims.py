@@ -42,7 +42,7 @@ def test_where_no_gaussian_is_exact_a_bound_is_stated() -> None:
     found = rows(*SAMPLED, "--attacker")["pld"]
     assert found["mu"] is None and found["attacker_by"] == "pld"
     assert 0.01 < found["true_positives_at_0.01"] < 0.05
-    assert "finds at most" in run(*SAMPLED, "--attacker").stdout
+    assert "TPR at most" in run(*SAMPLED, "--attacker").stdout
 
 
 def test_the_tradeoff_curve_is_one_over_false_positives() -> None:
