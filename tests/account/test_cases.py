@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
 
 from dpsgd_cli.account.cases import FlagCase, Target
 from dpsgd_cli.account.matching import least_factor
 from dpsgd_cli.account.recipes import RepeatedAccountant
 from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.groups import ForGroup
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan, Sampling
@@ -117,7 +117,7 @@ def made(factor: float, batching: str, before: tuple[Release, ...] = ()) -> Plan
         for z in noise
     )
     name = "rdp" if batching == "poisson" else "gaussian"
-    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, covers_before=True, chooses=False)
+    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, covers_before=True, is_adaptive=False)
 
 
 @pytest.mark.parametrize("batching", ["shuffle", "poisson"])
