@@ -68,12 +68,11 @@ check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
-	@set -e; for script in $(filter-out benchmarks/tabular.py benchmarks/rule.py benchmarks/real.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/tabular.py benchmarks/rule.py benchmarks/real.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
 	$(PIP) --quiet --editable '.[bench]'
-	$(BIN)/python benchmarks/step.py --device cuda
-	$(BIN)/python benchmarks/step.py --device cuda --wide
+	$(BIN)/python benchmarks/gpu.py
 
 pages: venv ## Draw the pages of results/ from their CSVs again; trains nothing (make reproduce-yu2019, ...: train what one lacks)
 	$(BIN)/python -m benchmarks.pages redraw

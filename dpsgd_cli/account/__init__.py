@@ -5,11 +5,18 @@ From Python, call the package itself: `dpsgd_cli.account(...)` is `account` belo
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from dpsgd_cli.account import report
+from dpsgd_cli.account.question import USUAL, AccountOptions, cases_of, rows_of
+from dpsgd_cli.common.plugins import trusting
+from dpsgd_cli.common.text_format import suggested
+from dpsgd_cli.errors import UsageError
 
 _OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
 
@@ -33,14 +40,7 @@ def account(
     >>> f"epsilon {row['epsilon']:.2f} at delta {row['delta']:g}, {row['bound']}"
     'epsilon 1.26 at delta 1e-05, upper'
     """
-    import json
-
-    from dpsgd_cli.account import report
-    from dpsgd_cli.account.question import USUAL, AccountOptions, cases_of, rows_of
-    from dpsgd_cli.common.plugins import trusting
-    from dpsgd_cli.common.text_format import suggested
-    from dpsgd_cli.errors import UsageError
-    from dpsgd_cli.recipe.overrides import assignments
+    from dpsgd_cli.recipe.overrides import assignments  # NumPy and pydantic, which the command does without
 
     known = [name for name in AccountOptions.__annotations__ if name not in _OF_THE_COMMAND]
     unknown = [name for name in flags if name not in known]

@@ -109,7 +109,7 @@ class LedgerCase(Case):
     @cached_property
     def _apart(self) -> str | None:
         if self.choices:
-            return f"{self.choices[0]} tells of a private choice among runs that left no ledger: its price is its own"
+            return f"{self.choices[0]} records a private choice among runs that left no ledger; its price is its own"
         runs = [
             _run(
                 path.parent,

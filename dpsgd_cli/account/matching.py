@@ -51,7 +51,7 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
     """
     data = None if terms.data_of is None else load_recipe(terms.data_of)
     first = [(source, load_recipe(source, _shared(terms, data))) for source in sources]
-    _see_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
+    _check_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
     seeds = {loaded.recipe.seed for _, loaded in first if loaded.recipe.seed is not None}
     repeats = terms.repeats or max((loaded.recipe.repeats for _, loaded in first), default=1)
     same = [f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
@@ -82,7 +82,7 @@ def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
     return [*given, *terms.overrides]
 
 
-def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
+def _check_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
     """Raise UsageError before training if recipes would be tested on different records of the same data.
 
     Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) but are accepted: their

@@ -160,16 +160,6 @@ def check_number(name: str, value: float | None) -> None:
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
 
 
-def demands_of(asked: AccountOptions, error: float) -> list[dict[str, Any]]:
-    """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
-    from dpsgd_cli.account.recipes import demand_of
-    from dpsgd_cli.recipe.loading import load_recipe
-
-    if not asked.sources:
-        raise UsageError("--excess-risk is about a convex recipe: name one")
-    return [demand_of(load_recipe(source, asked.overrides), error) for source in asked.sources]
-
-
 def cases_of(asked: AccountOptions) -> list[Case]:
     """Return the cases of the command line, in the order given."""
     cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)

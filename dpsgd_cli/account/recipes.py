@@ -223,6 +223,13 @@ def _share(rho: float, trials: int) -> float:
     return math.nextafter(share, 0.0) if trials * share > rho else share
 
 
+def demands_of(sources: Sequence[str], overrides: Sequence[str], error: float) -> list[dict[str, Any]]:
+    """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
+    if not sources:
+        raise UsageError("--excess-risk is about a convex recipe: name one")
+    return [demand_of(load_recipe(source, overrides), error) for source in sources]
+
+
 def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     """Return the steps T and records n at which Lecture 9's algorithm has expected excess risk of at most `error`.
 

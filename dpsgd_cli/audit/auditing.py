@@ -15,7 +15,7 @@ from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import choices, data_neighbours, neighbours, outputs, report
+from dpsgd_cli.audit import choices, data_neighbours, neighbours, outputs
 from dpsgd_cli.audit.claim import (
     PrivacyClaim,
     best_cutoffs,
@@ -25,7 +25,7 @@ from dpsgd_cli.audit.claim import (
     law_of,
     unsupported,
 )
-from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged
+from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
 from dpsgd_cli.audit.parts import checks_of
 from dpsgd_cli.audit.stage import at_audit_size, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
@@ -116,10 +116,10 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
     directory = store.audit_place(of.parent, of.name) if out is None else out / of.name
     with kill_is_interrupt():
         document = audit(settled, options)
-    files = report.write(document, directory)
+    files = write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)
-    for line in report.lines(document):
+    for line in lines(document):
         click.echo(line)
     click.echo(f"  written   {', '.join(str(file) for file in files)}")
     if document["refuted"]:

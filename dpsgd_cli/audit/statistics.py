@@ -103,7 +103,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
     Guarantee: guesses of one run, or of several runs with their own coins, may depend on each other in any way. The
     coins are independent, and each canary changes the input of only one of the releases. The number of guesses is fixed
-    beforehand. RawDataset: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+    beforehand. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
     """
     made, right = guesses.made, guesses.right
     p = 1 / (1 + math.exp(-epsilon))

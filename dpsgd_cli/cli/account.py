@@ -11,7 +11,7 @@ import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.question import AccountOptions, cases_of, demands_of, rows_of, series_of
+from dpsgd_cli.account.question import AccountOptions, cases_of, rows_of, series_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.cli import TRUST_CODE
 
@@ -134,7 +134,9 @@ def command(**given: Any) -> None:
     """
     asked = AccountOptions(**given)
     if asked.excess_risk is not None:
-        click.echo(report.demands(demands_of(asked, asked.excess_risk), asked.format))
+        from dpsgd_cli.account.recipes import demands_of  # pydantic
+
+        click.echo(report.demands(demands_of(asked.sources, asked.overrides, asked.excess_risk), asked.format))
         return
     cases = cases_of(asked)
     if asked.curve or asked.over is not None:

@@ -68,7 +68,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
     loaded = load_recipe(recipe, overrides)
-    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *unsaid(loaded.recipe, loaded.base)]))
+    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *implied_settings(loaded.recipe, loaded.base)]))
 
 
 @command.command()
@@ -217,7 +217,7 @@ def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = N
     return found
 
 
-def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
+def implied_settings(recipe: Recipe, base: Path = Path()) -> list[str]:
     """Return comment lines `# key: value (why)` for keys without a value or default in the recipe.
 
     Such keys stay out of a resolved recipe: their values come from the data card or the operating system, and writing

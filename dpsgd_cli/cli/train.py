@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from tqdm import tqdm
 
+from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.package_files import MODEL
@@ -16,9 +17,9 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count, visible
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.results import report, store, summary
+from dpsgd_cli.training.plans import declarations, resolve_auto
 
 
 @click.command("train")
@@ -57,8 +58,6 @@ def command(
     if finish and (resume or dry_run):
         raise UsageError("--finish trains nothing: give it without --resume and --dry-run")
 
-    from dpsgd_cli.recipe.loading import load_recipe  # pydantic
-
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
     if dry_run:
         _rehearse(loaded)
@@ -69,11 +68,8 @@ def command(
 
 def _rehearse(loaded: LoadedRecipe) -> None:
     """Build the model, then print the plan and its price."""
-    from dpsgd_cli.accounting.statement import warnings_of
-    from dpsgd_cli.engine import processes
-    from dpsgd_cli.results import summary
+    from dpsgd_cli.engine import processes  # torch, for which a mistyped recipe should not wait
     from dpsgd_cli.training import build_models, loop
-    from dpsgd_cli.training.plans import declarations, resolve_auto
 
     if processes.started_by_a_launcher():
         raise UsageError("--dry-run is for one process; start it without torchrun")
@@ -96,11 +92,8 @@ def _train(loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, fail_on_
 
     Raises RunError with `fail_on_divergence`, after a diverged result was written and printed.
     """
-    # torch, for which a mistyped recipe should not wait
-    from dpsgd_cli.engine import processes
-    from dpsgd_cli.results import report, store, summary
+    from dpsgd_cli.engine import processes  # torch
     from dpsgd_cli.training import loop
-    from dpsgd_cli.training.plans import resolve_auto
 
     settled = resolve_auto(loaded)
     directory = loop.result_directory(settled, out)

@@ -188,7 +188,7 @@ def sum_clipped(
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
         if mask is not None and not _surely_finite(pack, losses):
             for layer in pack.layers:
-                layer.erase(~mask)
+                layer.zero_nonfinite(~mask)
         factors = [weights] * len(pack.layers)
     else:
         none = torch.zeros_like(losses)
@@ -232,7 +232,7 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
         bad = ~torch.isfinite(squares.sum(dim=0))
         factors.masked_fill_(bad, 0.0)
         for layer in pack.layers:
-            layer.erase(bad)
+            layer.zero_nonfinite(bad)
     if mask is not None:
         factors = factors * mask
     return list(factors.expand(len(pack.layers), -1, -1))

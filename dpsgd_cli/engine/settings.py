@@ -14,7 +14,7 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind
 class ModelKind(Section):
     """Base of the kinds of models: properties that are known before a model is built.
 
-    `auto_tunable`: the formulas of `rule.py`, which were tested on such models, choose `auto` settings.
+    `auto_tunable`: the formulas of `training/auto_rule.py`, which were tested on such models, choose `auto` settings.
     """
 
     auto_tunable: ClassVar[bool] = False

@@ -47,7 +47,7 @@ class Descriptor:
     `distributable`: the method uses the data only in the sum of `Team.add_up`, so several processes may train it and
     rows may stay on disk.
     `only_convex`: the method is for `model.kind: convex` alone, for example because its proof needs convexity.
-    `auto_tunable`: the formulas of `rule.py` choose its `auto` settings, if they cover the model as well.
+    `auto_tunable`: the formulas of `training/auto_rule.py` choose its `auto` settings, if they cover the model as well.
     `correlates`: every sum that it releases has the noise of its plan, which may be correlated.
     `adaptive_clipping`: clip bounds may be computed from its releases (`clipping/bounds.py`).
     `by_unit`: the sensitivity of its releases is also proved if all rows of a user are protected together: it uses the

@@ -15,7 +15,7 @@ from dpsgd_cli.common.text_format import count, epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.document import Block, Details, Heading, Picture, Table, Terms, Text, html, markdown
+from dpsgd_cli.results.document import Block, Definitions, Details, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.guarantee import percent, price_terms, setting_terms, together
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -150,5 +150,5 @@ def _statements(entries: Sequence[Entry]) -> list[Block]:
     for method in dict.fromkeys(entry.method for entry in entries):
         for (name, settings), prices in alike.items():
             if name == method:
-                blocks += [Heading(method, 3), Terms([*prices, *settings])]
+                blocks += [Heading(method, 3), Definitions([*prices, *settings])]
     return blocks

@@ -75,7 +75,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Terms:
+class Definitions:
     """A list of terms with their descriptions; a term is printed once if it has several."""
 
     items: Sequence[tuple[str, str]]
@@ -104,7 +104,7 @@ class Picture:
     title: str
 
 
-Block = Heading | Text | Bullets | Table | Terms | Details | Commands | Picture
+Block = Heading | Text | Bullets | Table | Definitions | Details | Commands | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -139,7 +139,7 @@ def _in_markdown(block: Block) -> str:
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
         case Commands(lines):
             return "\n".join(["```sh", *lines, "```"])
-        case Terms(items):
+        case Definitions(items):
             return "\n".join(f"- {_plain(term)}: {_plain(text)}" for term, text in items)
         case Picture() | Details():
             return ""
@@ -162,7 +162,7 @@ def _in_html(block: Block) -> str:
             kind = ' class="sortable"' if sortable else ""
             table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
             return f'<div class="wide">{table}</div>'
-        case Terms(items):
+        case Definitions(items):
             before = [None, *(term for term, _ in items)]
             parts = [
                 f"{'' if term == last else f'<dt>{_marked(term)}</dt>'}<dd>{_marked(text)}</dd>"

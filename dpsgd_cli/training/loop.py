@@ -242,7 +242,7 @@ class _CheckpointWriter:
     def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path = path
         self._seconds = runtime.checkpoint_seconds
-        self._watching = tensorboard.Watching(path) if runtime.tensorboard else None
+        self._watching = tensorboard.EventFiles(tensorboard.live_folder(path)) if runtime.tensorboard else None
         self._last_saved = time.monotonic()
         self._trials: Trials | None = None
         self._snapshot: Snapshot | None = None

@@ -201,4 +201,4 @@ def test_a_comparison_states_nothing_of_trials_that_share_noise(
         for other in (shared, apart)
     ]
     assert "No joint guarantee is given for all of them: trials share seed 0" in told[0]
-    assert "dpsgd account --trials all` says" in told[1]
+    assert "dpsgd account --trials all` on the folder" in told[1]

@@ -89,7 +89,7 @@ def test_the_draw_is_kept_and_not_repeated(sweep: Sweep, out: Path, monkeypatch:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [5, 5, 5, 5])
     again = sweep(STOPPING)
-    assert "2 of 2 cells were run before" in again.stderr
+    assert "2 of 2 cells have run before" in again.stderr
     assert runs_of(out) == [0, 2, 1, 0]
     assert result(out)["privacy"]["all_trials"]["trials"] == 3
 

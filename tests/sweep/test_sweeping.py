@@ -55,7 +55,7 @@ def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch
         return run_pack(members, options)
 
     monkeypatch.setattr(loop, "run_pack", counted)
-    assert "1 of 2 cells were run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
+    assert "1 of 2 cells have run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
     assert trained == [1]
     sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n")
     assert trained == [1]

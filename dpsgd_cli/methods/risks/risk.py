@@ -9,28 +9,21 @@ have rows for active trials only. Regularisation reads no data and is not part o
 gradient is phi'(t) z, of norm |phi'(t)| |z|. So clipping to C means clamping phi'(t) to [-C/|z|, C/|z|]. All trials
 share one matrix of rows; weights encode folds and merged equal records. Margins (N, R) are stored, and `advance`
 updates them without another product: on a line, margins are t - a s with s = z.direction.
-
-`SampledRisk` is the linear risk on a Poisson sample of each trial's records: each record is in the sample
-independently, with the same probability. Its work is proportional to the sample. It is charged as if all records had
-been used.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.batching.run import PoissonSampler
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
-from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
 from dpsgd_cli.methods.risks.rows import SignedRows
@@ -271,74 +264,6 @@ class LinearRisk(Risk):
                 value = torch.where(weights > 0, value * weights, 0.0)
             losses += value.sum(dim=0, dtype=torch.float64)
         return losses
-
-
-class SampledRisk(Risk):
-    """Risk on the latest sample of each trial from the places of `table`, whose records are `rows`.
-
-    A trial's n-th sample is a function of its streams and n.
-    """
-
-    def __init__(self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], table: Table, size: int) -> None:
-        self.rows = rows
-        self.loss = loss
-        self.own = table.own
-        self.records = len(table)
-        self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
-        self.drawn = [0] * len(streams)
-        self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
-
-    def sample(self, trials: Sequence[int]) -> None:
-        """Draw a new sample for each of `trials`."""
-        for trial in trials:
-            batch = self.samplers[trial].batch(self.drawn[trial])
-            assert batch.rows is not None
-            index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
-            if self.own is not None:
-                index = self.own[trial][index]
-            index = index[(index >= 0) & (index < len(self.rows))]
-            self.samples[trial] = index
-            self.drawn[trial] += 1
-
-    def state(self) -> dict[str, list[int] | list[Tensor]]:
-        """Return each trial's number of samples and its latest sample, which a resumed iteration continues to use."""
-        return {"drawn": list(self.drawn), "samples": list(self.samples)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned."""
-        self.drawn = list(state["drawn"])
-        self.samples = [sample.to(self.rows.z.device) for sample in state["samples"]]
-
-    def _active(self, active: Tensor | None) -> list[int]:
-        return list(range(len(self.samples))) if active is None else active.tolist()
-
-    def _margins(self, trial: int) -> tuple[Tensor, Tensor]:
-        """Return the rows and margins of a trial's sample."""
-        z = self.rows.z[self.samples[trial]]
-        t = z @ self.values[trial]
-        return z, t if self.rows.offset is None else t + self.rows.offset[self.samples[trial]]
-
-    def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
-        sums = []
-        for trial in self._active(active):
-            z, t = self._margins(trial)
-            most = norms[trial] / self.rows.norms[self.samples[trial]]
-            slopes = torch.maximum(torch.minimum(self.loss.slope(t), most), -most).nan_to_num(nan=0.0)
-            total = z.new_zeros(1, z.shape[1], dtype=PRECISION)
-            for slope, rows in zip(slopes.split(MOST_ROWS), z.split(MOST_ROWS), strict=True):
-                add_product(total, slope.unsqueeze(1), rows)
-            sums.append(total)
-        return torch.cat(sums)
-
-    def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
-        totals = []
-        for trial in self._active(active):
-            z, t = self._margins(trial)
-            lengths = spacing[trial] * torch.arange(count, device=t.device, dtype=t.dtype)
-            candidates = t.unsqueeze(1) - (z @ self.direction[trial]).unsqueeze(1) * lengths
-            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(0.0, float(bounds[trial]))
-            totals.append(losses.sum(dim=0, dtype=torch.float64))
-        return torch.stack(totals)
 
 
 def _shared(norms: Tensor) -> Tensor:
