@@ -78,8 +78,9 @@ def setting_terms(privacy: Privacy) -> Terms:
 
 def _part_terms(parts: Privacy) -> Terms:
     """Return the price of each kind of release by itself, if there are several kinds."""
+    words = {"held-out": "in parallel: held-out"}
     found = [
-        (f"  {'in parallel' if label == 'held-out' else 'of that'} {label}", f"rho {_rho_words(part['rho']) or 'none'}")
+        (f"  {words.get(label, f'of that {label}')}", f"rho {_rho_words(part['rho']) or 'none'}")
         for label, part in parts.items()
     ]
     return found if len(found) > 1 else []
