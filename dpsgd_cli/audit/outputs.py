@@ -329,7 +329,7 @@ class _GridWatch(AuditHook):
 
 
 def on_grid(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
-    """Train without a seed, one epoch or as many as release enough numbers; check that all released numbers of each kind are on the public grid (tier C).
+    """Train without a seed; check that all released numbers of each kind are on the public grid (tier C).
 
     Each number must be (k + 1/2) q for an integer k and the q computed from public numbers (`noise/run.py`). Sums with
     floating-point noise are not: n of them all pass with probability 8^-n. A number on the public grid is on no grid
