@@ -140,6 +140,9 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         except DataError as error:
             left_out.append(f"the recipe's own file, which was not read: {error}")
         before += data_neighbours.compare_preprocessing(loaded, plan)
+    if plan.held_out:
+        found = data_neighbours.compare_held_out(loaded, plan)
+        before += [finding for finding in found if finding.tier in options.tiers]
     if loaded.recipe.preconditioner is not None and plan.correlated is not None:
         left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
         return before, {}, left_out

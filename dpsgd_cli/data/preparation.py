@@ -281,6 +281,13 @@ def training_rows(source: RawDataset, data: Data, base: Path) -> Part:
     return train
 
 
+def held_out_rows(source: RawDataset, data: Data, base: Path) -> Part:
+    """Return the held-out part of records as read, with its keys. Not for rows on disk, folds or users."""
+    test = _parts(_with_keys(source, data, base), data, base).test
+    assert isinstance(test, Part)
+    return test
+
+
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
