@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("dpsgd_cli.cli.predict", "Predict for new records by a trained model."),
     "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
     "audit": ("dpsgd_cli.cli.audit", "Attack the claim of a recipe or a result, and say what was found."),
+    "budget": ("dpsgd_cli.cli.budget", "Count what was spent on a table, over all runs; say what is left."),
     "recipe": ("dpsgd_cli.cli.recipe", "List, show and validate recipes; print their schema for editors."),
     "data": ("dpsgd_cli.cli.data", "List, fetch and verify data sets."),
 }

@@ -50,6 +50,11 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """
     begun = time.perf_counter()
     recipe = loaded.recipe
+    if recipe.privacy is not None and recipe.privacy.book is not None:
+        # attacks draw from seeds, on records of chance, which no book counts
+        options = dataclasses.replace(options, reads_file=False)
+        recipe = recipe.changed(privacy=recipe.privacy.changed(book=None))
+        loaded = dataclasses.replace(loaded, recipe=recipe)
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
     outline = data.outline(recipe.data, loaded.base)
@@ -116,7 +121,7 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
     kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
     attacks = kinds[0] if kinds else _by_outputs
-    before, left_out = _of_the_file(loaded) if "D" in options.tiers else ([], [])
+    before, left_out = _of_the_file(loaded, options) if "D" in options.tiers else ([], [])
     before += data_neighbours.compare_preprocessing(loaded, plan) if "D" in options.tiers else []
     beyond = _beyond(loaded, plan)
     if beyond is not None:
@@ -127,8 +132,10 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
-def _of_the_file(loaded: SettledRecipe) -> tuple[list[Finding], list[str]]:
-    """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
+def _of_the_file(loaded: SettledRecipe, options: AuditOptions) -> tuple[list[Finding], list[str]]:
+    """Return the findings of tier D on the recipe's own file, or the reason why the file was not read."""
+    if not options.reads_file:
+        return [], ["the recipe's own file: its book does not cover what is found in it without noise"]
     try:
         moved = list(data_neighbours.compare_file(loaded))
     except DataError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.audit.findings import TIERS, AuditOptions
+from dpsgd_cli.cli.budget import BOOK, with_book
 
 
 def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -29,6 +30,7 @@ def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tu
     "--tier", "tiers", default=",".join(TIERS), show_default=True, callback=_tiers, help="Which attacks to make."
 )
 @click.option("--quick", is_flag=True, help="In seconds, for CI: fewer rows and trials.")
+@BOOK
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the audit goes; beside results.")
 def command(
     target: str,
@@ -39,12 +41,14 @@ def command(
     tiers: tuple[str, ...],
     quick: bool,
     out: Path | None,
+    book: Path | None,
 ) -> None:
     """Attack the claim of a recipe, or of a result, and say what was found.
 
     The recipe is trained as it is, on rows of chance with canaries. Tier A bounds epsilon from below without
     assumptions, B within the family of the claim; C looks at noise and batches, D at neighbouring data. Exit code 1
-    where a claim is refuted. A bound far below the claim is no failure: it says how far one could get.
+    where a claim is refuted. A bound far below the claim is no failure: it says how far one could get. A book is not
+    charged, because no record of its table is used: with one, tier D does not read the recipe's own file.
 
     \b
     Examples:
@@ -55,7 +59,7 @@ def command(
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
-    loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
+    loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), with_book(overrides, book))
 
     from dpsgd_cli.audit import auditing  # torch
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from dpsgd_cli.cli.budget import BOOK, with_book
+
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
     """Parse text such as `0.5,1,3` into ascending positive numbers; BadParameter for anything else."""
@@ -35,12 +37,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of results, tables and pictures. Left out: results in results/, and tables and pictures in a"
               " folder there for this comparison.")  # fmt: skip
+@BOOK
 @click.option("--plot", is_flag=True, help="Draw pictures, as PNG and SVG.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--with-nonprivate", is_flag=True,
               help="Also draw what was computed on training records without noise: not to be published.")  # fmt: skip
 def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, metric: str | None,
-            **terms: Any) -> None:  # fmt: skip
+            book: Path | None, **terms: Any) -> None:  # fmt: skip
     """Compare recipes and results on equal budgets, seeds and test records.
 
     Recipes are trained where they have no result yet; result directories (also a sweep's folder) are read as they
@@ -56,4 +59,4 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
     from dpsgd_cli.cli.comparing import Shown, compare  # NumPy and pydantic
 
     shown = Shown(*(terms.pop(name) for name in ("plot", "report", "with_nonprivate")))
-    compare(sources, terms, (metric, baseline), shown, out)
+    compare(with_book(sources, book), terms, (metric, baseline), shown, out)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.cli.trust import TRUST_CODE
 from dpsgd_cli.errors import UsageError
 
@@ -18,6 +19,7 @@ from dpsgd_cli.errors import UsageError
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 where a trial diverged; for CI.")
+@BOOK
 @TRUST_CODE
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 @click.option("--finish", is_flag=True, help="Train no further: make a result of the last checkpoint.")
@@ -30,6 +32,7 @@ def command(
     resume: bool,
     finish: bool,
     fail_on_divergence: bool,
+    book: Path | None,
 ) -> None:
     """Train the model of RECIPE and state what it guarantees.
 
@@ -49,6 +52,7 @@ def command(
     from dpsgd_cli.common.plugins import trusting
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
+    overrides = with_book(overrides, book)
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
 
     from dpsgd_cli.cli.training import rehearse, train  # torch, for which a mistyped recipe should not wait

@@ -47,6 +47,11 @@ class Privacy(Section):
         description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
         " (gaussian) for full and shuffle, else the least upper bound of all that apply, by whosever it is.",
     )
+    book: str | None = Field(
+        None,
+        description="The budget book of the table, relative to the recipe: `dpsgd budget create` makes one. What a"
+        " run may release is charged to it before the run starts.",
+    )
     noise: Noise | None = Field(
         None, description="How the noise of one step goes with that of others; left out, all is independent."
     )

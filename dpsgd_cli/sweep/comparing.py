@@ -15,7 +15,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
-from dpsgd_cli.sweep import planning
+from dpsgd_cli.sweep import booking, planning
 from dpsgd_cli.sweep.expansion import cell_of
 from dpsgd_cli.sweep.running import PackJob, is_pending, run_job
 
@@ -37,8 +37,11 @@ def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Calla
     with kill_is_interrupt():
         left = [pack for pack in planning.packs(cells) if any(is_pending(cell, out, True) for cell in pack)]
         store.prepare_place(out / "comparison.probe")
+        book = booking.book_of(cells)
+        if book is not None:
+            booking.reserve(book, out, cells, "compare")
         for number, pack in enumerate(left, start=1):
-            outcome = run_job(PackJob(pack, out, retry_failed=True))
+            outcome = run_job(PackJob(pack, out, retry_failed=True, charged="runs"))
             say(f"pack {number}/{len(left)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s")
             if outcome.failed:
                 raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
@@ -30,7 +31,7 @@ from dpsgd_cli.training.start import Member
 class PackJob:
     """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again.
 
-    `quiet`: print nothing that reveals which cells run, or how many.
+    `quiet`: print nothing that reveals which cells run, or how many. `charged`: as in `loop.Options`.
     """
 
     cells: tuple[Cell, ...]
@@ -38,6 +39,7 @@ class PackJob:
     retry_failed: bool = False
     fail_fast: bool = False
     quiet: bool = False
+    charged: Literal["none", "runs", "whole"] = "none"
 
     @property
     def say(self) -> Callable[[str], None]:
@@ -98,7 +100,7 @@ def _train(job: PackJob, cells: Sequence[Cell], members: Sequence[Member], outco
     """Train cells together. If that fails, train each half alone, down to the faulty cell."""
     place = loop.checkpoint_place(members, job.out)
     try:
-        loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say))
+        loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say, charged=job.charged))
     except Exception as error:
         if isinstance(error, OSError) or interrupts.stops_everything(error):
             raise

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
-from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning, report
+from dpsgd_cli.sweep import booking, expansion, folder, planning, pricing, private_tuning, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.running import PackJob, is_pending
-from dpsgd_cli.sweep.schema import RandomStopping, Sweep
+from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 from dpsgd_cli.sweep.time_estimate import Rehearsals
 
 
@@ -112,8 +113,38 @@ class SweepSession:
         for pack in planning.packs(self.cells, self.sweep.most_trials):
             left = tuple(cell for cell in pack if is_pending(cell, self.place.path, retry_failed))
             if left:
-                found.append(PackJob(left, self.place.path, retry_failed, fail_fast, self.secret))
+                charged: Literal["runs", "whole"] = "whole" if self.secret else "runs"
+                found.append(PackJob(left, self.place.path, retry_failed, fail_fast, self.secret, charged))
+        self._charge([cell for cell in self.cells if is_pending(cell, self.place.path, retry_failed)])
         return found
+
+    @cached_property
+    def book(self) -> Path | None:
+        """The book of the sweep's recipes; None without one."""
+        return booking.book_of(self.every, self.sweep)
+
+    def _charge(self, left: Sequence[Cell]) -> None:
+        """Charge the book for everything that this call may publish: the cells in `left`, and a choice."""
+        if self.book is None:
+            return
+        select, out = self.sweep.select, self.place.path
+        if isinstance(select, RandomStopping):
+            if private_tuning.published(self.folder) is None:
+                booking.reserve_best(self.book, self.out, self.every, select, self.folder.stem)
+            return
+        done = [cell for cell in self.cells if store.is_complete(out / cell.directory)]
+        choice = None
+        if isinstance(select, ExponentialChoice) and not self._has_chosen:
+            choice = booking.exponential_choice(self.every, select, self._choice_name)
+        booking.reserve(self.book, out, [*done, *left], "sweep", choice)
+
+    @property
+    def _choice_name(self) -> str:
+        return f"{self.folder.stem}{private_tuning.CHOICE}"
+
+    @property
+    def _has_chosen(self) -> bool:
+        return self.place.file(private_tuning.CHOICE).exists()
 
     def failed(self) -> int:
         """Return the number of this shard's cells that have failed."""
@@ -132,7 +163,11 @@ class SweepSession:
         drawn = self.every if isinstance(self.sweep.select, RandomStopping) else []
         every = [planning.shared_planner().plan(cell) for cell in drawn]
         if self.secret:
-            return private_tuning.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
+            spending = report.planned_spending(every)
+            return private_tuning.publish(self.folder, self.sweep, self.running, spending, self.book)
+        over = all(store.is_complete(self.place.path / cell.directory) for cell in self.running)
+        if self.book is not None and isinstance(self.sweep.select, ExponentialChoice) and over and not self._has_chosen:
+            books.release(self.book, self.place.path, [self._choice_name])
         return report.write(self.folder, self.sweep, self.running, every)
 
     def told(self, result: dict[str, Any]) -> list[str]:
