@@ -325,7 +325,13 @@ def test_what_is_said_of_a_book(path: Path) -> None:
     reserve(path, run("r2", 0.1), run("r3", 0.1))
     books.release(path, path.parent, ["r2"])
     lines = "\n".join(books.lines_of(books.read(path)))
-    for words in ("r1, 1 trial: alone epsilon 1.1994", "19.5%; 0 of 1", "2 runs, 2 trials", "39.1%; 1 of 2", "58.6% of"):
+    for words in (
+        "r1, 1 trial: alone epsilon 1.1994",
+        "19.5%; 0 of 1",
+        "2 runs, 2 trials",
+        "39.1%; 1 of 2",
+        "58.6% of",
+    ):
         assert words in lines
     told = books.document(books.read(path))
     assert told["epsilon_of_next"] == pytest.approx(1.8, abs=0.1)
