@@ -43,7 +43,7 @@ from dpsgd_cli.accounting.book_filter import Price, Spending
 from dpsgd_cli.accounting.mechanism import to_record
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.common.text_format import count, listed
+from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.errors import BudgetExceeded, DataError, RunError, UsageError
 from dpsgd_cli.results.files import remove, write_whole
 
@@ -163,6 +163,7 @@ def read(path: Path) -> Book:
     """Return the book at `path`. Raises DataError if it is no book, was edited, or was cut short."""
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
+    _check_exists(path)
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise DataError(f"{path}: larger than any book")
@@ -272,9 +273,8 @@ def _locked(path: Path) -> Iterator[Book]:
         import fcntl
     except ImportError:
         raise UsageError("books need file locks (fcntl), which this system does not have") from None
+    _check_exists(path)
     place = path.resolve()
-    if not place.is_file():
-        raise UsageError(f"{path}: no such book; `dpsgd budget create` makes one")
     while True:
         handle = os.open(place, os.O_RDWR)
         try:
@@ -288,6 +288,11 @@ def _locked(path: Path) -> Iterator[Book]:
             return
         finally:
             os.close(handle)
+
+
+def _check_exists(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such book; `dpsgd budget create` makes one")
 
 
 def _synchronise_folder(path: Path) -> None:
@@ -361,52 +366,3 @@ def _hash(text: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def document(book: Book) -> dict[str, Any]:
-    """Return the terms, the charges and what is left, as JSON values."""
-    left, delta = book.left, book.terms.delta
-    charges = [
-        {**line, "hash": own, "published": book.released(own)}
-        for line, own in zip(book.lines, book.hashes, strict=True)
-        if line["kind"] == "charge"
-    ]
-    return {
-        "book": book.identity,
-        "last": book.hashes[-1],
-        **asdict(book.terms),
-        "left_out": book.left_out,
-        "limit": asdict(book.terms.limit),
-        "left": asdict(left),
-        "epsilon_of_next": book_filter.epsilon_of_next(left.mu_squared, delta) if charges else book.terms.epsilon,
-        "epsilon_of_ten": book_filter.epsilon_of_next(left.mu_squared, delta, 10),
-        "charges": charges,
-    }
-
-
-def lines_of(book: Book) -> list[str]:
-    """Return what was spent, by which runs, and what is left, for a person."""
-    terms, limit, left = book.terms, book.terms.limit, book.left
-    said = [
-        f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
-        *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
-        f"  left out   {book.left_out or 'decided by the first run'}",
-        f"  book       {book.identity[:16]}..., last entry {book.hashes[-1][:16]}...",
-    ]
-    for line, own in zip(book.lines, book.hashes, strict=True):
-        if line["kind"] == "charge":
-            share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
-            alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
-            done = f"{book.released(own)} of {len(line['runs'])} published"
-            runs = count(len(line["runs"]), "run") if len(line["runs"]) > 1 else line["runs"][0]
-            trials = count(line["trials"], "trial")
-            said.append(f"  {line['time'][:16]}  {line['what']:<7} {runs}, {trials}: {alone}, {share:.1%}; {done}")
-    spent, told = 1 - left.mu_squared / limit.mu_squared, document(book)
-    one, ten = epsilon_text(told["epsilon_of_next"]), epsilon_text(told["epsilon_of_ten"])
-    return [
-        *said,
-        f"  spent      {spent:.1%} of the budget (mu^2 {limit.mu_squared - left.mu_squared:.6g} of"
-        f" {limit.mu_squared:.6g}), {1 - left.leak / limit.leak:.1%} of the leaks",
-        f"  left       one run of epsilon {one}, or ten of epsilon {ten} each, at delta {terms.delta:g} with full or"
-        " shuffled batches; runs with sampled batches cost a little more than their epsilon",
-    ]

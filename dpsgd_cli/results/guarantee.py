@@ -12,6 +12,11 @@ CHOSEN = "it may choose what to release by what it released, so its budget is th
 EXPERIMENT = "an experiment: who knows the seed can take the noise away"
 
 
+def book_words(charged: Mapping[str, Any]) -> str:
+    """Return which book a result was charged to (`privacy.book`), by hashes that tell nothing of the table."""
+    return f"budget book {charged['book'][:16]}, entry {charged['charge'][:16]}"
+
+
 def epsilon_words(privacy: Mapping[str, Any]) -> str:
     """Return epsilon and delta of a result's `privacy` section as text. An estimate is said to be no proof."""
     if privacy["epsilon"] is None:

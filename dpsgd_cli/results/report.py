@@ -22,7 +22,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import audited, curves, reading, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
+from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, book_words, epsilon_words
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
@@ -42,6 +42,7 @@ _OUTSIDE = (
     "Side channels: how long the training took, the memory of the machine, and that computers round the noise that they"
     " draw.",
 )
+_BOOKED = "It was charged to {}: all runs that the same book names are within its budget together."
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ def _statement(found: _Read) -> list[Block]:
                 f"It is about {privacy['scope']}.",
                 _SEVERAL if privacy.get("unit") is None else _SEVERAL_USERS,
                 *_OUTSIDE,
+                *([_BOOKED.format(book_words(privacy["book"]))] if "book" in privacy else []),
                 f"The noise is {privacy['noise_source']}.",
             ]
         ),

@@ -15,7 +15,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.guarantee import NO_PRIVACY, epsilon_words
+from dpsgd_cli.results.guarantee import NO_PRIVACY, book_words, epsilon_words
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
 
@@ -70,6 +70,7 @@ def _privacy_lines(privacy: Row) -> list[str]:
         f" ({privacy['batching']} batches; {privacy['accountant']})",
         *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
         f"  noise source              {privacy['noise_source']}",
+        *([f"  charged to                {book_words(privacy['book'])}"] if "book" in privacy else []),
         *[f"  NOT covered               {said}" for said in privacy.get("uncovered_steps", [])],
         *[f"  declared public           {said}" for said in privacy["declarations"]],
     ]

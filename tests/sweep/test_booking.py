@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from scipy.stats import norm
 
 from dpsgd_cli.accounting.book_filter import Price
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
@@ -23,6 +24,7 @@ from dpsgd_cli.results import book as books
 from dpsgd_cli.results.book import Terms
 from dpsgd_cli.sweep.pricing import BestOfCells
 from dpsgd_cli.training import loop
+from tests.accounting.test_book_filter import delta_of
 
 RECIPE = """\
 name: mine
@@ -140,8 +142,6 @@ def test_a_choice_from_a_seed_is_refused(run: Run) -> None:
 
 def test_an_exponential_choice_is_charged_with_the_trials_and_made_once(run: Run) -> None:
     """mu of an epsilon-DP release by the corner of its curve: 2 Phi^-1(e^0.5 / (1 + e^0.5))."""
-    from scipy.stats import norm
-
     choice = (2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))) ** 2
     words = ("sweep", "sweep.yaml", "select={kind: exponential, epsilon: 0.5}", "--out", "o")
     for _ in range(2):
@@ -174,8 +174,6 @@ def test_random_stopping_is_charged_by_its_law_and_tells_nothing_else(run: Run) 
     for delta in (1e-5, 1e-6, 1e-7):
         epsilon = accountant.epsilon_of_any(releases, delta)
         mu = math.sqrt(own.mu_squared)
-        from tests.accounting.test_book_filter import delta_of
-
         assert own.leak + (1 - own.leak) * delta_of(mu, epsilon) >= delta * (1 - 1e-6)
 
 
