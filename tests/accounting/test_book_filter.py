@@ -1,5 +1,5 @@
 """The filter of a book: its limits and prices by formulas of SciPy and losses of dp-accounting, and an analyst who
-chooses by what he saw."""
+chooses by what was seen."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_leaks_never_run_out_by_sampled_runs_alone() -> None:
     assert math.isinf(poisson(1.0, 0.01, 10).price(0.0).mu_squared)
 
 
-def test_an_analyst_who_chooses_by_what_he_saw_gets_no_further_than_delta() -> None:
+def test_an_analyst_who_chooses_by_what_was_seen_gets_no_further_than_delta() -> None:
     """First half of mu^2; then, by the outcome x, the analyst stops, or takes the rest and all leaks. The best choice
     at each x gives the hockey-stick divergence at epsilon, by numerical integration. It stays below delta, but not by
     much: with 3% more mu^2, or the leaks beside the whole delta, it is above."""

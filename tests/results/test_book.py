@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -258,6 +259,12 @@ def after(*names):
     die()
 if moment == "locked":
     books._charge = die
+elif moment == "slow":
+    charge = books._charge
+    def later(*given):
+        time.sleep(0.3)
+        return charge(*given)
+    books._charge = later
 elif moment == "written":
     os.replace = die
 elif moment == "replaced":
@@ -292,7 +299,7 @@ def test_a_process_that_is_killed_leaves_a_whole_book(path: Path, moment: str, c
 
 
 def test_of_processes_at_once_as_many_get_in_as_fit(path: Path) -> None:
-    started = [start(path, f"r{number}", "never", HALF) for number in range(5)]
+    started = [start(path, f"r{number}", "slow", HALF) for number in range(5)]
     said = [process.communicate()[1] for process in started]
     ended = [process.returncode for process in started]
     assert sorted(ended) == [0, 0, 1, 1, 1], said
@@ -300,6 +307,26 @@ def test_of_processes_at_once_as_many_get_in_as_fit(path: Path) -> None:
     assert spent(path) == pytest.approx(2 * HALF)
     book: Book = books.read(path)
     assert [book.released(own) for own, line in zip(book.hashes, book.lines, strict=True) if "leak" in line] == [1, 1]
+
+
+def test_a_lock_on_a_file_that_was_replaced_meanwhile_is_taken_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[bool] = []
+    flock = fcntl.flock
+
+    def slow(handle: int, how: int) -> None:
+        if not locked:  # another process is quicker
+            locked.append(False)
+            reserve(path, run("r1", 0.3))
+        flock(handle, how)
+        locked.append(os.path.samestat(os.fstat(handle), path.stat()))
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with pytest.raises(BudgetExceeded):
+        reserve(path, run("r2", 0.3))
+    assert locked == [False, True, False, True]
+    assert spent(path) == pytest.approx(0.3)
 
 
 def test_a_charge_is_on_the_disk_before_the_call_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
