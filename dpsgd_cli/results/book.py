@@ -310,7 +310,7 @@ def _checked(path: Path, text: str) -> Book:
     for number, (line, before) in enumerate(zip(lines[1:], texts, strict=False), start=2):
         if line.get("previous") != _hash(before):
             raise DataError(f"{path}:{number}: does not follow the line before it; the book was edited: {_RESTORE}")
-    if rest or lines[-1].get("kind") != "end" or lines[-1].get("lines") != len(lines) - 1:
+    if rest or lines[-1].get("lines") != len(lines) - 1:
         raise DataError(f"{path}: ends before its last line; the book was cut short: {_RESTORE}")
     book = Book(path, terms, tuple(texts[:-1]), tuple(lines[:-1]))
     try:
