@@ -10,7 +10,7 @@ TensorBoard, because metrics by epoch would show a training that a resumed one r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,16 @@ def begin(members: Sequence[Member], directories: Sequence[Path], use_open: bool
         assert member.plan is not None, "a recipe with a book has a plan"
         runs.append((member.loaded, run_for(member.loaded, member.plan, directory.name)))
     reserve(path, directories[0].parent, runs, use_open, "train")
+
+
+def check_read(members: Sequence[Member], read: Mapping[str, str]) -> None:
+    """Raise RunError if a file of the table was changed between its charge and its reading, by the hashes of `read`."""
+    loaded = members[0].loaded
+    path = common_book([loaded])
+    known = [] if path is None else books.read(path).terms.data.values()
+    changed = [name for name in loaded.recipe.data.files if path is not None and read.get(name) not in known]
+    if changed:
+        raise RunError(f"{changed[0]}: was changed after {path} was charged for it, so nothing is trained")
 
 
 def named(loaded: LoadedRecipe, directory: Path) -> dict[str, Any]:

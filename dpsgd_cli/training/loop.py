@@ -144,6 +144,7 @@ def finish(loaded: SettledRecipe, options: Options) -> Path:
         store.prepare_place(directory)
         charging.begin([member], [directory], use_open=True)
         trials = start([member], earlier)
+        charging.check_read([member], trials.dataset.sha256)
         trials.restore(earlier, kept)
         why = None if trials.stopped is None else trials.method.unfinished(trials.done)
         if why is not None:
@@ -179,6 +180,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             store.prepare_place(directory)
         earlier = options.team.tell(lambda: _begin(members, directories, keeper, options))
         trials = start(members, earlier, options.team)
+        charging.check_read(members, trials.dataset.sha256)
         for warning in trials.dataset.warnings:
             options.say(f"warning: {warning}")
         if earlier is not None:

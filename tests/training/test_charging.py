@@ -22,7 +22,7 @@ from dpsgd_cli.results import book as books
 from dpsgd_cli.results import store
 from dpsgd_cli.results.book import Terms
 from dpsgd_cli.results.prices import unscaled
-from dpsgd_cli.training import loop
+from dpsgd_cli.training import charging, loop
 from dpsgd_cli.training.plans import resolve_auto
 from tests.accounting.test_book_filter import delta_of, epsilon_of
 from tests.conftest import GRADIENT, OWN, StopAt, Train, WriteRecipe
@@ -293,6 +293,25 @@ def test_a_changed_table_is_another_table(recipe: Callable[..., Path], train: Tr
     np.savez(path.parent / "tiny.npz", **arrays)
     with pytest.raises(PrivacyError, match="of another table"):
         train(path)
+
+
+def test_a_table_that_changes_after_it_was_charged_is_not_trained_on(
+    recipe: Callable[..., Path], train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe()
+    begin = charging.begin
+
+    def slowly(*given: Any, **named: Any) -> None:
+        begin(*given, **named)
+        with np.load(path.parent / "tiny.npz") as file:
+            arrays = dict(file)
+        arrays["x"][0, 0] += 1e-3
+        np.savez(path.parent / "tiny.npz", **arrays)
+
+    monkeypatch.setattr(charging, "begin", slowly)
+    with pytest.raises(RunError, match=r"tiny\.npz: was changed after"):
+        train(path)
+    assert published(path) == 0
 
 
 def test_a_test_file_that_is_the_table_is_refused(recipe: Callable[..., Path], train: Train, tmp_path: Path) -> None:
