@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +160,22 @@ def test_a_killed_training_has_spent_its_budget_and_one_that_goes_on_spends_it_o
         train(path, out=path.parent / "b", progress=stop_at(1, KeyboardInterrupt()))
     train(path, out=path.parent / "b")
     assert (len(charges(path)), published(path)) == (3, 2)
+
+
+def test_a_training_that_is_killed_outright_stays_charged(recipe: Callable[..., Path], train: Train) -> None:
+    """SIGKILL, once its first checkpoint is there; the resumed training publishes what was charged."""
+    path = recipe(runtime={"device": "cpu", "threads": 1, "checkpoint_seconds": 0}, epochs=2_000)
+    out = path.parent / "out"
+    command = [sys.executable, "-m", "dpsgd_cli", "train", str(path), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        while not list(out.glob(".*.checkpoint")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    assert (len(charges(path)), published(path)) == (1, 0)
+    loop.finish(resolve_auto(load_recipe(str(path))), loop.Options(out))
+    assert (len(charges(path)), published(path)) == (1, 1)
 
 
 def test_a_resume_from_a_copied_checkpoint_is_a_second_run(
