@@ -81,7 +81,7 @@ class Terms:
 class Run:
     """A run that is to be charged: what it may release, in how many trials, and the records that it leaves out.
 
-    `name` is that of its result in its folder.
+    `name` is that of its result in its folder; a run that is resumed has the name that was charged.
     """
 
     name: str

@@ -46,7 +46,7 @@ def lines_of(book: Book) -> list[str]:
             share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
             alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
             done = f"{book.released(own)} of {len(line['runs'])} published"
-            runs = count(len(line["runs"]), "run") if len(line["runs"]) > 1 else line["runs"][0]
+            runs = count(len(line["runs"]), "run") if len(line["runs"]) > 1 else line["runs"][0].partition(":")[0]
             trials = count(line["trials"], "trial")
             said.append(f"  {line['time'][:16]}  {line['what']:<7} {runs}, {trials}: {alone}, {share:.1%}; {done}")
     spent, told = 1 - left.mu_squared / limit.mu_squared, document(book)

@@ -65,7 +65,7 @@ def exponential_choice(cells: Sequence[Cell], select: ExponentialChoice, name: s
         return None
     loaded, run = found
     own = Release(PureDP(select.epsilon, loaded.recipe.adjacency, "exponential", "choice"))
-    return loaded, replace(run, spending=Spending((own,)), trials=0)
+    return loaded, replace(run, name=name, spending=Spending((own,)), trials=0)
 
 
 def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomStopping, name: str) -> None:
@@ -79,7 +79,7 @@ def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomSto
     for loaded, _ in found:
         charging.check_covered(read(path), loaded)
     loaded, run = found[0]
-    best = replace(run, spending=Spending(profiles=(profile,)), trials=1)
+    best = replace(run, name=name, spending=Spending(profiles=(profile,)), trials=1)
     charging.reserve(path, out, [(loaded, best)], use_open=True, what="sweep")
 
 

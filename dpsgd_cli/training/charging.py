@@ -9,6 +9,7 @@ TensorBoard, because metrics by epoch would show a training that a resumed one r
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 
 from dpsgd_cli.accounting.book_filter import Spending
 from dpsgd_cli.accounting.joint_composition import why_records_apart
-from dpsgd_cli.accounting.mechanism import Release, merge
+from dpsgd_cli.accounting.mechanism import Release, merge, to_record
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.data import card_files, cards, preparation
 from dpsgd_cli.data.fingerprint import sha256
@@ -56,15 +57,30 @@ def reserve(path: Path, out: Path, runs: Sequence[tuple[SettledRecipe, Run]], us
     books.reserve(path, out, [run for _, run in runs], use_open, what)
 
 
-def run_for(loaded: SettledRecipe, plan: Plan, name: str) -> Run:
-    """Return the run of a recipe as the book charges it: what one trial may release, times its trials."""
+def run_for(loaded: SettledRecipe, plan: Plan, directory: str) -> Run:
+    """Return the run of a recipe as the book charges it: what one trial may release, times its trials.
+
+    Its name is that of its result with a hash of what may be released. So a run that goes on with another plan, as
+    another version of dpsgd may make it, is another run.
+    """
     recipe = loaded.recipe
     releases = [Release(own.mechanism, own.count * recipe.trials) for own in map(prices.unscaled, plan.to_price)]
     records = run_of(loaded).records
     assert records is not None, "the recipe's own files are known"
     public = tested_section(resolved(recipe)).get("public")
     told = "" if public is None else f", public {json.dumps(public, sort_keys=True)}"
-    return Run(name, Spending(tuple(merge(releases))), recipe.trials, f"{records.left_out}{told}")
+    spending = Spending(tuple(merge(releases)))
+    content = json.dumps([to_record(release) for release in spending.releases])
+    name = f"{directory}:{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    return Run(name, spending, recipe.trials, f"{records.left_out}{told}")
+
+
+def _runs(members: Sequence[Member], directories: Sequence[Path]) -> list[tuple[SettledRecipe, Run]]:
+    found = []
+    for member, directory in zip(members, directories, strict=True):
+        assert member.plan is not None, "a recipe with a book has a plan"
+        found.append((member.loaded, run_for(member.loaded, member.plan, directory.name)))
+    return found
 
 
 def begin(members: Sequence[Member], directories: Sequence[Path], use_open: bool) -> None:
@@ -74,13 +90,8 @@ def begin(members: Sequence[Member], directories: Sequence[Path], use_open: bool
     a sweep has reserved.
     """
     path = common_book([member.loaded for member in members])
-    if path is None:
-        return
-    runs = []
-    for member, directory in zip(members, directories, strict=True):
-        assert member.plan is not None, "a recipe with a book has a plan"
-        runs.append((member.loaded, run_for(member.loaded, member.plan, directory.name)))
-    reserve(path, directories[0].parent, runs, use_open, "train")
+    if path is not None:
+        reserve(path, directories[0].parent, _runs(members, directories), use_open, "train")
 
 
 def check_read(members: Sequence[Member], read: Mapping[str, str]) -> None:
@@ -93,19 +104,20 @@ def check_read(members: Sequence[Member], read: Mapping[str, str]) -> None:
         raise RunError(f"{changed[0]}: was changed after {path} was charged for it, so nothing is trained")
 
 
-def named(loaded: LoadedRecipe, directory: Path) -> dict[str, Any]:
+def named(member: Member, directory: Path) -> dict[str, Any]:
     """Return the entry `book` of a result's `privacy`: hashes of the book and of the charge; empty without a book."""
-    path = book_of(loaded)
+    path = book_of(member.loaded)
     if path is None:
         return {}
-    return {"book": books.named(path, directory.parent, directory.name)}
+    ((_, run),) = _runs([member], [directory])
+    return {"book": books.named(path, directory.parent, run.name)}
 
 
 def end(members: Sequence[Member], directories: Sequence[Path]) -> None:
     """Note in the book that the results of a pack are published next. Raises RunError if no charge allows it."""
     path = common_book([member.loaded for member in members])
     if path is not None:
-        books.release(path, directories[0].parent, [directory.name for directory in directories])
+        books.release(path, directories[0].parent, [run.name for _, run in _runs(members, directories)])
 
 
 def check_charged(loaded: LoadedRecipe, directory: Path) -> None:

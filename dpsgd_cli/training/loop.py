@@ -229,7 +229,7 @@ def _write(trials: Trials, directories: Sequence[Path], options: Options) -> Non
                 else None
             )
             if options.charged != "whole":
-                result.privacy.update(charging.named(loaded, directory))
+                result.privacy.update(charging.named(member, directory))
             result.provenance.update(provenance.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))

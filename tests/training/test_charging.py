@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scipy.optimize import brentq
 
 from dpsgd_cli import library
 from dpsgd_cli.accounting.ledger import read_ledgers
-from dpsgd_cli.accounting.mechanism import Release, from_record
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, from_record
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
@@ -191,6 +192,31 @@ def test_a_resume_from_a_copied_checkpoint_is_a_second_run(
     shutil.copy(path.parent / "copy", checkpoint)
     train(path, resume=True)
     assert (len(charges(path)), published(path)) == (2, 2)
+
+
+def test_a_resume_by_another_plan_is_charged(
+    recipe: Callable[..., Path], train: Train, stop_at: StopAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another version of dpsgd may plan it: with less noise it is not what was charged."""
+    path = recipe(runtime={"device": "cpu", "threads": 1, "checkpoint_seconds": 0})
+    with pytest.raises(RunError):
+        train(path, progress=stop_at(1, KeyboardInterrupt()))
+    plan = loop.plan_recipe
+
+    def cheaper(loaded: Any) -> Any:
+        found, outline = plan(loaded)
+        assert found is not None
+        epochs = tuple(
+            tuple(Release(GaussianSum(4.0, own.mechanism.adjacency), own.count) for own in epoch)
+            for epoch in found.epochs
+        )
+        return replace(found, epochs=epochs), outline
+
+    monkeypatch.setattr(loop, "plan_recipe", cheaper)
+    with pytest.raises(RunError, match="were not charged as they are"):
+        train(path, resume=True)
+    first, second = charges(path)
+    assert first["mu_squared"] < second["mu_squared"]
 
 
 def test_a_resume_without_a_charge_is_charged(recipe: Callable[..., Path], train: Train, stop_at: StopAt) -> None:
