@@ -1,7 +1,7 @@
 """Python interface: train a recipe, open a result, and use its model. `dpsgd_cli.train`, `.load` and `.Result`.
 
 Messages and refusals are those of the commands; errors are those of `dpsgd_cli.errors`. The work is done in
-`training/loop.py` and `training/inference.py`. Prices from Python are in `account/calling.py`.
+`training/loop.py` and `training/inference.py`. Prices from Python are in `account/`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ For a set S of outputs and neighbours X, Y: Pr[X in S] <= Pr[X in S, no stop] + 
 D(sqrt M, e) + L <= e^e Pr[Y in S] + D(sqrt M, e) + L.
 
 What a run is charged. The releases of a run are fixed beforehand, or bounded by a filter of its own
-(`ledger.to_price`), so that inside a run ordinary composition holds (Zhu, Dong and Wang 2022). Unsampled
+(`ledger.priced_releases`), so that inside a run ordinary composition holds (Zhu, Dong and Wang 2022). Unsampled
 Gaussians and pure releases have a mu of their own; (epsilon, delta)-DP ones add their delta to the leak. For all others
 (sampled batches), the profile of an accountant is taken, as a whole, for one run; `dominating_mu` finds their mu.
 Composing profiles over runs that were chosen adaptively is no filter in general (Tran et al. 2026, arXiv 2602.06756),
@@ -40,8 +40,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.base import number, split_delta
-from dpsgd_cli.accounting.accountants.gaussian import Gaussian, total_mu_squared
+from dpsgd_cli.accounting.accountants import number, split_delta
+from dpsgd_cli.accounting.accountants.additive import Gaussian, total_mu_squared
 from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
 from dpsgd_cli.accounting.conversions import gaussian_delta, gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import Release, merge

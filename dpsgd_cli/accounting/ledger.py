@@ -7,7 +7,7 @@ A filter (`budget.py`) proves its budget, fixed in advance, and nothing less. If
 earlier releases, the sum of what was spent is itself a random output. It does not bound the privacy of the method that
 led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
 So each entry of such a trial states the most that its filter ever admits (`budget_cap`, the key `within` of a line),
-and `to_price` returns that instead. If everything was fixed beforehand, the releases are the bound.
+and `priced_releases` returns that instead. If everything was fixed beforehand, the releases are the bound.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared, total_rho
 from dpsgd_cli.accounting.budget import Filter
 from dpsgd_cli.accounting.mechanism import (
     GaussianSum,
@@ -60,7 +59,7 @@ class LedgerEntry:
     unit: str | None = None
 
 
-def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
+def priced_releases(entries: Iterable[LedgerEntry]) -> list[Release]:
     """Return releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
 
     Guarantee: a release that was fixed beforehand is priced as it is. Releases that were chosen during the trial are
@@ -137,9 +136,9 @@ class Ledger:
         return merge([entry.release for entry in self.entries])
 
     @property
-    def to_price(self) -> list[Release]:
-        """The releases to price for a statement about the trial: see the function `to_price`."""
-        return to_price(self.entries)
+    def priced_releases(self) -> list[Release]:
+        """The releases to price for a statement about the trial: see the function `priced_releases`."""
+        return priced_releases(self.entries)
 
 
 def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
@@ -238,11 +237,11 @@ def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
-    """Return, for each trial of a `ledger.jsonl`, the releases whose price bounds it (see `to_price`).
+    """Return, for each trial of a `ledger.jsonl`, the releases whose price bounds it (see `priced_releases`).
 
     Raises DataError for a missing, empty or damaged file.
     """
-    return {trial: to_price(entries) for trial, entries in read_entries(path).items()}
+    return {trial: priced_releases(entries) for trial, entries in read_entries(path).items()}
 
 
 def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:

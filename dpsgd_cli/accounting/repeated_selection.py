@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.accounting.accountants.rdp import DIVERGENCES, Profile, Rdp
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Mechanism, PureDP, Release
 from dpsgd_cli.accounting.search import smallest

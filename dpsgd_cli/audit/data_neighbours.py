@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.findings import Finding, exact
+from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
@@ -38,18 +38,8 @@ _MOST_TRIALS = 5
 _RECORDS = 40
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """Result of one removal: the most records that any training part lost and gained, and how many parts changed."""
-
-    removed: str
-    lost: int
-    gained: int
-    parts: int
-
-
-def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
-    """Yield the result of each removal, and whether it refutes the claim; nothing if the recipe divides no records.
+def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
+    """Yield the finding on each removal; nothing if the recipe divides no records.
 
     Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
     """
@@ -69,7 +59,9 @@ def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
         # with folds, several trials have the record; of teachers, only one
         most = 1 if isinstance(recipe.method, PateMethod) else len(changes)
         wrong = lost > allowed or gained > (allowed if recipe.data.by_place else 0) or parts > most
-        yield Moved(name, lost, gained, parts), wrong
+        unit = "records" if recipe.data.unit is None else "records of users"
+        moved = f"a part lost {lost} and gained {gained}; {parts} changed"
+        yield exact_finding("D", f"{unit} that train, without {name}", moved, "nobody else moves", wrong)
 
 
 def _head(source: RawDataset) -> RawDataset:
@@ -131,7 +123,7 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     if recipe.data.features is not None:
         return []
     steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
-    charges = [release.mechanism for release in plan.before]
+    charges = [release.mechanism for release in plan.preprocessing_releases]
     found = []
     rows = _random_rows(layouts[0])
     for number, (step, layout) in enumerate(zip(steps, layouts, strict=False)):
@@ -144,10 +136,10 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
             told = "charged" if charged else "declared" if declared else "neither charged nor declared"
             refuted = not charged and not (declared and step.release is None)
             told = f"one record changes what is kept; {told}" if moves else told
-            found.append(exact("D", name, told, "charged or declared", refuted))
+            found.append(exact_finding("D", name, told, "charged or declared", refuted))
         rows = step.transform(layout, kept[0])(rows)
     drawn = sum(isinstance(step, PrivateStep) and step.release is not None for step in steps)
-    found.append(exact("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
+    found.append(exact_finding("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
     return found
 
 

@@ -42,8 +42,7 @@ from dpsgd_cli.accounting.adjacency import Adjacency, adjacency_label
 from dpsgd_cli.accounting.book_filter import Price, Spending
 from dpsgd_cli.accounting.mechanism import to_record
 from dpsgd_cli.common.package_files import irregularity
-from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.common.text_format import listed
+from dpsgd_cli.common.text_format import epsilon_text, listed
 from dpsgd_cli.errors import BudgetExceeded, DataError, RunError, UsageError
 from dpsgd_cli.results.files import remove, write_whole
 

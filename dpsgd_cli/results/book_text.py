@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dpsgd_cli.accounting import book_filter
-from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.results.book import Book
 
 

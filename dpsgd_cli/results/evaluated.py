@@ -1,7 +1,7 @@
 """Identity of the records that a recipe is tested on, from its `data:` section, its folds and the files' hashes.
 
 Metrics on different test records are different quantities, so their differences are not reported
-(`results/differences.py`).
+(`results/comparison.py`).
 """
 
 from __future__ import annotations

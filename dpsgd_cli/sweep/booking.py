@@ -25,9 +25,8 @@ from dpsgd_cli.results.book import Run, read
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.pricing import BestOfCells, unscaled
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 from dpsgd_cli.training import charging
-from dpsgd_cli.training.plans import resolve_auto
 
 Charged = tuple[SettledRecipe, Run]
 
@@ -86,7 +85,7 @@ def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomSto
 def _one_trial(cell: Cell) -> list[Release]:
     plan = planning.shared_planner().plan(cell).plan
     assert plan is not None
-    return list(plan.to_price)
+    return list(plan.priced_releases)
 
 
 def _planned(cell: Cell, name: str) -> Charged | None:
@@ -94,5 +93,5 @@ def _planned(cell: Cell, name: str) -> Charged | None:
     plan = planning.shared_planner().plan(cell).plan
     if plan is None:
         return None
-    loaded = resolve_auto(cell.loaded)
+    loaded = cell.settled
     return loaded, charging.run_for(loaded, plan, name)

@@ -32,14 +32,14 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 _FEW = 64
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Releases that bound ONE trial (`Ledger.to_price`), the run whose trials they bound, and one trial's `epsilon`."""
+    """Releases that bound ONE trial, the run whose trials they bound, and one trial's `epsilon`."""
 
     releases: tuple[Release, ...]
     run: Run
@@ -78,8 +78,8 @@ def statement(
         told["choice"] = _exponential(private, sweep.select, told["all_trials"])
     if sweep.select is None and trials > 1:
         told["warnings"].append(
-            "choosing among these trials is not covered by what is stated of each: whoever publishes the best of them"
-            " owes the epsilon of all trials together, or declares `select:` in the sweep; choosing by a nonprivate_"
+            "choosing among these trials is not covered by the statement on each: if you publish the best of them, you"
+            " owe the epsilon of all trials together, unless the sweep declares `select:`; choosing by a nonprivate_"
             " column has no guarantee at all"
         )
     return told

@@ -16,7 +16,7 @@ is removed. A sweep that has published is never drawn again. A killed process le
 command continues with the runs that were drawn.
 
 Not covered: observations of the machine (time, processes, the queue of a cluster, removed files on a disk, the message
-of a run that was stopped). A sweep with any seed is an experiment, and keeps everything (`report.py`).
+of a run that was stopped). A sweep with any seed is an experiment, and keeps everything.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ from dpsgd_cli.results import files, store
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.folder import Folder
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.folder import RESULT, Folder
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 CHOICE = ".choice.json"
 DRAW = ".draw.json"
-RESULT = ".result.json"
 CHOSEN = ".chosen"
 _NOTE = (
     "How often each cell runs, drawn before the first run. Keep it secret, and keep it: to draw again after having seen"
@@ -63,8 +62,6 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    if select is not None and not isinstance(select, RandomStopping | ExponentialChoice):
-        raise RecipeError(f"{source}: select: {select.kind} has no proof here")
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
@@ -95,7 +92,7 @@ def draw(select: RandomStopping, cells: int) -> list[int]:
     return counts
 
 
-def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
+def read_draw(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     """Return the numbers of runs that were drawn for these cells; None if not drawn yet, DataError if damaged."""
     path = place.file(DRAW)
     if not path.exists():
@@ -109,7 +106,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     return [runs[name] for name in names]
 
 
-def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
+def write_draw(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
     """Draw the numbers of runs and keep them, unless some are kept. Of several processes, the first draws for all."""
     counts = draw(select, len(cells))
     path = place.file(DRAW)
@@ -135,7 +132,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     `records` returns the (public) number of records that a cell trains on.
     """
     select = sweep.select
-    if select is None or not all(store.is_complete(place.path / cell.directory) for cell in cells):
+    if select is None or not all(map(place.is_complete, cells)):
         return None
     kept = place.file(CHOICE)
     if kept.exists():

@@ -1,10 +1,10 @@
 """Charges of the book that a recipe names (`privacy.book`): what is reserved before a run, and noted before its result.
 
 `results/book.py` has the file, `accounting/book_filter.py` the proof. What a run may release is what its plan bounds
-(`Plan.to_price`), for each trial. A run is refused if the book's guarantee would not cover it: the table has another
-hash, unit or adjacency, a preprocessing step has no noise, or with folds, where trials measure what others train on.
-The recipe itself refuses a seed, because noise that can be computed again is no release under differential privacy, and
-TensorBoard, because metrics by epoch would show a training that a resumed one repeats.
+(`Plan.priced_releases`), for each trial. A run is refused if the book's guarantee would not cover it: the table has
+another hash, unit or adjacency, a preprocessing step has no noise, or with folds, where trials measure what others
+train on. The recipe itself refuses a seed, because noise that can be computed again is no release under differential
+privacy, and TensorBoard, because metrics by epoch would show a training that a resumed one repeats.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run_for(loaded: SettledRecipe, plan: Plan, directory: str) -> Run:
     another version of dpsgd may make it, is another run.
     """
     recipe = loaded.recipe
-    releases = [Release(own.mechanism, own.count * recipe.trials) for own in map(prices.unscaled, plan.to_price)]
+    releases = [Release(own.mechanism, own.count * recipe.trials) for own in map(prices.unscaled, plan.priced_releases)]
     records = run_of(loaded).records
     assert records is not None, "the recipe's own files are known"
     public = tested_section(resolved(recipe)).get("public")

@@ -50,9 +50,9 @@ from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
-from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, placement
+from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, own_folds, placement
 from dpsgd_cli.training.evaluation import Models, measure, measure_once, residual_clip
-from dpsgd_cli.training.start import Trials, own_folds
+from dpsgd_cli.training.start import Trials
 
 if TYPE_CHECKING:
     import pandas as pd

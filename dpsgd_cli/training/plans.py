@@ -18,7 +18,7 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
@@ -28,14 +28,9 @@ from dpsgd_cli.training.auto_rule import PublicFacts
 def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     """Return the recipe with every `auto` setting resolved from public facts (`training/auto_settings.py`).
 
-    A settled recipe is returned unchanged. Raises the errors of planning and of `data.outline` if the formulas need
-    facts about the data.
+    Raises the errors of planning and of `data.outline` if the formulas need facts about the data.
     """
-    if isinstance(loaded, SettledRecipe):
-        return loaded
     recipe = loaded.recipe
-    if not auto_settings.has_auto(recipe):
-        return _settled(loaded, recipe)
     if not auto_settings.needs_data(recipe):
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
         return _settled(loaded, *auto_settings.before_plan(recipe, None))

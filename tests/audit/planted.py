@@ -420,7 +420,7 @@ def run(name: str, patch: Patch, folder: Path, seed: int = 0) -> dict[str, Any]:
 if __name__ == "__main__":
     import tempfile
 
-    from dpsgd_cli.audit.report import lines
+    from dpsgd_cli.audit.findings import lines
 
     if len(sys.argv) < 2:
         sys.exit("\n".join(BUGS))

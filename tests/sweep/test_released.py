@@ -155,7 +155,7 @@ def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
     assert "learning_rate" not in done.output + fast.output and "1 of" not in done.output + fast.output
     assert not list(out.glob("*.result.json")) and not list(out.glob("*.chosen"))
     status = CliRunner().invoke(main, ["sweep", "status", str(out)]).stdout
-    assert "begun; how far it is stays secret" in status
+    assert "begun; its progress stays secret" in status
     assert "holds no ledger" in CliRunner().invoke(main, ["account", str(out)]).stderr
     draws(monkeypatch, [9, 9, 9, 9])
     done = sweep(STOPPING, *SECURE, "--retry-failed")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.mechanism import (
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Rdp(WithoutLeaks):
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, GaussianSum) and mechanism.sampled and mechanism.batches.divergence is None:
-            return f"{mechanism.batching} batches: no Renyi divergence of theirs is built in; use pld"
+            return f"{mechanism.batching} batches: no bound on their Renyi divergence is built in; use pld"
         return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:

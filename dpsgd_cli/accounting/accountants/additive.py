@@ -1,7 +1,9 @@
-"""Zero-concentrated DP: rho adds up. For full and shuffled batches, and for releases that a filter in rho admits.
+"""Accountants whose costs add up: Gaussian DP (mu^2) and zero-concentrated DP (rho).
 
-Not for sampled batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2). `zcdp` states epsilon by the
-published conversion of Bun and Steinke, `zcdp-tight` by the best Renyi order; both are theorems.
+Both are for full and shuffled batches, zCDP also for releases that a filter in rho admits. Neither is for sampled
+batches: their privacy loss is not Gaussian, and zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2).
+`gaussian` is exact for Gaussians. `zcdp` states epsilon by the published conversion of Bun and Steinke, `zcdp-tight` by
+the best Renyi order; all three are theorems.
 
 zCDP(RS) is Yu et al.'s closed-form ESTIMATE for Poisson batches, inside the region where they conjecture it. The bound
 alpha q^2 / z^2 on the Renyi divergence is a conjecture that is false in places (`python -m benchmarks.sampled_bound`
@@ -11,11 +13,116 @@ shows where), so `zcdp-rs` guarantees nothing. For a guarantee, use `rdp` or `pl
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Additive, WithoutLeaks
-from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.accounting.search import ExactSum
+
+
+class Additive(WithoutLeaks, stated=False):
+    """Accountant for which each release costs a number, and all of them cost the sum."""
+
+    @abstractmethod
+    def cost(self, mechanism: Mechanism) -> float:
+        """Return the cost of one use; inf if it has no bound."""
+
+    @abstractmethod
+    def epsilon_of(self, total: float, delta: float) -> float:
+        """Return epsilon at `delta` of releases whose costs add up to `total`."""
+
+    @abstractmethod
+    def delta_of(self, total: float, epsilon: float) -> float:
+        """Return delta at `epsilon` of releases whose costs add up to `total`."""
+
+    def total(self, releases: Sequence[Release]) -> float:
+        """Return the total cost of releases that were checked."""
+        return math.fsum(r.count * self.cost(r.mechanism) for r in releases if r.count)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        return self.epsilon_of(self.total(kept), delta)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        return self.delta_of(self.total(kept), epsilon)
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        spent, result = ExactSum(), []
+        for releases in epochs:
+            for release in releases:
+                spent.add(release.count * self.cost(release.mechanism) if release.count else 0.0)
+            result.append(self.epsilon_of(spent.total(), delta))
+        return result
+
+
+def mechanism_mu(mechanism: Mechanism) -> float:
+    """Return mu of one use.
+
+    Gaussian: 1/z, also for an epoch of shuffled batches (given the partition, only one of them differs). Pure epsilon:
+    2 Phi^-1(e^epsilon / (1 + e^epsilon)), because the trade-off curve of mu-GDP is convex and meets that of
+    epsilon-DP at its corner (Dong, Roth and Su 2022, Proposition 2.10 and Definition 2.6). Below epsilon 1e-4, where
+    that formula loses its digits, sqrt(pi/2) epsilon, which is larger: with c = sqrt(pi/8), Phi(c epsilon) - 1/2 >=
+    epsilon/4 - pi epsilon^3/192, and e^epsilon / (1 + e^epsilon) - 1/2 = tanh(epsilon/2)/2 <= epsilon/4 - epsilon^3/48
+    + epsilon^5/480. Rounded up. All others: inf.
+    """
+    if isinstance(mechanism, GaussianSum):
+        return 1 / mechanism.noise_multiplier if mechanism.noise_multiplier**2 > 0 else math.inf
+    if isinstance(mechanism, PureDP):
+        if mechanism.epsilon == 0:
+            return 0.0
+        if mechanism.epsilon < 1e-4:
+            return math.sqrt(math.pi / 2) * mechanism.epsilon * (1 + 1e-15)
+        from statistics import NormalDist  # takes longer to load than most queries to answer
+
+        tail = 1 / (1 + math.exp(mechanism.epsilon)) if mechanism.epsilon < 700 else 0.0
+        # rounding error of 1 / (1 + e^epsilon) relative to 1/2
+        rounding = 1 + 1e-15 / min(mechanism.epsilon, 1.0)
+        return -2 * NormalDist().inv_cdf(tail) * rounding if tail > 0 else math.inf
+    return math.inf
+
+
+class Gaussian(Additive):
+    """Accountant of Gaussian DP: mu^2 adds up; epsilon and delta follow from Phi.
+
+    Guarantee: equality for Gaussians, an upper bound if pure releases take part. Holds for noise multipliers that
+    are fixed beforehand. If they are chosen after seeing earlier outputs, the bound is the total that a filter was
+    given beforehand (Smith and Thakurta 2022, fully adaptive Gaussian DP), as one Gaussian.
+    """
+
+    name = "gaussian"
+    bound = "upper"
+    note = "exact for Gaussians"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
+            return (
+                f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld"
+                f"{' or rdp' if mechanism.batches.divergence else ''}"
+            )
+        return None
+
+    def cost(self, mechanism: Mechanism) -> float:
+        return mechanism_mu(mechanism) ** 2
+
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.gaussian_epsilon(math.sqrt(total), delta)
+
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.gaussian_delta(math.sqrt(total), epsilon)
+
+
+def total_mu_squared(releases: Sequence[Release]) -> float:
+    """Return mu^2 of all releases together. Raises UnsupportedMechanism for sampled batches."""
+    gaussian = Gaussian()
+    gaussian.check(releases)
+    return gaussian.total(releases)
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
+from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
