@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 from dpsgd_cli.accounting import book_filter
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.results.book import Book
+
+_MOST_NAMES = 4
 
 
 def document(book: Book) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def document(book: Book) -> dict[str, Any]:
 
 def lines_of(book: Book) -> list[str]:
     """Return what was spent, by which runs, and what is left, for a person."""
-    terms, limit, left = book.terms, book.terms.limit, book.left
+    terms, limit = book.terms, book.terms.limit
     said = [
         f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
         *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
@@ -45,15 +48,19 @@ def lines_of(book: Book) -> list[str]:
             share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
             alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
             done = f"{book.released(own)} of {len(line['runs'])} published"
-            runs = count(len(line["runs"]), "run") if len(line["runs"]) > 1 else line["runs"][0].partition(":")[0]
-            trials = count(line["trials"], "trial")
-            said.append(f"  {line['time'][:16]}  {line['what']:<7} {runs}, {trials}: {alone}, {share:.1%}; {done}")
-    spent, told = 1 - left.mu_squared / limit.mu_squared, document(book)
+            names = [name.partition(":")[0] for name in line["runs"]]
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            runs = f"{', '.join(names[:_MOST_NAMES])}{more}"
+            begin = f"  {line['time'][:16]}  {line['what']:<7} {runs}, {count(line['trials'], 'trial')}"
+            said.append(f"{begin}: {alone}, {share:.1%} of the budget; {done}")
+    mu_squared = math.fsum(one.mu_squared for one in book.spent)
+    leak = math.fsum(one.leak for one in book.spent)
+    told = document(book)
     one, ten = epsilon_text(told["epsilon_of_next"]), epsilon_text(told["epsilon_of_ten"])
     return [
         *said,
-        f"  spent      {spent:.1%} of the budget (mu^2 {limit.mu_squared - left.mu_squared:.6g} of"
-        f" {limit.mu_squared:.6g}), {1 - left.leak / limit.leak:.1%} of the leaks",
+        f"  spent      {mu_squared / limit.mu_squared:.1%} of the budget (mu^2 {mu_squared:.6g} of"
+        f" {limit.mu_squared:.6g}), {leak / limit.leak:.1%} of its leak",
         f"  left       one run of epsilon {one}, or ten of epsilon {ten} each, at delta {terms.delta:g} with full or"
-        " shuffled batches; runs with sampled batches cost a little more than their epsilon",
+        " shuffled batches; runs with sampled batches cost more than their epsilon",
     ]

@@ -51,7 +51,7 @@ def test_a_book_is_created_charged_and_shown(folder: Path) -> None:
     (directory,) = Path("results").glob("mine-*")
     assert entry in (directory / report.NAMES[0]).read_text()
     shown = run("budget", "show", "t.book")
-    assert f"{directory.name}, 1 trial: alone epsilon 1.0000, 14.0%; 1 of 1 published" in shown.output
+    assert f"{directory.name}, 1 trial: alone epsilon 1.0000, 14.0% of the budget; 1 of 1 published" in shown.output
     told = json.loads(run("budget", "show", "t.book", "--format", "json").output)
     assert (told["epsilon"], told["unit"], len(told["charges"])) == (3.0, None, 1)
     assert f"one run of epsilon {told['epsilon_of_next']:.4f}" in shown.output
