@@ -54,7 +54,8 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
     _check_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
     seeds = {loaded.recipe.seed for _, loaded in first if loaded.recipe.seed is not None}
     repeats = terms.repeats or max((loaded.recipe.repeats for _, loaded in first), default=1)
-    same = [f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
+    booked = any(one.recipe.privacy is not None and one.recipe.privacy.book is not None for _, one in first)
+    same = ["seed=null" if booked else f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
     labels = _labels(first)
     found: list[tuple[str, float | None, LoadedRecipe]] = []
     for (source, loaded), label in zip(first, labels, strict=True):
@@ -104,8 +105,10 @@ def _check_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
 
 
 def _seeded(recipe: Recipe) -> list[str]:
-    """Return the override for seeded noise: paired comparisons need seeds."""
-    return ["privacy.noise_source=seeded"] if recipe.privacy is not None else []
+    """Return the override for seeded noise: paired comparisons need seeds. No book covers them, so one unpairs."""
+    if recipe.privacy is None:
+        return []
+    return [f"privacy.noise_source={'seeded' if recipe.privacy.book is None else 'secure'}"]
 
 
 def _budget(recipe: Recipe, epsilon: float, delta: float) -> list[str]:

@@ -91,6 +91,9 @@ class BestOfTrials(Rdp):
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         return Accountant.curve(self, epochs, delta)
 
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        return Accountant.profile(self, releases, least)
+
     def divergence(self, profile: Profile) -> Callable[[float], float]:
         """Return D' of the published best as a function of the order, if `profile` is that of one trial."""
         constant = self.stopping_cost(profile) if self.choice.law != "poisson" else 0.0

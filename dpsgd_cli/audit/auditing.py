@@ -66,6 +66,11 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """
     begun = time.perf_counter()
     recipe = loaded.recipe
+    if recipe.privacy is not None and recipe.privacy.book is not None:
+        # attacks draw from seeds, on random records, which no book counts
+        options = dataclasses.replace(options, reads_file=False)
+        recipe = recipe.changed(privacy=recipe.privacy.changed(book=None))
+        loaded = dataclasses.replace(loaded, recipe=recipe)
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
     outline = data.outline(recipe.data, loaded.base)
@@ -135,10 +140,13 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     before: list[Finding] = []
     left_out: list[str] = []
     if "D" in options.tiers:
-        try:
-            before += data_neighbours.compare_file(loaded)
-        except DataError as error:
-            left_out.append(f"the recipe's own file, which was not read: {error}")
+        if options.reads_file:
+            try:
+                before += data_neighbours.compare_file(loaded)
+            except DataError as error:
+                left_out.append(f"the recipe's own file, which was not read: {error}")
+        else:
+            left_out.append("the recipe's own file: its book does not cover what is found in it without noise")
         before += data_neighbours.compare_preprocessing(loaded, plan)
     if plan.held_out:
         found = data_neighbours.compare_held_out(loaded, plan)

@@ -48,7 +48,10 @@ QUICK = AuditSize(trials=20, canaries=100, rows=3e5)
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture."""
+    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture.
+
+    `reads_file`: also compare what one record moves in the recipe's own file, which is read without noise.
+    """
 
     tiers: tuple[str, ...] = tuple(TIERS)
     confidence: float = 0.95
@@ -56,6 +59,7 @@ class AuditOptions:
     canaries: int | None = None
     quick: bool = False
     curves: bool = True
+    reads_file: bool = True
     say: Callable[[str], None] = lambda text: None
 
     @property

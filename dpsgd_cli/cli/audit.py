@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.audit.findings import TIERS, AuditOptions
+from dpsgd_cli.cli.budget import BOOK, with_book
 
 
 def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -29,6 +30,7 @@ def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tu
               help="Confidence of each bound and of the verdict.")  # fmt: skip
 @click.option("--tier", "tiers", default=",".join(TIERS), show_default=True, callback=_tiers, help="Attacks to run.")
 @click.option("--quick", is_flag=True, help="Fewer rows and trials: seconds, for CI.")
+@BOOK
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -43,12 +45,15 @@ def command(
     tiers: tuple[str, ...],
     quick: bool,
     out: Path | None,
+    book: Path | None,
 ) -> None:
     """Attack the privacy claim of a recipe or a result, and report the findings.
 
     The recipe is trained unchanged on random rows with canaries. Tier A gives a lower bound on epsilon without
     assumptions, tier B within the family of the claim; C tests noise and batches, D neighbouring data. The exit code is
     1 if a claim is refuted. A lower bound far below the claim is no failure: it shows how far these attacks get.
+
+    A book is not charged, because no record of its table is used: with a book, tier D does not read the recipe's file.
 
     \b
     Examples:
@@ -59,7 +64,7 @@ def command(
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
-    loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
+    loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), with_book(overrides, book))
 
     from dpsgd_cli.audit import auditing  # torch
 

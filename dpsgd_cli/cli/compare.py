@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.results import comparison as comparisons
@@ -49,12 +50,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of results, tables and pictures. Default: results/ for results, and a folder in it for the"
               " tables and pictures of this comparison.")  # fmt: skip
+@BOOK
 @click.option("--plot", is_flag=True, help="Draw pictures, as PNG and SVG.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--with-nonprivate", is_flag=True,
               help="Also draw values computed on training records without noise. Do not publish them.")  # fmt: skip
 def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, metric: str | None, plot: bool,
-            report: Path | None, with_nonprivate: bool, **terms: Any) -> None:  # fmt: skip
+            report: Path | None, with_nonprivate: bool, book: Path | None, **terms: Any) -> None:  # fmt: skip
     """Compare recipes and results on equal budgets, seeds and test records.
 
     Recipes without a result are trained; result directories (also the folder of a sweep) are read as they are.
@@ -67,6 +69,7 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
       dpsgd compare lee2018/dp-gd lee2018/dp-agd lee2018/objective-perturbation --epsilon 0.1,0.5,1 --plot
       dpsgd compare mine.yaml lee2018/dp-agd --data-of mine.yaml --epsilon 0.5,1,3 --report mine.html
     """
+    sources = with_book(sources, book)
     shared = report is not None and not with_nonprivate
     _check_public(metric, shared)
     overrides = tuple(source for source in sources if "=" in source and not Path(source).exists())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
@@ -70,8 +71,10 @@ def command() -> None:
 @click.option("--launcher", type=_Launcher(), default="local", show_default=True,
               help="Where the trainings run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
+@BOOK
 @click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
-def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, **how: Any) -> None:
+def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, book: Path | None,
+        **how: Any) -> None:  # fmt: skip
     """Train every cell of SWEEP that has no result yet.
 
     SWEEP is a YAML file or the name of a shipped sweep; KEY=VALUE replaces a recipe key in every cell, or, below
@@ -87,7 +90,7 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
     from dpsgd_cli.sweep.session import SweepSession  # torch
 
     with trusting(really=not dry_run):
-        _open_and_run(SweepSession.open(sweep, overrides, out, shard), dry_run, how)
+        _open_and_run(SweepSession.open(sweep, with_book(overrides, book), out, shard), dry_run, how)
 
 
 def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> None:

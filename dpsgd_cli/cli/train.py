@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.common.plugins import trusting
@@ -30,6 +31,7 @@ from dpsgd_cli.training.plans import declarations, resolve_auto
 @click.option("--repeats", type=click.IntRange(min=1), help="Number of trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 if a trial diverged; for CI.")
+@BOOK
 @TRUST_CODE
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 @click.option("--finish", is_flag=True, help="Train no further: make a result of the last checkpoint.")
@@ -42,6 +44,7 @@ def command(
     resume: bool,
     finish: bool,
     fail_on_divergence: bool,
+    book: Path | None,
 ) -> None:
     """Train the model of RECIPE and state its privacy guarantee.
 
@@ -58,6 +61,7 @@ def command(
     if finish and (resume or dry_run):
         raise UsageError("--finish trains nothing: give it without --resume and --dry-run")
 
+    overrides = with_book(overrides, book)
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
     if dry_run:
         _rehearse(loaded)

@@ -57,6 +57,11 @@ class Privacy(Section):
         description="Theorem that enforces an epsilon budget, gives the least noise for it and states epsilon. auto:"
         " exact (gaussian) for full and shuffle, else the least upper bound of all that apply.",
     )
+    book: str | None = Field(
+        None,
+        description="The budget book of the table, relative to the recipe: `dpsgd budget create` makes one. What a"
+        " run may release is charged to it before the run starts.",
+    )
     noise: Noise | None = Field(
         None, description="Correlation of the noise between steps; left out, all noise is independent."
     )
@@ -143,9 +148,26 @@ class Recipe(Section):
                 problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
             if self.privacy.noise_source == "seeded" and self.seed is None:
                 problems.append("privacy.noise_source: seeded needs a seed")
+            if self.privacy.book is not None:
+                problems += self._problems_of_the_book()
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _problems_of_the_book(self) -> list[str]:
+        """Return why a book (`privacy.book`) cannot cover the recipe, as far as its settings say."""
+        problems = []
+        if self.seed is not None:
+            problems.append(
+                "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
+                " seed out (seed=null), or leave privacy.book out of an experiment"
+            )
+        if self.runtime.tensorboard:
+            problems.append(
+                "runtime.tensorboard: shows metrics of a training that a resumed one repeats; a book counts each run"
+                " once, so leave one of them out"
+            )
+        return problems
 
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:

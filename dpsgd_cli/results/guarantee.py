@@ -36,6 +36,11 @@ def epsilon_words(stated: Privacy) -> str:
     return f"at most {epsilon}" if stated["bound"] == "upper" else f"about {epsilon} (an estimate, no proof)"
 
 
+def book_words(charged: Mapping[str, str]) -> str:
+    """Return which book a result was charged to (`privacy.book`), by hashes that reveal nothing about the table."""
+    return f"budget book {charged['book'][:16]}, entry {charged['charge'][:16]}"
+
+
 def neighbours(privacy: Privacy) -> str:
     """Return the adjacency with its unit of privacy, such as `add-remove of users`."""
     return adjacency_label(privacy["adjacency"] or "none", privacy.get("unit"))
@@ -70,6 +75,7 @@ def setting_terms(privacy: Privacy) -> Terms:
         ("adjacency", f"{neighbours(privacy)} ({privacy['batching']} batches; {privacy['accountant']})"),
         *([("noise", privacy["correlated_noise"])] if "correlated_noise" in privacy else []),
         ("noise source", privacy["noise_source"]),
+        *([("charged to", book_words(privacy["book"]))] if "book" in privacy else []),
         *(("NOT covered", text) for text in privacy.get("uncovered_steps", [])),
         *(("declared public", text) for text in privacy["declarations"]),
         *([("scope", privacy["scope"])] if "scope" in privacy else []),
@@ -154,6 +160,7 @@ def outside(privacy: Privacy) -> list[str]:
         f"{several}: the statement holds for {whose} at a time, and is weaker for all of them together.",
         "Everything else that was done with the same data: other runs, settings that were tried and chosen by their"
         " results, a look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
+        *([f"It was charged to {book_words(privacy['book'])}."] if "book" in privacy else []),
         "Side channels: the duration of training, the memory of the machine, and the rounding of noise by computers.",
         f"The noise is {privacy['noise_source']}.",
     ]

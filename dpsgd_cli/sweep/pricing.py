@@ -17,6 +17,7 @@ exponential     All cells compose, plus the epsilon of the exponential mechanism
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -204,6 +205,21 @@ class BestOfCells(BestOfTrials):
         divergence = self.divergence(_Worst(cells))
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
         return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
+
+    def profile_of_any(self, cells: Sequence[Sequence[Release]]) -> Callable[[float], float]:
+        """Return delta as a function of epsilon >= 0, of publishing the best run."""
+        for releases in cells:
+            self.check(releases)
+        pure = max(self._pure(releases) for releases in cells)
+        divergence = functools.cache(self.divergence(_Worst(cells)))
+
+        def delta(epsilon: float) -> float:
+            if pure <= epsilon:
+                return 0.0
+            least = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
+            return math.exp(min(least, 0.0))
+
+        return delta
 
 
 class _Worst(Profile):

@@ -39,9 +39,10 @@ from dpsgd_cli.accounting.joint_composition import why_records_apart
 from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.engine import bundle, discrete
 from dpsgd_cli.engine.metrics import less_is_better
-from dpsgd_cli.errors import DataError, RecipeError
+from dpsgd_cli.errors import DataError, RecipeError, RunError
 from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.loading import dump_recipe
+from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
@@ -203,17 +204,21 @@ def published(public: Folder) -> dict[str, Any] | None:
 
 
 def publish(
-    public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+    public: Folder,
+    sweep: Sweep,
+    cells: Sequence[Cell],
+    every: Sequence[pricing.Spent | None],
+    book: Path | None = None,
 ) -> dict[str, Any] | None:
     """Publish the best of the runs of `cells`, and remove all others. Returns None while some are missing.
 
-    `every` bounds one run of each cell of the file, drawn or not. Several processes may publish at once: all choose the
-    same run, and a process that finds the runs gone reads the published result.
+    `every` bounds one run of each cell of the file, drawn or not. `book` was charged for the sweep. Several processes
+    may publish at once: all choose the same run, and a process that finds the runs gone reads the published result.
     """
     private = private_folder(public)
     try:
-        told = published(public) or _publish(public, private, sweep, cells, every) or published(public)
-    except (OSError, DataError):
+        told = published(public) or _publish(public, private, sweep, cells, every, book) or published(public)
+    except (OSError, DataError, RunError):
         told = published(public)
         if told is None:
             raise
@@ -223,18 +228,26 @@ def publish(
 
 
 def _publish(
-    public: Folder, private: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+    public: Folder,
+    private: Folder,
+    sweep: Sweep,
+    cells: Sequence[Cell],
+    every: Sequence[pricing.Spent | None],
+    book: Path | None,
 ) -> dict[str, Any] | None:
     best = choose(sweep, private, cells, lambda cell: 0)
     if best is None:
         return None
+    charged = {} if book is None else {"book": books.named(book, public.path, public.stem)}
+    if book is not None:
+        books.release(book, public.path, [public.stem])
     chosen: dict[str, Any] = {"directory": None, "note": best.get("note")}
     if best["directory"] is not None:
         cell = next(cell for cell in cells if cell.directory == best["directory"])
         chosen = _output(cell, store.read_document(private.path / cell.directory), best["trial"])
         chosen["directory"] = f"{public.stem}{CHOSEN}"
         _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
-    privacy = pricing.statement([], sweep, every) | {"all_trials": None}
+    privacy = pricing.statement([], sweep, every) | {"all_trials": None} | charged
     told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
     files.write_whole(public.file(RESULT), files.to_json(told))
     return told

@@ -22,7 +22,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, RecipeError, RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
-from dpsgd_cli.sweep import folder
+from dpsgd_cli.sweep import booking, folder
 from dpsgd_cli.sweep.expansion import Cell, cell_of
 from dpsgd_cli.sweep.planning import packs, shared_planner
 from dpsgd_cli.training import loop
@@ -41,6 +41,11 @@ class PackJob:
     retry_failed: bool = False
     fail_fast: bool = False
     quiet: bool = False
+
+    @property
+    def charged(self) -> Literal["runs", "whole"]:
+        """What a book was charged for before the packs run (`loop.Options`): every cell, or a secret sweep as one."""
+        return "whole" if self.quiet else "runs"
 
     @property
     def say(self) -> Callable[[str], None]:
@@ -110,7 +115,7 @@ def _train(job: PackJob, ready: Sequence[tuple[Cell, Member]], outcome: Outcome)
     members = [member for _, member in ready]
     place = loop.checkpoint_place(members, job.out)
     try:
-        loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say))
+        loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say, charged=job.charged))
     except Exception as error:
         if isinstance(error, OSError) or interrupts.stops_everything(error):
             raise
@@ -156,6 +161,8 @@ def compared(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Call
     with interrupts.kill_is_interrupt():
         jobs = pending_jobs(cells, out, retry_failed=True)
         store.prepare_place(out / "comparison.probe")
+        if (book := booking.book_of(cells)) is not None:
+            booking.reserve(book, out, cells, "compare")
         for number, job in enumerate(jobs, start=1):
             outcome = run_job(job)
             say(f"pack {number}/{len(jobs)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s")

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.guarantee import sweep_lines
-from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning
+from dpsgd_cli.sweep import booking, expansion, folder, planning, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.running import Outcome, PackJob, pending_jobs, run_job
-from dpsgd_cli.sweep.settings import RandomStopping, Sweep, load_sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep, load_sweep
 from dpsgd_cli.sweep.time_estimate import Rehearsals
 
 if TYPE_CHECKING:
@@ -111,7 +112,37 @@ class SweepSession:
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[PackJob]:
         """Return the packs left to run."""
         how = {"retry_failed": retry_failed, "fail_fast": fail_fast, "quiet": self.secret}
-        return pending_jobs(self.cells, self.place.path, self.sweep.most_trials, **how)
+        found = pending_jobs(self.cells, self.place.path, self.sweep.most_trials, **how)
+        self._charge([cell for job in found for cell in job.cells])
+        return found
+
+    @cached_property
+    def book(self) -> Path | None:
+        """The book of the sweep's recipes; None without one."""
+        return booking.book_of(self.every, self.sweep)
+
+    def _charge(self, left: Sequence[Cell]) -> None:
+        """Charge the book for everything that this call may publish: the cells in `left`, and a choice."""
+        if self.book is None:
+            return
+        select, out = self.sweep.select, self.place.path
+        if isinstance(select, RandomStopping):
+            if private_tuning.published(self.folder) is None:
+                booking.reserve_best(self.book, self.out, self.every, select, self.folder.stem)
+            return
+        done = [cell for cell in self.cells if self.folder.is_complete(cell)]
+        choice = None
+        if isinstance(select, ExponentialChoice) and not self._has_chosen:
+            choice = booking.exponential_choice(self.every, select, self._choice_name)
+        booking.reserve(self.book, out, [*done, *left], "sweep", choice)
+
+    @property
+    def _choice_name(self) -> str:
+        return f"{self.folder.stem}{private_tuning.CHOICE}"
+
+    @property
+    def _has_chosen(self) -> bool:
+        return self.place.file(private_tuning.CHOICE).exists()
 
     def outcomes(self, launch: Launcher, jobs: Sequence[PackJob]) -> Iterator[Outcome]:
         """Run packs by a launcher; yield their outcomes as they finish."""
@@ -132,10 +163,13 @@ class SweepSession:
         # random stopping is priced for all cells; otherwise ledgers hold everything
         every = planning.planned_spending(self.every if isinstance(self.sweep.select, RandomStopping) else [])
         if self.secret:
-            return private_tuning.publish(self.folder, self.sweep, self.running, every)
+            return private_tuning.publish(self.folder, self.sweep, self.running, every, self.book)
         finished = [cell for cell in self.running if self.folder.is_complete(cell)]
         spent = [one for cell in finished for one in folder.spent(cell, self.folder)]
         privacy = pricing.statement(spent, self.sweep, every)
+        over = len(finished) == len(self.running)
+        if self.book is not None and isinstance(self.sweep.select, ExponentialChoice) and over and not self._has_chosen:
+            books.release(self.book, self.place.path, [self._choice_name])
         chosen = private_tuning.choose(self.sweep, self.folder, self.running, planning.records_of)
         return folder.write_tables(self.folder, self.running, privacy, chosen)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,7 +32,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.results import provenance, reading, store, tensorboard
-from dpsgd_cli.training import assemble, checkpoint, evaluation, inference, plans
+from dpsgd_cli.training import assemble, charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
 
@@ -49,7 +49,9 @@ class Options:
     """Options of a run that cannot change its result.
 
     `say` receives messages for the user. `team` is the group of processes that train together; only the first of them
-    prints and writes. `save_models` is the default for recipes without `save_model`.
+    prints and writes. `save_models` is the default for recipes without `save_model`. `charged` says what the caller has
+    charged the recipe's book for: nothing yet (`none`), these very runs (`runs`), or a whole of which they are parts
+    and which notes its own release (`whole`).
     """
 
     out: Path = Path("results")
@@ -58,6 +60,7 @@ class Options:
     say: Logger = _silence
     team: Team = field(default_factory=Team)
     save_models: bool = False
+    charged: Literal["none", "runs", "whole"] = "none"
 
 
 def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
@@ -90,6 +93,7 @@ def is_finished(loaded: SettledRecipe, directory: Path, say: Logger = _silence) 
     """
     if not store.is_complete(directory):
         return False
+    charging.check_charged(loaded, directory)
     for name in provenance.check_unchanged(store.read_whole(directory), loaded, directory):
         say(f"{name} is no longer there, so it could not be compared with what the result was made from.")
     return True
@@ -131,13 +135,15 @@ def finish(loaded: SettledRecipe, options: Options) -> Path:
                 f"{kept}: there is no such checkpoint, so there is nothing to finish; train without --finish"
             )
         store.prepare_place(directory)
+        charging.begin([member], [directory], use_open=True)
         trials = start([member], earlier)
+        charging.check_read([member], trials.dataset.sha256)
         trials.restore(earlier, kept)
         why = None if trials.stopped is None else trials.method.unfinished(trials.done)
         if why is not None:
             told = f"method {loaded.recipe.method.kind} has no result after {count(trials.done, 'epoch')}: {why}"
             raise RunError(f"{kept}: {told}; continue it with --resume")
-        _write(trials, [directory], options.save_models)
+        _write(trials, [directory], options)
     forget(kept)
     return directory
 
@@ -165,8 +171,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     with contextlib.closing(keeper), interrupts.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
-        earlier = options.team.tell(lambda: keeper.earlier(options))
+        earlier = options.team.tell(lambda: _begin(members, directories, keeper, options))
         trials = start(members, earlier, options.team)
+        charging.check_read(members, trials.dataset.sha256)
         for warning in trials.dataset.warnings:
             options.say(f"warning: {warning}")
         if earlier is not None:
@@ -176,9 +183,19 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             for text in tensorboard.left_out(member.loaded.recipe.trials):
                 options.say(text)
         _train(trials, keeper, options.progress)
-        _write(trials, directories, options.save_models)
+        _write(trials, directories, options)
     forget(keeper.path)
     return directories
+
+
+def _begin(
+    members: Sequence[Member], directories: Sequence[Path], keeper: _CheckpointWriter, options: Options
+) -> dict[str, Any] | None:
+    """Charge the book of the recipes, before any record is used, and return the checkpoint to continue from."""
+    earlier = keeper.earlier(options)
+    if options.charged != "whole":
+        charging.begin(members, directories, use_open=earlier is not None or options.charged == "runs")
+    return earlier
 
 
 def _run_worker(members: Sequence[Member], team: Team) -> None:
@@ -193,16 +210,17 @@ def _run_worker(members: Sequence[Member], team: Team) -> None:
             trials.method.run_epoch(epoch)
 
 
-def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
-    """Write the results of all members to hidden places, then publish them together."""
+def _write(trials: Trials, directories: Sequence[Path], options: Options) -> None:
+    """Write the results of all members to hidden places, note them in their book, then publish them together."""
     staged: list[store.Staged] = []
     try:
         results = evaluation.results_of(trials)
         for (member, span), directory, result in zip(trials.spans(), directories, results, strict=True):
             loaded, wanted = member.loaded, member.loaded.recipe.save_model
-            model = (
-                inference.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
-            )
+            saved = options.save_models if wanted is None else wanted
+            model = inference.bundle_of(trials, span).to_bytes() if saved else None
+            if options.charged != "whole":
+                result.privacy.update(charging.named(member, directory))
             result.provenance.update(provenance.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, replace(result, recipe=text, model=model)), directory))
@@ -210,6 +228,8 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
                 times = [record.ended for record in trials.history]
                 tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)
         store.keep([hidden for hidden, _ in staged])
+        if options.charged != "whole":
+            charging.end(trials.members, directories)
     except BaseException:
         store.discard(staged)
         raise

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dpsgd_cli.accounting.book_filter import Spending
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry, entries_from_lines, priced_parts, priced_releases, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
@@ -58,3 +59,12 @@ def test_a_sweep_adds_trials_up_part_by_part() -> None:
     spent = [Spent((LITTLE,), run, 1e-5, OF_2, "upper", (MUCH,))]
     told = statement(spent, Sweep(name="x", recipes=["quickstart"]), spent)["all_trials"]
     assert told["epsilon"] == pytest.approx(OF_ROOT_8, abs=1e-3)
+
+
+def test_a_book_is_charged_the_larger_part_and_several_runs_all_of_both() -> None:
+    """mu 2 dominates mu .1; of two runs, which may hold out different records: 2 (4 + .01)."""
+    one = Spending((LITTLE,), held_out=(MUCH,))
+    assert one.price(1e-6).mu_squared == pytest.approx(4.0)
+    assert (Spending() + one).price(1e-6).mu_squared == pytest.approx(4.0)
+    assert (one + one).price(1e-6).mu_squared == pytest.approx(8.02)
+    assert one.epsilon(1e-5) == pytest.approx(OF_2, abs=1e-3)

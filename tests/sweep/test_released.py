@@ -70,14 +70,14 @@ def test_the_best_is_released_and_the_others_are_removed(
     runs: dict[str, Any] = {}
     remove = private_tuning._publish
 
-    def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any) -> Any:
+    def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any, book: Any) -> Any:
         assert stat.S_IMODE(private.path.stat().st_mode) == 0o700
         for cell in cells:
             directory = private.path / cell.directory
             weights = load_file(directory / "model.safetensors")
             for row in store.read_document(directory)["trials"]:
                 runs[f"{cell.label}/{row['trial']}"] = row["test_accuracy"], cell.settings, row["trial"], weights
-        return remove(public, private, sweep, cells, every)
+        return remove(public, private, sweep, cells, every, book)
 
     monkeypatch.setattr(private_tuning, "_publish", watched)
     assert sweep(STOPPING, *SECURE).exit_code == 0
