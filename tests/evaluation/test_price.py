@@ -9,6 +9,7 @@ from dpsgd_cli.accounting.accountants import get
 from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import run, strategy
 from dpsgd_cli.evaluation.estimates import MOMENTS, moments_of
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
@@ -116,3 +117,13 @@ def test_the_noise_of_the_release_is_that_of_the_ledger(regression: bool, monkey
     numbers = np.concatenate([one.ravel() for one in drawn])
     assert numbers.std() == pytest.approx(1.0, abs=0.04) and abs(numbers.mean()) < 0.05
     assert len(set(places)) == len(places) == 100 * (1 + regression)
+
+
+def test_a_measurement_that_was_charged_otherwise_is_refused() -> None:
+    """One release of noise z is not what two of z cost."""
+    once = held_out_releases(held_out_release("gaussian", 1.0, 1e-5, "add-remove"), False)
+    with pytest.raises(PrivacyError, match="charged as 1"):
+        run.measure_numbers(np.zeros(3), np.zeros(3), (-1, 1), once, SeededStreams(0), 3)
+    twice = held_out_releases(once.mechanism, True)  # type: ignore[arg-type]
+    with pytest.raises(PrivacyError, match="charged as 2"):
+        run.measure_classes(np.zeros(3, int), np.zeros((3, 1)), twice, SeededStreams(0), 3)
