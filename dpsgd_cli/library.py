@@ -1,7 +1,7 @@
 """Python interface: train a recipe, open a result, and use its model. `dpsgd_cli.train`, `.load` and `.Result`.
 
 Messages and refusals are those of the commands; errors are those of `dpsgd_cli.errors`. The work is done in
-`training/loop.py` and `training/inference.py`. Prices from Python are in `account/calling.py`.
+`training/loop.py` and `training/inference.py`. Prices from Python are in `account/`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def train(
     out: str | Path = "results",
     resume: bool = False,
     finish: bool = False,
+    book: str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train a model, as `dpsgd train` does, and open its result.
@@ -66,6 +67,7 @@ def train(
         name: With records: names the result, and stands for the file of the records in its recipe.
         out: The folder in which the result directory is written; a complete one is reused.
         resume, finish: Continue an interrupted run, or make a result of its last checkpoint.
+        book: The budget book of the table, which is charged before anything is released (`dpsgd budget`).
         say: Receives the lines that the command prints on stderr.
 
     Raises the errors of `dpsgd_cli.errors`. A fifth of the records are cut as test records and declared public, unless
@@ -75,16 +77,17 @@ def train(
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)
     stated = StatedFacts(bounds, categories or {}, classes, target_bounds, missing or {}, drop, fitted_before)
+    charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})
     if isinstance(recipe, str | Path | Mapping):
         if stated != StatedFacts() or (target, epsilon, delta) != (None, None, None):
             raise UsageError("train: a recipe has its own data and budget; give records, or set keys with overrides")
-        changes = assignments(overrides)
+        changes = (*assignments(overrides), *charged)
         loaded = load_mapping(recipe, changes) if isinstance(recipe, Mapping) else load_recipe(str(recipe), changes)
         return _trained(loaded, options, finish)
     with _hiding_cells():
         held, content = _of_records(recipe, target, stated, name)
         content["privacy"] = {"budget": _budget(epsilon, delta)}
-        loaded = load_mapping(content, assignments(overrides))
+        loaded = load_mapping(content, (*assignments(overrides), *charged))
         with memory.holding(Path(content["data"]["path"]), held):
             return _trained(loaded, options, finish)
 

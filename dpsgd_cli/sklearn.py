@@ -380,8 +380,8 @@ def _say_prices(privacy: Row) -> None:
         if _is_fold(frame):
             told = (
                 f"this fold {price}, for the records that it was given. Nothing is stated of all folds together:"
-                " removing one record moves others between scikit-learn's folds, and scores have no noise. `dpsgd train` with"
-                " `folds` trains and prices them all"
+                " removing one record moves others between scikit-learn's folds, and scores have no noise."
+                " `dpsgd train` with `folds` trains and prices them all"
             )
         elif told is None and isinstance(owner, BaseEstimator) and not isinstance(owner, Pipeline | _Private):
             told = (

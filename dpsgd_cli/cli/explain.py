@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 
 
 @click.command("explain")

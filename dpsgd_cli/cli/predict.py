@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.text_format import count
 
 
@@ -16,23 +16,36 @@ from dpsgd_cli.common.text_format import count
 @TRUST_CODE
 @click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the CSV here, not to stdout.")
-@click.option("--trial", type=click.IntRange(min=0), default=0, show_default=True, help="Whose model predicts.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for the CSV. Default: stdout.")
+@click.option("--trial", type=click.IntRange(min=0), default=0, show_default=True, help="Trial whose model predicts.")
 @click.option("--probabilities", is_flag=True, help="Add a column for each class.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column of NEW first; may be given again.")
 @click.option("--unknown", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
               help="Categories that the model does not know: no prediction, or one as for none of them.")  # fmt: skip
+@click.option(
+    "--coverage",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="P",
+    help="Add sets of classes, or intervals, that hold the truth with probability at least P.",
+)
 def command(
-    result: Path, new: Path, out: Path | None, trial: int, probabilities: bool, keep: tuple[str, ...], unknown: str
+    result: Path,
+    new: Path,
+    out: Path | None,
+    trial: int,
+    probabilities: bool,
+    keep: tuple[str, ...],
+    unknown: str,
+    coverage: float | None,
 ) -> None:
-    """Predict for the records in NEW by the model of a result.
+    """Predict the class or target of the records in NEW with the model of a result.
 
-    NEW is a table (or npz, npy) laid out as the training data, with or without labels, which are not read; columns are
-    found by their names. The answer is CSV, a line a record in the same order: the class as the recipe writes it, or
-    the target in its own units, within its public bounds. A row of a table that cannot be used does not stop the
-    others: it has no prediction, and the column `error` says why. A text that a spreadsheet would run as a formula (it
-    begins with =, +, -, @ or a tab, and is no number) has an apostrophe before it. Predicting costs no privacy: the
-    released model is used, and nothing else of its training data.
+    NEW is a table (or npz, npy) in the format of the training data; labels are ignored, and columns are found by their
+    names. The output is CSV with one line per record, in the same order: the class as the recipe writes it, or the
+    target in its own units, within its public bounds. A row of a table that cannot be used does not stop the others: it
+    has no prediction, and the column `error` says why. A text that a spreadsheet would run as a formula (it begins with
+    =, +, -, @ or a tab, and is not a number) gets an apostrophe before it. Predictions cost no privacy: they use only
+    the released model.
 
     \b
     Examples:
@@ -60,12 +73,14 @@ def command(
     for remark in trained.remarks(rows):
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:
-        click.echo(f"by trial {trial} of {trained.trials}; --trial chooses another", err=True)
+        click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
     told: dict[str, Sequence[Any]] = {"prediction": trained.decided(outputs).tolist()}
     if probabilities:
         shares = trained.probabilities(outputs)
         told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
+    if coverage is not None:
+        told |= {name: list(values) for name, values in trained.with_coverage(outputs, trial, coverage).items()}
     twice = [name for name in (*told, "error") if name in columns]
     if twice:
         raise UsageError(f"--keep: the answer has a column {twice[0]!r} of its own; rename that of {new}")

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dpsgd_cli.common.rounding import epsilon_text, metric_text
+from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.results import curves, store
+from dpsgd_cli.results import pictures, store
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
 
 _NO_METRICS = ("trial", "seed", "epoch")
@@ -44,7 +44,7 @@ def log(directory: Path, settings: Mapping[str, Any]) -> None:
     price = {key: privacy[key] for key in ("epsilon", "delta", "rho") if isinstance(privacy[key], float)}
     tags = {f"dpsgd.{key}": str(privacy[key]) for key in ("adjacency", "accountant", "bound", "noise_source")}
     tags |= {"dpsgd.version": document["provenance"]["version"], "dpsgd.result": directory.name}
-    history = curves.read(directory / "history.csv")
+    history = pictures.read_history(directory / "history.csv")
     try:
         mlflow.set_experiment(document["name"])
         for row in document["trials"]:

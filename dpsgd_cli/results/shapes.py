@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dpsgd_cli.common.rounding import metric_text
+from dpsgd_cli.common.text_format import metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading
-from dpsgd_cli.results.curves import COLOURS
 from dpsgd_cli.results.document import Block, Heading, Picture, Table, Text
+from dpsgd_cli.results.pictures import COLOURS
 from dpsgd_cli.results.result import Row
 
 NAME = "explained.json"

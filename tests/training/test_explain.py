@@ -14,7 +14,7 @@ from sklearn.metrics import auc
 
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.results import publishing, report, shapes, store
+from dpsgd_cli.results import report, shapes, store
 from dpsgd_cli.results.document import Picture
 from dpsgd_cli.training import explain
 from dpsgd_cli.training.inference import Trained
@@ -93,7 +93,7 @@ def test_the_effects_of_several_classes_have_mean_zero(write_recipe: WriteRecipe
     for shape in found.shapes:
         assert np.abs(np.array(shape.effects).sum(axis=1)).max() < 1e-9
         assert shape.noise is not None and min(shape.noise) > 0
-    drawn = "".join(block.svg for block in shapes.blocks(found) if isinstance(block, Picture))
+    drawn = "".join(block.element for block in shapes.blocks(found) if isinstance(block, Picture))
     assert drawn.count("<svg") == 2
 
 
@@ -187,7 +187,7 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
     again = explain.explain(Trained.load(directory))
     assert again.curves == shapes.TestCurves()
     assert again.shapes == (shapes.read(directory) or again).shapes
-    copy = publishing.publish(directory, tmp_path / "public")
+    copy = store.public_copy(directory, tmp_path / "public")
     report.write(copy)
     assert "## What the model learnt" in (copy / "report.md").read_text()
     (directory / shapes.NAME).write_text("{}")
