@@ -30,14 +30,39 @@ UNKNOWN = -1
 """The label of a record without one."""
 
 
+def plain_text(value: object) -> str:
+    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
+    if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """How a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
+
+    `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
+    `hash`, one of `buckets` buckets; or `text`, the share of the bucket number `bucket` in runs of up to `words` words.
+    `form` is that of dates.
+    """
+
+    of: str
+    kind: Literal["days", "year", "month", "week", "day", "hash", "text"]
+    form: str = ""
+    first: str = ""
+    buckets: int = 0
+    bucket: int = 0
+    words: int = 0
+
+
 @dataclass(frozen=True)
 class Column:
     """One feature of a table: numeric with or without public bounds, or categorical with public values.
 
-    A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
-    0/1 or constant column (one-hot, bias), which scaling leaves unchanged; at most one indicator of a `category` is 1.
-    `filling` replaces missing values: a number, or one of `values`; None if values are not replaced. A column that
-    `marks` another column is 1 where the other's value is missing.
+    A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a part of a
+    one-hot or of a text, or a constant, which scaling leaves unchanged; the squares of the indicators of one `category`
+    sum to at most 1. `filling` replaces missing values: a number, or one of `values`; None if values are not replaced.
+    A column that `marks` another column is 1 where the other's value is missing.
     """
 
     name: str
@@ -47,6 +72,12 @@ class Column:
     category: str | None = None
     filling: float | str | None = None
     marks: str | None = None
+    computed: Computed | None = None
+
+    @property
+    def source(self) -> str:
+        """The file's column that the entries are read from."""
+        return self.computed.of if self.computed is not None else self.marks or self.name
 
     @property
     def numeric(self) -> bool:
@@ -73,6 +104,16 @@ class Layout:
     @property
     def categorical(self) -> list[str]:
         return [column.name for column in self.columns or () if column.values is not None]
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns that a file needs."""
+        return list(dict.fromkeys(column.source for column in self.columns or ()))
+
+    @property
+    def text_columns(self) -> set[str]:
+        """The columns of a file that are read as text: categories, dates, and text."""
+        return {c.source for c in self.columns or () if c.values is not None or c.computed is not None}
 
     def plain(self) -> dict[str, Any]:
         """Return the layout as plain data, for a file."""
