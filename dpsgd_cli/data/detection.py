@@ -33,6 +33,8 @@ MOST_CATEGORIES = 50
 BUCKETS = 64
 WORD_BUCKETS = 128
 _ROWS_LOOKED_AT = 200
+_BLOCK = 1 << 22
+_OF_WINDOWS = bytes(range(0x80, 0xA0))
 _TEXTS_TRIED = 5000
 _SYMBOLS = ("$", "€", "£", "¥", "%", "USD", "EUR", "GBP", "CHF")
 _MARKS = (
@@ -125,19 +127,18 @@ def _of_sheets(path: Path) -> TableFormat:
 def _encoding(path: Path) -> str:
     """Return the encoding of a file: UTF-8 if all of it is, else by the bytes that only Windows uses for letters."""
     with table_files.opened(path, "latin-1") as stream:
-        start = stream.read(4).encode("latin-1")
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        block = stream.buffer.read(_BLOCK)
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return "utf-16"
         reader, is_utf8, windows = codecs.getincrementaldecoder("utf-8")(), True, False
-        block = start
         while block:
             if is_utf8:
                 try:
                     reader.decode(block)
                 except UnicodeDecodeError:
                     is_utf8 = False
-            windows = windows or any(0x80 <= byte < 0xA0 for byte in set(block))
-            block = stream.read(1 << 22).encode("latin-1")
+            windows = windows or len(block.translate(None, _OF_WINDOWS)) < len(block)
+            block = stream.buffer.read(_BLOCK)
     return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
 
 
@@ -169,7 +170,7 @@ def with_numbers(frame: pd.DataFrame, written: TableFormat) -> TableFormat:
             symbols = [one for one in _SYMBOLS if any(one in text for text in seen)]
             marks = [one for one in _MARKS if one in seen]
             best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
-    dated = {text for name in frame.columns for text in _texts(frame[name]) if text in _MARKS and _is_text(frame[name])}
+    dated = {text for name in frame.columns if _is_text(frame[name]) for text in _texts(frame[name]) if text in _MARKS}
     if dated and any(form_of(frame[name], _marks_too(best)) for name in frame.columns if _is_text(frame[name])):
         best = best.changed(missing=[one for one in _MARKS if one in dated])
     return best
@@ -187,9 +188,11 @@ def _all_numbers(texts: list[str], written: TableFormat) -> bool:
 
 
 def _is_text(series: pd.Series) -> bool:
-    """Return True if a column holds text, at least in part."""
+    """Return True if a column holds text, at least in part, and no lists or objects."""
     import pandas as pd
 
+    if series.dtype == object and any(pd.api.types.is_list_like(cell) for cell in series):
+        return False
     return not pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_datetime64_any_dtype(series)
 
 
@@ -225,6 +228,13 @@ def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: b
         refuse_nested(typed)
     except DataError:
         return Use("lists or objects", "drop", "write plain values, a column for each")
+    name = str(typed.name)
+    if typed.dtype == np.float64 and not told_text and not _ID.match(name.lower()):
+        cells = typed.to_numpy()
+        empty, there = np.isnan(cells), np.unique(cells[~np.isnan(cells)])
+        if len(there) > 2 and np.isfinite(there).all():
+            kind = "whole numbers" if (there == np.floor(there)).all() else "numbers"
+            return Use(kind, "number", "least and largest value", gaps=bool(empty.any()))
     empty = gaps(text, written)
     there = text[~empty]
     different, cells = int(there.nunique()), len(there)
@@ -232,7 +242,6 @@ def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: b
         return Use("one value throughout", "drop", "it tells nothing")
     if pd.api.types.is_datetime64_any_dtype(typed) or (len(there) and hasattr(there.iloc[0], "year")):
         return Use("dates", "date", "first and last day", form=_typed_form(there), gaps=bool(empty.any()))
-    name = str(typed.name)
     texts = [plain_text(value) for value in there.astype("category").cat.remove_unused_categories().cat.categories]
     form = "" if told_text else form_of(pd.Series(texts, dtype=object), written)
     if form and (_is_text(typed) or _is_a_year(form, texts)):

@@ -121,8 +121,8 @@ def _found_classes(values: list[Any], codes: np.ndarray, where: str) -> tuple[An
     fraction = np.array([not number.is_integer() for number in numbers or ()], dtype=bool)
     if fraction.any():
         raise DataError(
-            f"{where} holds a fraction in data row {int(fraction[codes].argmax()) + 1}, which is not a class; for numeric"
-            " targets set data.task: regression"
+            f"{where} holds a fraction in data row {int(fraction[codes].argmax()) + 1}, which is not a class; for"
+            " numeric targets set data.task: regression"
         )
     for index, text in enumerate(spelled):
         key: Any = text

@@ -180,8 +180,8 @@ def _check_labels(y: Stored, data: Data) -> str:
     unlisted = sorted(set(found["values"]) - set(known))
     if unlisted:
         raise DataError(
-            f"{y.path} holds the label {unlisted[0]}, which is not among the classes {list(known)}; add it to"
-            " data.classes"
+            f"{y.path} holds {count(len(unlisted), 'kind')} of labels not among the classes {list(known)}; add what is"
+            " missing to data.classes"
         )
     return str(found["sha256"])
 
