@@ -13,6 +13,10 @@ from typing import Any
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree, undotted
 from dpsgd_cli.recipe import expected
 
+_NO_KEY = (
+    'write KEY=VALUE, as method.batch_size=256, or data.bounds["mean age"]=[0, 9] for a name with other characters'
+)
+
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
     """Write each override into `root`, in order. Return the problems of those that could not be written."""
@@ -21,7 +25,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
         place = SourceLocation(f"override {text}")
         path, rest = undotted(text)
         if not path or not rest.startswith("="):
-            problems.append(Problem(place, (), "write KEY=VALUE, for example method.batch_size=256"))
+            problems.append(Problem(place, (), _NO_KEY))
             continue
         new, wrong = read_tree(rest[1:], place)
         problems += wrong
