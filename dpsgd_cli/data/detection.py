@@ -102,8 +102,12 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     encoding = _encoding(path)
     with table_files.opened(path, encoding) as lines:
         rows = [line for _, line in zip(range(_ROWS_LOOKED_AT), lines, strict=False)]
-    separator = max(",;\t|", key=lambda mark: _columns(rows, mark))
-    cells = [next(csv.reader([row.strip("\r\n")], delimiter=separator), []) for row in rows if row.strip()]
+    first = next((row for row in rows if row.strip()), "")
+    separator = max(",;\t|", key=lambda mark: len((_cells(rows, mark) or [[]])[0]))
+    cells = _cells(rows, separator)
+    if len((cells or [[]])[0]) < 2:
+        separator = table_files.separator_of(PLAIN, first)
+        cells = _cells([first], separator)
     head, body = (cells or [[]])[0], cells[1:]
     header = target in (name.strip() for name in head) or not target.isdecimal() or int(target) > len(head)
     blanks_in_header = any(name.startswith(" ") for name in head)
@@ -142,13 +146,14 @@ def _encoding(path: Path) -> str:
     return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
 
 
-def _columns(rows: Sequence[str], mark: str) -> int:
-    """Return the number of columns that a separator makes if all rows have as many, else 0."""
+def _cells(rows: Sequence[str], mark: str) -> list[list[str]]:
+    """Return the cells that a separator makes of rows if all rows have as many, else none."""
     try:
-        counts = {len(row) for row in csv.reader(rows, delimiter=mark, skipinitialspace=True) if row}
-    except csv.Error:
-        return 0
-    return counts.pop() if len(counts) == 1 else 0
+        found = [row for row in csv.reader(rows, delimiter=mark) if row]
+    except csv.Error:  # a cell of more than 131,072 characters
+        return []
+    whole = found[:-1] if len(rows) == _ROWS_LOOKED_AT else found  # the last one may go on
+    return whole if len({len(row) for row in whole}) == 1 else []
 
 
 def with_numbers(frame: pd.DataFrame, written: TableFormat) -> TableFormat:
@@ -238,6 +243,10 @@ def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: b
     empty = gaps(text, written)
     there = text[~empty]
     different, cells = int(there.nunique()), len(there)
+    if pd.api.types.is_timedelta64_dtype(typed):
+        return Use("durations", "drop", "write them as numbers")
+    if not cells:
+        return Use("empty throughout", "drop", "it tells nothing")
     if different < 2 and not empty.any():
         return Use("one value throughout", "drop", "it tells nothing")
     if pd.api.types.is_datetime64_any_dtype(typed) or (len(there) and hasattr(there.iloc[0], "year")):
