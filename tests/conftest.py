@@ -34,6 +34,7 @@ SLOW = {
     "engine/test_independence.py",
     "engine/test_processes.py",
     "sweep/test_kills.py",
+    "test_any_table.py",
     "test_attacks.py",
     "test_behaviour.py",
     "test_benchmarks.py",

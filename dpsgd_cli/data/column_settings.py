@@ -6,6 +6,7 @@ the features of `ColumnUse`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -142,3 +143,21 @@ class TextColumn(Section):
 
 
 ColumnUse = DateColumn | HashedColumn | TextColumn
+
+
+@dataclass(frozen=True)
+class Computed:
+    """How a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
+
+    `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
+    `hash`, one of `buckets` buckets; or `text`, the share of the bucket number `bucket` in runs of up to `words` words.
+    `form` is that of dates.
+    """
+
+    of: str
+    kind: Literal["days", "year", "month", "week", "day", "hash", "text"]
+    form: str = ""
+    first: str = ""
+    buckets: int = 0
+    bucket: int = 0
+    words: int = 0

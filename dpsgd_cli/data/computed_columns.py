@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted
-from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, Missing
-from dpsgd_cli.data.dataset import Column, Computed, plain_text
+from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

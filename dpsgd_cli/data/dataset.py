@@ -18,6 +18,7 @@ import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
@@ -28,31 +29,6 @@ Noised = Callable[[np.ndarray], np.ndarray]
 """A function that adds the noise of a step's release to a vector with the sensitivity of that release."""
 UNKNOWN = -1
 """The label of a record without one."""
-
-
-def plain_text(value: object) -> str:
-    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
-    if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
-        return str(int(value))
-    return str(value)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """How a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
-
-    `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
-    `hash`, one of `buckets` buckets; or `text`, the share of the bucket number `bucket` in runs of up to `words` words.
-    `form` is that of dates.
-    """
-
-    of: str
-    kind: Literal["days", "year", "month", "week", "day", "hash", "text"]
-    form: str = ""
-    first: str = ""
-    buckets: int = 0
-    bucket: int = 0
-    words: int = 0
 
 
 @dataclass(frozen=True)

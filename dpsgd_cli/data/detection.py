@@ -20,10 +20,9 @@ from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
-from dpsgd_cli.data.dataset import plain_text
 from dpsgd_cli.data.table import gaps, refuse_nested
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

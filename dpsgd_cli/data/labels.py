@@ -10,10 +10,10 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
 from dpsgd_cli.data.column_settings import Missing, TableFormat
-from dpsgd_cli.data.dataset import plain_text
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import gaps, refuse_nested, target_scale, to_numbers
 from dpsgd_cli.data.table_files import MISSING, PLAIN
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, similar, suggested
-from dpsgd_cli.data import table
+from dpsgd_cli.data import large_table, table
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.computed_columns import columns_of
-from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset, plain_text
+from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, read_table
+from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, read_table
 from dpsgd_cli.data.users import owners_of
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def read(
     Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
     `check_layout` refuses in the layout.
     """
+    if data.on_disk:
+        large_table.refuse_unfit(data, kinds)
+        return _in_parts(data, paths[0], hashes, check_layout)
     owner = data.owner_column
     text_columns = {*(data.categorical or ()), *(data.columns or ())}
     text_columns |= {str(data.target)} if data.task == "classification" else set()
@@ -85,6 +89,29 @@ def read(
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
     said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+
+
+def _in_parts(data: Data, path: Path, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
+    """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
+    import pandas as pd
+
+    written, names = head_of(path, data.format or PLAIN)
+    problems = _Problems()
+    problems.found += _wrong_names(path, names, data)
+    left_out = {*data.drop, *_likely_columns(names, data)}
+    head = pd.DataFrame(columns=[name for name in names if name not in left_out])
+    columns, _ = _declare(data, [head], problems.found)
+    layout = Layout((len(columns),), tuple(columns))
+    with problems.kept():
+        check_layout(layout)
+    problems.refuse()
+    text = layout.text_columns | ({str(data.target)} if data.task == "classification" else set())
+    only = {*layout.sources, str(data.target)}
+
+    def parts() -> Iterator[pd.DataFrame]:
+        return csv_parts(path, written, names, text & only, only, large_table.ROWS_AT_ONCE)
+
+    return large_table.read(data, path, hashes, layout, parts)
 
 
 def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | None) -> tuple[np.ndarray, pd.DataFrame]:

@@ -234,6 +234,11 @@ class Data(Section):
         description="Columns of dates, of many categories (hash) and of text, which become numbers by public rules.",
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    on_disk: bool | None = Field(
+        None,
+        description="true reads a csv table in parts and keeps its numbers in a file in your cache folder, so that"
+        " memory does not grow with rows; for batches of single records (poisson, shuffle).",
+    )
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."
@@ -266,7 +271,7 @@ class Data(Section):
                 "missing",
                 "columns",
             )
-            extra = [key for key in (*own, "format") if getattr(self, key)]
+            extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":

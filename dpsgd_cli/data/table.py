@@ -16,10 +16,10 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, listed, quoted
 from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, TableFormat
 from dpsgd_cli.data.computed_columns import entries
-from dpsgd_cli.data.dataset import Column, plain_text
+from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

@@ -61,19 +61,35 @@ def read_table(
 def _read_csv(
     path: Path, written: TableFormat, text_columns: Set[str], owner: str | None, only: Set[str] | None = None
 ) -> pd.DataFrame:
+    written, names = head_of(path, written)
+    frame = parse_csv(path, path, written, names, text_columns=text_columns, owner=owner, blanks=MISSING, only=only)
+    if frame.empty:
+        raise DataError(f"{path} has {'a header but ' * written.header}no rows")
+    return frame
+
+
+def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
+    """Return the format of a CSV file with its separator, and the names of its columns. Raises DataError for a twin."""
     with opened(path, written.encoding) as lines:
         first = _first_line(lines, path, written.comment)
     separator = separator_of(written, first)
-    written = written.changed(separator=separator)
     with _as_data_errors(path):
         names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=written.trim), [])
     if not written.header:
         names = [str(number) for number in range(1, len(names) + 1)]
     _refuse_twice(path, names)
-    frame = parse_csv(path, path, written, names, text_columns=text_columns, owner=owner, blanks=MISSING, only=only)
-    if frame.empty:
-        raise DataError(f"{path} has {'a header but ' * written.header}no rows")
-    return frame
+    return written.changed(separator=separator), names
+
+
+def csv_parts(
+    path: Path, written: TableFormat, names: Sequence[str], text_columns: Set[str], only: Set[str], rows: int
+) -> Iterator[pd.DataFrame]:
+    """Yield a CSV file in parts of so many rows, as `parse_csv` reads it as a whole; one is in memory at a time."""
+    import pandas as pd
+
+    with _as_data_errors(path), _unpacked(path) as stream:
+        for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
+            yield _with_categories(frame, text_columns)
 
 
 def separator_of(written: TableFormat, header: str) -> str:
@@ -105,25 +121,39 @@ def parse_csv(
         start = io.BytesIO(content.getvalue()[:_LONGEST_HEADER])
         header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
         written = written.changed(separator=separator_of(written, header))
-    text, known = {*text_columns, *([] if owner is None else [owner])}, set(names)
+    text = {*text_columns, *([] if owner is None else [owner])}
     with _as_data_errors(path), _unpacked(content) as stream:
-        frame = pd.read_csv(
-            stream,
-            sep=written.separator,
-            encoding=written.encoding,
-            decimal=written.decimal,
-            comment=written.comment,
-            header=0 if written.header else None,
-            names=None if written.header else list(names),
-            usecols=None if only is None else [name for name in names if name in only],
-            skipinitialspace=written.trim,
-            index_col=False,
-            keep_default_na=False,
-            na_values={name: written.marks if name in text else [*written.marks, *blanks] for name in names},
-            # of dtype "category" pandas would parse those that all look like numbers, and make "007" and "7.0" equal
-            dtype=dict.fromkeys(text & known, str),
-        )
-    return frame.astype({name: "category" for name in frame.columns if name in text_columns and name != owner})
+        frame = pd.read_csv(stream, **_options(written, names, text, blanks, only))
+    return _with_categories(frame, text_columns - {owner})
+
+
+def _options(
+    written: TableFormat,
+    names: Sequence[str],
+    text: Set[str],
+    blanks: Sequence[str],
+    only: Set[str] | Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return how pandas reads a CSV file that is `written` so, with the columns `text` as text."""
+    return {
+        "sep": written.separator,
+        "encoding": written.encoding,
+        "decimal": written.decimal,
+        "comment": written.comment,
+        "header": 0 if written.header else None,
+        "names": None if written.header else list(names),
+        "usecols": None if only is None else [name for name in names if name in only],
+        "skipinitialspace": written.trim,
+        "index_col": False,
+        "keep_default_na": False,
+        "na_values": {name: written.marks if name in text else [*written.marks, *blanks] for name in names},
+        # of dtype "category" pandas would parse those that all look like numbers, and make "007" and "7.0" equal
+        "dtype": dict.fromkeys(text & set(names), str),
+    }
+
+
+def _with_categories(frame: pd.DataFrame, text_columns: Set[Any]) -> pd.DataFrame:
+    return frame.astype({name: "category" for name in frame.columns if name in text_columns})
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""Numbers in the text of cells, read as `TableFormat` says they are written, and not otherwise."""
+"""Numbers in the text of cells, read as `TableFormat` says they are written, and not otherwise; cells as text."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SPACES = " \u00a0\u2009\u202f"
+
+
+def plain_text(value: object) -> str:
+    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
+    if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return str(value)
 
 
 def number_form(written: TableFormat) -> re.Pattern[str]:

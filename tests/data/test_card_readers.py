@@ -125,7 +125,7 @@ def test_table_of_other_content_than_the_card_says(library: Path, make_card: Mak
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
         card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
-    with pytest.raises(DataError, match="label 'n' is not among"):
+    with pytest.raises(DataError, match="column 'label' holds no class of the card in data row 1"):
         card_readers.read(card)
 
 
