@@ -160,7 +160,6 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             reader,
             names,
             text_columns={*names} - numeric,
-            owner=owner,
             only=[name for name in names if name in (card.target, owner) or name in card.features],
         )
         if reader.missing is not None:

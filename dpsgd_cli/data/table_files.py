@@ -62,7 +62,8 @@ def _read_csv(
     path: Path, written: TableFormat, text_columns: Set[str], owner: str | None, only: Set[str] | None = None
 ) -> pd.DataFrame:
     written, names = head_of(path, written)
-    frame = parse_csv(path, path, written, names, text_columns=text_columns, owner=owner, blanks=MISSING, only=only)
+    text = text_columns if owner is None else {*text_columns, owner}
+    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING, only=only)
     if frame.empty:
         raise DataError(f"{path} has {'a header but ' * written.header}no rows")
     return frame
@@ -104,13 +105,12 @@ def parse_csv(
     names: Sequence[str],
     *,
     text_columns: Set[str],
-    owner: str | None = None,
     only: Set[str] | Sequence[str] | None = None,
     blanks: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read the columns `names` of a CSV file, or `only` some of them, from the file or its bytes.
 
-    The columns `text_columns` and `owner` keep the text of their cells. In other columns the words `blanks` are gaps;
+    The columns `text_columns` keep the text of their cells. In other columns the words `blanks` are gaps;
     in all columns the marks of the format are. Numbers with groups or symbols stay text (`numbers_in`). Messages call
     the file `path`.
     """
@@ -121,10 +121,9 @@ def parse_csv(
         start = io.BytesIO(content.getvalue()[:_LONGEST_HEADER])
         header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
         written = written.changed(separator=separator_of(written, header))
-    text = {*text_columns, *([] if owner is None else [owner])}
     with _as_data_errors(path), _unpacked(content) as stream:
-        frame = pd.read_csv(stream, **_options(written, names, text, blanks, only))
-    return _with_categories(frame, text_columns - {owner})
+        frame = pd.read_csv(stream, **_options(written, names, text_columns, blanks, only))
+    return _with_categories(frame, text_columns)
 
 
 def _options(
