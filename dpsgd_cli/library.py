@@ -106,12 +106,16 @@ class Result:
 
         `records` is a table with the columns of the training records (others are ignored), an array if the training
         records are one, or a file of either. The index is that of the table. Raises DataError for records that the
-        recipe does not allow.
+        recipe does not allow. Classes are spelled as in the file, but for true and false, which are truth values.
         """
+        import numpy as np
         import pandas as pd
 
         with trusting(really=self.trust_code):
             found = self.trained.predict(self.trained.rows(records), trial)
+        if {str(one).casefold() for one in self.trained.classes or ()} == {"true", "false"}:
+            # pandas reads such labels as truth values, however they are spelled
+            found = np.array([str(one).casefold() == "true" for one in found])
         return pd.Series(found, index=_index(records), name="prediction").infer_objects()
 
     def probabilities(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.DataFrame:
