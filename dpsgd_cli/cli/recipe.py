@@ -106,8 +106,8 @@ def new(data: Path, target: str, task: Any, text: tuple[str, ...], out: Path | N
     """Write a recipe for DATA: csv, tsv, json lines, parquet, xlsx or npz.
 
     The command detects how the file is written. It prints each column with its kind, its use and what you have to
-    confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file is
-    read, on this machine; no guarantee covers that.
+    confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file
+    is read, on this machine; no guarantee covers that.
 
     \b
     Examples:
