@@ -47,6 +47,7 @@ def train(
     missing: Mapping[str, Any] | None = None,
     drop: Sequence[str] = (),
     fitted_before: Sequence[str] = (),
+    columns: Mapping[str, Any] | None = None,
     name: str = "records",
     out: str | Path = "results",
     resume: bool = False,
@@ -62,8 +63,9 @@ def train(
         overrides: Settings that replace those of the recipe by dotted key, such as {"privacy.budget.epsilon": 1}.
         target: With records: the column that is learnt, or for an array the labels (N,).
         epsilon, delta: With records: the budget. Neither has a default.
-        bounds, categories, classes, target_bounds, missing, drop, fitted_before: With records: what is public
-            (`StatedFacts`). State it from public knowledge; what is left out is refused, with the columns that need it.
+        bounds, categories, classes, target_bounds, missing, drop, fitted_before, columns: With records: what is
+            public (`StatedFacts`). State it from public knowledge; what is left out is refused, with the columns that
+            need it.
         name: With records: names the result, and stands for the file of the records in its recipe.
         out: The folder in which the result directory is written; a complete one is reused.
         resume, finish: Continue an interrupted run, or make a result of its last checkpoint.
@@ -76,7 +78,8 @@ def train(
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)
-    stated = StatedFacts(bounds, categories or {}, classes, target_bounds, missing or {}, drop, fitted_before)
+    lists = (missing or {}, drop, fitted_before, columns or {})
+    stated = StatedFacts(bounds, categories or {}, classes, target_bounds, *lists)
     charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})
     if isinstance(recipe, str | Path | Mapping):
         if stated != StatedFacts() or (target, epsilon, delta) != (None, None, None):
@@ -192,12 +195,16 @@ class Result:
 
         `records` is a table with the columns of the training records (others are ignored), an array if the training
         records are one, or a file of either. The index is that of the table. Raises DataError for records that the
-        recipe does not allow.
+        recipe does not allow. Classes are spelled as in the file, but for true and false, which are truth values.
         """
+        import numpy as np
         import pandas as pd
 
         with trusting(really=self.trust_code):
             found = self.trained.predict(self.trained.rows(records), trial)
+        if {str(one).casefold() for one in self.trained.classes or ()} == {"true", "false"}:
+            # pandas reads such labels as truth values, however they are spelled
+            found = np.array([str(one).casefold() == "true" for one in found])
         return pd.Series(found, index=_index(records), name="prediction").infer_objects()
 
     def probabilities(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.DataFrame:

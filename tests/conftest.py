@@ -35,6 +35,7 @@ SLOW = {
     "engine/test_independence.py",
     "engine/test_processes.py",
     "sweep/test_kills.py",
+    "test_any_table.py",
     "test_attacks.py",
     "test_behaviour.py",
     "test_docs.py",

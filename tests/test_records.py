@@ -66,11 +66,12 @@ def test_the_recipe_is_the_one_that_recipe_new_drafts(tmp_path: Path) -> None:
     frame = people()
     frame["pay"] = frame["age"] * 2.5
     frame.to_csv(tmp_path / "records.csv", index=False)
-    drafted = yaml.safe_load(draft(tmp_path / "records.csv", "churn", None, "records.csv"))
+    drafted = yaml.safe_load(draft(tmp_path / "records.csv", "churn", None, "records.csv").recipe)
     bounds = {"age": [0, 100], "pay": [0, 250]}
     facts = StatedFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
     made = recipe_of_table(frame, "churn", facts, "records")
     assert drafted["data"]["bounds"].keys() == bounds.keys()
+    assert drafted["data"].pop("format") == {"separator": ","}  # of the file
     drafted["data"]["bounds"] = bounds
     assert made["data"].pop("path") == "records.parquet" and drafted["data"].pop("path") == "records.csv"
     assert made == {key: value for key, value in drafted.items() if key != "privacy"}

@@ -229,7 +229,7 @@ ADDITIONS = {
                     "homepage": "https://example.org/weekdays",
                     "licence": "none",
                     "citation": "none",
-                    "reader": {"kind": "table"},
+                    "reader": {"kind": "table", "separator": ",", "header": False},
                     "files": [{"name": "days.csv", "records": 60, "sha256": hashlib.sha256(ROWS.encode()).hexdigest()}],
                     "columns": {"day": {"bounds": [0, 7]}, "free": {}},
                     "target": "free",

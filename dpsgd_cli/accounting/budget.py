@@ -32,6 +32,21 @@ class EpsilonBudget(Section):
     delta: Delta = Field(description="At this delta.")
 
 
+MOST_DELTA = 1e-5
+
+
+def usual_delta(records: int) -> float:
+    """Return the delta that is proposed for a number of records: at most 1e-5, and at most a tenth of 1 / records.
+
+    It is a power of ten. A mechanism that publishes each record with probability delta satisfies the definition, so
+    delta has to be far below one in the number of records.
+
+    >>> usual_delta(500), usual_delta(100_000), usual_delta(10_000_000)
+    (1e-05, 1e-06, 1e-08)
+    """
+    return float(min(MOST_DELTA, 10.0 ** -math.ceil(math.log10(10 * max(records, 1)) - 1e-12)))
+
+
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
 

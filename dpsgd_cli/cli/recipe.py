@@ -98,29 +98,35 @@ def validate(recipes: tuple[str, ...]) -> None:
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--target", required=True, help="Column (or array of an npz file) to predict.")
 @click.option("--task", type=click.Choice(["classification", "regression"]), help="Default: guessed from the target.")
+@click.option(
+    "--text", multiple=True, metavar="COLUMN", help="A column of codes or categories, whatever its cells are."
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
-def new(data: Path, target: str, task: Any, out: Path | None) -> None:
-    """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
+def new(data: Path, target: str, task: Any, text: tuple[str, ...], out: Path | None) -> None:
+    """Write a recipe for DATA: csv, tsv, json lines, parquet, xlsx or npz.
 
-    It names the columns, their kinds, categories and the task. Values that were read from the file are marked: confirm
-    that they are public knowledge. Fill in the bounds yourself.
+    The command detects how the file is written. It prints each column with its kind, its use and what you have to
+    confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file
+    is read, on this machine; no guarantee covers that.
 
     \b
-    Example:
+    Examples:
       dpsgd recipe new patients.csv --target malignant -o patients.yaml
+      dpsgd recipe new visits.xlsx --target cost --text ward -o visits.yaml
     """
     from dpsgd_cli.data.recipe_template import draft  # pandas
 
     if out is not None and out.exists():
         raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
     base = (out.parent if out is not None else Path()).resolve()
-    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix())
+    made = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), text)
+    click.echo("\n".join(made.told), err=out is None)
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(made.recipe, nl=False)
         return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        out.write_text(made.recipe, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
     click.echo(f"{out}: fill in the marked lines, then run `dpsgd train {out}`")

@@ -6,6 +6,7 @@ Plain values follow the YAML 1.2 core schema, which surprises users less than 1.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -102,9 +103,36 @@ def from_plain(value: Any, place: SourceLocation) -> Node:
     return Node(value, place)
 
 
+_NAME = r"[A-Za-z0-9_-]+"
+_QUOTED = r"""\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]"""
+_KEY = re.compile(rf"{_NAME}(?:\.{_NAME}|{_QUOTED})*")
+_PART = re.compile(rf"{_NAME}|{_QUOTED}")
+
+
 def dotted(path: Path) -> str:
-    """Return a path as an override writes it."""
-    return ".".join(map(str, path))
+    """Return a path as an override writes it; a key of other characters stands in brackets and quotes.
+
+    >>> dotted(("data", "bounds", "mean radius", 0))
+    'data.bounds["mean radius"].0'
+    """
+    parts = [
+        f".{key}" if re.fullmatch(_NAME, key) else f"[{json.dumps(key, ensure_ascii=False)}]" for key in map(str, path)
+    ]
+    return "".join(parts).removeprefix(".")
+
+
+def undotted(text: str) -> tuple[tuple[str, ...], str]:
+    """Return the path that `text` begins with, and what follows it; an empty path if it begins with none.
+
+    >>> undotted('data.bounds["mean = 1"]=[5,25]'), undotted(".a=1")
+    ((('data', 'bounds', 'mean = 1'), '=[5,25]'), ((), '.a=1'))
+    """
+    found = _KEY.match(text)
+    if found is None:
+        return (), text
+    parts = _PART.findall(found[0])
+    keys = (re.sub(r"\\(.)", r"\1", part[2:-2]) if part[0] == "[" else part for part in parts)
+    return tuple(keys), text[found.end() :]
 
 
 class CoreLoader(yaml.SafeLoader):

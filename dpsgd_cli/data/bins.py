@@ -7,11 +7,12 @@ ones. So a model learns smooth shapes from little signal, and other shapes where
 a Matern prior of smoothness 3/2 and length scale sqrt(3) / (4 pi), about a seventh of the distance between the bounds
 (Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A categorical column becomes a
 one-hot, and so does a column that is declared to hold few whole numbers. Each row, with a constant 1, is divided by its
-own length.
+own length. The features of a text (`computed_columns.py`), which has length 1, stay as they are before that division.
 
 With `bins` a numeric column becomes two one-hots instead of cosines: one of equal steps, and one of equal steps of
 asinh. Several numbers of bins give two one-hots each. A row then holds F ones, and one more in a constant column; all
-are divided by sqrt(F + 1). `pairs` adds a one-hot for every two columns, over both their coarse bins.
+are divided by sqrt(F + 1), or by the row's length if there is a text. `pairs` adds a one-hot for every two columns,
+over both their coarse bins.
 
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive up to the row's
@@ -121,6 +122,7 @@ class BinColumns(Step):
             for name in names
         ]
         columns += [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
+        columns += [(layout.columns or ())[at] for text in _texts(layout) for at in text]
         if len(columns) >= _MOST_FEATURES:
             raise DataError(
                 f"bin: {count(len(columns), 'feature')}, but {_MOST_FEATURES} are the most; use fewer bins or waves,"
@@ -132,7 +134,8 @@ class BinColumns(Step):
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         (single, pairs), waves = self._one_hots(layout), self._waves(layout)
         width, ones = self.plan(layout).features, len(single) + len(pairs) + 1
-        entry = np.float32(1) if waves else _entry(ones)
+        texts = [at for text in _texts(layout) for at in text]
+        entry = np.float32(1) if waves or texts else _entry(ones)
 
         def transform(x: np.ndarray) -> np.ndarray:
             out = np.zeros((len(x), width), np.float32)
@@ -149,8 +152,9 @@ class BinColumns(Step):
             for wave in waves:
                 out[:, at : at + wave.count] = wave.values(x)
                 at += wave.count
-            out[:, at] = entry
-            return _short(out) if waves else out
+            out[:, at : at + len(texts)] = np.clip(x[:, texts], 0.0, 1.0)
+            out[:, -1] = entry
+            return _short(out) if waves or texts else out
 
         return transform
 
@@ -158,7 +162,8 @@ class BinColumns(Step):
         """Return the constant and every column as cells; no cells with `pairs`, whose features mix two columns.
 
         The cells of a category, or of a mark of missing values, are its values. Numeric columns have equal steps and
-        equal steps of asinh, at least as fine as any one-hot, so that every feature of a one-hot is 1 in some cell.
+        equal steps of asinh, at least as fine as any one-hot, so that every feature of a one-hot is 1 in some cell. A
+        text is in the cell of its largest feature, and in the first if it has none.
         """
         if self.settings.pairs is not None:
             return []
@@ -169,13 +174,19 @@ class BinColumns(Step):
         for number, width in [(one.column, len(one.names)) for one in single] + [(w.column, w.count) for w in waves]:
             stretches[number] += range(at, at + width)
             at += width
-        found = [Cells(np.array([at]), np.ones((1, 1)))]
+        texts, found = _texts(layout), list[Cells]()
+        for text in texts:
+            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text))))
+            at += len(text)
+        found.insert(0, Cells(np.array([at]), np.ones((1, 1))))
         for number, (column, features) in enumerate(zip(columns, stretches, strict=True)):
+            if not features:
+                continue
             middles = self._middles(column)
             rows = np.zeros((len(middles), len(columns)))
             rows[:, number] = middles
             made = transform(rows).astype(np.float64)
-            found.append(Cells(np.array(features), made[:, features] / made[:, at:]))
+            found.append(Cells(np.array(features), made[:, features] / made[:, -1:]))
         return found
 
     def _middles(self, column: Column) -> np.ndarray:
@@ -202,7 +213,7 @@ class BinColumns(Step):
 
     def _wavy(self, column: Column) -> bool:
         """Return True if a column becomes cosines: it is numeric, and not declared to hold few whole numbers."""
-        if column.values is not None or column.marks is not None or column.bounds is None:
+        if column.values is not None or column.indicator or column.bounds is None:
             return False
         low, high = column.bounds
         return self.settings.integers is None or not self._whole(column) or high - low >= _FEW
@@ -212,14 +223,15 @@ class BinColumns(Step):
         if layout.columns is None:
             raise DataError("bin: is for the columns of a table; these features are an array, or a projection")
         self._check(layout.columns)
-        single = [one for at, column in enumerate(layout.columns) for one in self._of(column, at, self.settings.widths)]
+        plain = [(at, column) for at, column in enumerate(layout.columns) if not _is_text(column)]
+        single = [one for at, column in plain for one in self._of(column, at, self.settings.widths)]
         if self.settings.pairs is None:
             return single, []
-        coarse = [self._of(column, at, [self.settings.pairs])[-1] for at, column in enumerate(layout.columns)]
+        coarse = [self._of(column, at, [self.settings.pairs])[-1] for at, column in plain]
         return single, list(itertools.combinations(coarse, 2))
 
     def _check(self, columns: tuple[Column, ...]) -> None:
-        done = next((c.name for c in columns if c.indicator and c.marks is None), None)
+        done = next((c.name for c in columns if c.indicator and c.marks is None and not _is_text(c)), None)
         if done is not None:
             raise DataError(f"bin: {done} is the work of an earlier step; bin takes categories itself, put it first")
         open_ = [c.name for c in columns if c.numeric and c.bounds is None]
@@ -257,6 +269,19 @@ class BinColumns(Step):
             return told == "all" or column.name in told
         assert column.bounds is not None
         return column.bounds not in _UNTOLD and all(float(end).is_integer() for end in column.bounds)
+
+
+def _is_text(column: Column) -> bool:
+    return column.computed is not None and column.computed.kind == "text"
+
+
+def _texts(layout: Layout) -> list[list[int]]:
+    """Return the numbers of the columns of each text."""
+    found: dict[str, list[int]] = {}
+    for at, column in enumerate(layout.columns or ()):
+        if _is_text(column):
+            found.setdefault(column.source, []).append(at)
+    return list(found.values())
 
 
 def _equal(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, RawDataset
-from dpsgd_cli.data.table_files import parse_csv
+from dpsgd_cli.data.table_files import PLAIN, parse_csv
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
 
@@ -160,7 +160,6 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             reader,
             names,
             text_columns={*names} - numeric,
-            owner=owner,
             only=[name for name in names if name in (card.target, owner) or name in card.features],
         )
         if reader.missing is not None:
@@ -179,7 +178,10 @@ def frame_to_part(card: Card, frame: object) -> Part:
     import pandas as pd
 
     assert isinstance(frame, pd.DataFrame)
-    return Part(table.to_matrix(frame, card.layout.columns or (), card.name), labels_of(card, frame[card.target]))
+    written = card.reader if isinstance(card.reader, TableReader) else PLAIN
+    return Part(
+        table.to_matrix(frame, card.layout.columns or (), card.name, written), labels_of(card, frame[card.target])
+    )
 
 
 def labels_of(card: Card, column: pd.Series) -> np.ndarray:
@@ -190,7 +192,9 @@ def labels_of(card: Card, column: pd.Series) -> np.ndarray:
     codes = np.array([lookup.get(str(raw), lookup.get("*", -1)) for raw in label.cat.categories], np.int64)
     y = np.append(codes, -1)[label.cat.codes.to_numpy()]
     if (y < 0).any():
-        raise DataError(f"{card.name}: label {label.iloc[(y < 0).argmax()]!r} is not among the card's classes")
+        raise DataError(
+            f"{card.name}: column {card.target!r} holds no class of the card in data row {int((y < 0).argmax()) + 1}"
+        )
     return y
 
 

@@ -21,8 +21,9 @@ from pydantic import Field, ValidationError, model_validator
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened, suggested
+from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout
-from dpsgd_cli.data.settings import Data, Split, TableFormat
+from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -93,10 +94,9 @@ class BundledReader(Section):
 
 
 class TableReader(TableFormat):
+    """Text tables, written as `TableFormat` says; a row with a cell of `missing` is left out as a whole."""
+
     kind: Literal["table"] = "table"
-    separator: str = Field(",", description="Between two cells.")
-    header: bool = Field(False, description="The first line holds the column names.")
-    missing: str | None = Field(None, description="Marks a missing value; its whole row is left out.")
 
 
 Reader = Annotated[IdxReader | CifarReader | BundledReader | TableReader, Field(discriminator="kind")]

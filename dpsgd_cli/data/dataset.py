@@ -18,6 +18,7 @@ import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
@@ -34,10 +35,10 @@ UNKNOWN = -1
 class Column:
     """One feature of a table: numeric with or without public bounds, or categorical with public values.
 
-    A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
-    0/1 or constant column (one-hot, bias), which scaling leaves unchanged; at most one indicator of a `category` is 1.
-    `filling` replaces missing values: a number, or one of `values`; None if values are not replaced. A column that
-    `marks` another column is 1 where the other's value is missing.
+    A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a part of a
+    one-hot or of a text, or a constant, which scaling leaves unchanged; the squares of the indicators of one `category`
+    sum to at most 1. `filling` replaces missing values: a number, or one of `values`; None if values are not replaced.
+    A column that `marks` another column is 1 where the other's value is missing.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Column:
     category: str | None = None
     filling: float | str | None = None
     marks: str | None = None
+    computed: Computed | None = None
+
+    @property
+    def source(self) -> str:
+        """The file's column that the entries are read from."""
+        return self.computed.of if self.computed is not None else self.marks or self.name
 
     @property
     def numeric(self) -> bool:
@@ -73,6 +80,16 @@ class Layout:
     @property
     def categorical(self) -> list[str]:
         return [column.name for column in self.columns or () if column.values is not None]
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns that a file needs."""
+        return list(dict.fromkeys(column.source for column in self.columns or ()))
+
+    @property
+    def text_columns(self) -> set[str]:
+        """The columns of a file that are read as text: categories, dates, and text."""
+        return {c.source for c in self.columns or () if c.values is not None or c.computed is not None}
 
     def plain(self) -> dict[str, Any]:
         """Return the layout as plain data, for a file."""

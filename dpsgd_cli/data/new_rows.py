@@ -14,10 +14,11 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import own_table, table
+from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.opening import kind_for
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.table_files import PLAIN, read_table
 from dpsgd_cli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def read(
     cannot be read, lacks a column, or has no row that can be used; UsageError if `keep` names no column.
     """
     columns, kind = layout.columns or (), kind_for(path, layout)
-    frame = read_table(path, kind, data.format, set(layout.categorical))
+    frame = read_table(path, kind, data.format, layout.text_columns)
     absent = [name for name in keep if name not in frame.columns]
     if absent:
         raise UsageError(f"--keep: {path} has no column {quoted(absent[0])}{suggested(absent[0], frame.columns)}")
@@ -67,7 +68,7 @@ def read(
     reasons: list[str | None] = [None] * len(frame)
     ignored: dict[int, list[int]] = {}
     for at, column in enumerate(columns):
-        for row, reason in _unusable(frame, column).items():
+        for row, reason in _unusable(frame, column, data.format or PLAIN).items():
             if unknown == "ignore" and column.values is not None:
                 ignored.setdefault(at, []).append(row)
             else:
@@ -79,7 +80,7 @@ def read(
         cells = frame[columns[at].name].astype(object)
         cells.iloc[rows] = (columns[at].values or ("",))[0]
         frame[columns[at].name] = cells
-    x = in_units(table.to_matrix(frame[usable], columns, str(path)))
+    x = in_units(table.to_matrix(frame[usable], columns, str(path), data.format or PLAIN))
     place = usable.cumsum() - 1
     for at, rows in ignored.items():
         x[[place[row] for row in rows if usable[row]], at] = NO_CATEGORY
@@ -88,14 +89,14 @@ def read(
     return NewRows(x, reasons, kept)
 
 
-def _unusable(frame: pd.DataFrame, column: Column) -> dict[int, str]:
+def _unusable(frame: pd.DataFrame, column: Column, written: TableFormat) -> dict[int, str]:
     """Return the rows whose cell a model cannot use, each with what `table.to_matrix` says of it.
 
     Equal cells are looked at once. Halves of the others are searched, so a few bad cells among many are found fast.
     """
     import pandas as pd
 
-    own = frame[[column.marks or column.name]]
+    own = frame[[column.source]]
     if isinstance(own.dtypes.iloc[0], pd.CategoricalDtype):
         own = own.astype(object)  # a part of it would keep all categories
     try:
@@ -109,7 +110,7 @@ def _unusable(frame: pd.DataFrame, column: Column) -> dict[int, str]:
     while left:
         cells = left.pop()
         try:
-            table.to_matrix(own.iloc[first[cells]], [column], "")
+            table.to_matrix(own.iloc[first[cells]], [column], "", written)
         except DataError as error:
             if len(cells) > 1:
                 left += np.array_split(cells, 2)

@@ -27,9 +27,10 @@ import numpy as np
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import card_files, card_readers, cards, memory, own_arrays, own_table, table, table_files, users
+from dpsgd_cli.data import card_files, card_readers, cards, memory, own_arrays, own_table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.own_table import LayoutCheck
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -128,7 +129,7 @@ def open_labelled(
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
     where = records if isinstance(records, Path) else Path("the table")
-    return Part(x, table.read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
+    return Part(x, read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
 
 
 def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
@@ -140,7 +141,7 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
         raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
     if isinstance(records, np.ndarray):
         return in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
-    x = own_table.rows_of(records, layout, target, "the table")
+    x = own_table.rows_of(records, layout, target, "the table", data.format)
     return in_units(x, data, base), None if target is None else records[target]
 
 
@@ -165,7 +166,7 @@ def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, bas
 
 def _wanted(layout: Layout) -> str:
     if layout.columns is not None:
-        return f"a table ({', '.join(table_files.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
+        return f"a table ({', '.join(table_files.KINDS)}) with the columns {listed(layout.sources)}"
     return f"an array ({ARRAYS} with x, or {ROWS}) of shape {own_arrays.shape_of(layout)}"
 
 
@@ -210,7 +211,7 @@ def kind_of(path: Path) -> str:
     >>> kind_of(Path("a.b.CSV.gz")), kind_of(Path("a.npz"))
     ('.csv.gz', '.npz')
     """
-    return "".join(path.suffixes[-2:] if path.suffix == ".gz" else [path.suffix]).lower()
+    return "".join(path.suffixes[-2:] if path.suffix.lower() in table_files.PACKED else [path.suffix]).lower()
 
 
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:

@@ -17,6 +17,7 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, memory, table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
+from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import target_scale
@@ -46,7 +47,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
         _refuse_not_finite(x, f"{paths[0]}: x")
-    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
+    labels, classes = read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     if owner is not None:
         whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]
@@ -182,8 +183,8 @@ def _check_labels(y: Stored, data: Data) -> str:
     unlisted = sorted(set(found["values"]) - set(known))
     if unlisted:
         raise DataError(
-            f"{y.path} holds the label {unlisted[0]}, which is not among the classes {list(known)}; add it to"
-            " data.classes"
+            f"{y.path} holds {count(len(unlisted), 'kind')} of labels not among the classes {list(known)}; add what is"
+            " missing to data.classes"
         )
     return str(found["sha256"])
 

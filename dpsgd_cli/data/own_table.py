@@ -7,18 +7,23 @@ neighbouring files stay neighbouring, and it costs no privacy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, similar, suggested
-from dpsgd_cli.data import table
+from dpsgd_cli.data import large_table, table
+from dpsgd_cli.data.column_settings import Missing, TableFormat
+from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
-from dpsgd_cli.data.settings import Data, Missing
-from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, read_table
 from dpsgd_cli.data.users import owners_of
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,8 +41,13 @@ def read(
     Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
     `check_layout` refuses in the layout.
     """
+    if data.on_disk:
+        large_table.refuse_unfit(data, kinds)
+        return _in_parts(data, paths[0], hashes, check_layout)
     owner = data.owner_column
-    text_columns = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    text_columns = {*(data.categorical or ()), *(data.columns or ())}
+    text_columns |= {str(data.target)} if data.task == "classification" else set()
+    written = data.format or PLAIN
     frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
@@ -54,12 +64,15 @@ def read(
         problems.found.append(f"{paths[0]} has no feature columns left besides the target {data.target!r}")
     matrices, unusable = [], set[str]()
     for frame, path in zip(frames, paths, strict=True):
-        missing = [c.name for c in columns if (c.marks or c.name) not in frame.columns]
-        problems.found += [f"{path} has no column {quoted(name)}, which {paths[0].name} has" for name in missing]
+        missing = {column.source for column in columns} - {*frame.columns}
+        problems.found += [
+            f"{path} has no column {quoted(name)}, which {paths[0].name} has" for name in sorted(missing)
+        ]
         with problems.kept():
             try:
-                usable = [column for column in columns if column.name not in missing]
-                matrices.append(table.to_matrix(frame, usable, path.name))
+                usable = [column for column in columns if column.source not in missing]
+                matrices.append(table.to_matrix(frame, usable, path.name, written))
+                problems.found += _bounds_without_values(matrices[-1], usable, path.name)
             except table.BadColumns as error:
                 unusable |= error.no_numbers
                 raise
@@ -70,7 +83,7 @@ def read(
     classes: tuple[Any, ...] | None = None
     if all(data.target in frame.columns for frame in frames):
         with problems.kept():
-            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
+            labels, classes = read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
     problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
@@ -78,9 +91,27 @@ def read(
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-def columns_of(layout: Layout) -> list[str]:
-    """Return the columns that a table needs for `layout`; columns that mark gaps are computed from others."""
-    return list(dict.fromkeys(column.marks or column.name for column in layout.columns or ()))
+def _in_parts(data: Data, path: Path, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
+    """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
+    import pandas as pd
+
+    written, names = head_of(path, data.format or PLAIN)
+    problems = _Problems()
+    problems.found += _wrong_names(path, names, data)
+    left_out = {*data.drop, *_likely_columns(names, data)}
+    head = pd.DataFrame(columns=[name for name in names if name not in left_out])
+    columns, _ = _declare(data, [head], problems.found)
+    layout = Layout((len(columns),), tuple(columns))
+    with problems.kept():
+        check_layout(layout)
+    problems.refuse()
+    text = layout.text_columns | ({str(data.target)} if data.task == "classification" else set())
+    only = {*layout.sources, str(data.target)}
+
+    def parts() -> Iterator[pd.DataFrame]:
+        return csv_parts(path, written, names, text & only, only, large_table.ROWS_AT_ONCE)
+
+    return large_table.read(data, path, hashes, layout, parts)
 
 
 def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | None) -> tuple[np.ndarray, pd.DataFrame]:
@@ -88,19 +119,21 @@ def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | No
 
     The table may have other columns, in any order.
     """
-    text_columns = {*layout.categorical, *([target] if target is not None and data.task == "classification" else ())}
-    frame = read_table(path, kind, data.format, text_columns)
-    return rows_of(frame, layout, target, str(path)), frame
+    labels = {target} if target is not None and data.task == "classification" else set()
+    frame = read_table(path, kind, data.format, layout.text_columns | labels)
+    return rows_of(frame, layout, target, str(path), data.format), frame
 
 
-def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
+def rows_of(
+    frame: pd.DataFrame, layout: Layout, target: str | None, where: str, written: TableFormat | None = None
+) -> np.ndarray:
     """Return rows (N, D) with the columns of `layout` from a table in memory, which messages call `where`.
 
     Raises DataError as `check_columns` does, and for cells that the model cannot use.
     """
     check_columns(frame, layout, target, where)
     try:
-        return table.to_matrix(frame, layout.columns or (), where)
+        return table.to_matrix(frame, layout.columns or (), where, written or PLAIN)
     except table.BadColumns as error:
         # a model that is trained takes no advice about its recipe
         told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
@@ -112,7 +145,7 @@ def check_columns(frame: pd.DataFrame, layout: Layout, target: str | None, where
     names = [str(name) for name in frame.columns]
     told = [
         f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
-        for name in columns_of(layout)
+        for name in layout.sources
         if name not in names
     ]
     if target is not None and target not in names:
@@ -154,19 +187,31 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     ]
     if data.target in bounds and data.task == "regression":
         problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
-    unusable = {*(data.categorical or ()), *data.drop, data.target}
+    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, data.target}
+    twice = {*(data.categorical or ())} & {*(data.columns or ())}
+    problems += [
+        f"data.columns names {quoted(name)}, which data.categorical names too; keep one" for name in sorted(twice)
+    ]
+    problems += [
+        f"data.{key} names the target {data.target!r}"
+        for key in ("drop", "columns")
+        if data.target in (getattr(data, key) or ())
+    ]
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
-    if data.target in data.drop:
-        problems.append(f"data.drop names the target {data.target!r}")
     owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
             f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{suggested(owner, names)}"
         )
-    elif owner is not None and owner in (*(data.categorical or ()), *bounds, *(data.missing or ())):
+    elif owner is not None and owner in (
+        *(data.categorical or ()),
+        *(data.columns or ()),
+        *bounds,
+        *(data.missing or ()),
+    ):
         problems.append(
-            f"data.categorical, bounds and missing are of features, and {quoted(owner)} is none: privacy.unit.column"
-            " names it; leave it out there"
+            f"data.categorical, columns, bounds and missing are of features, and {quoted(owner)} is none:"
+            " privacy.unit.column names it; leave it out there"
         )
     return problems
 
@@ -174,8 +219,15 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
 def _named(data: Data) -> dict[str, list[str]]:
     """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
-    lists = {"target": [str(data.target)], "categorical": data.categorical or (), "bounds": bounds}
-    return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
+    lists: dict[str, Iterable[str]] = {
+        "target": [str(data.target)],
+        "categorical": data.categorical or (),
+        "columns": data.columns or (),
+        "bounds": bounds,
+        "missing": data.missing or (),
+        "drop": data.drop,
+    }
+    return {key: list(names) for key, names in lists.items()}
 
 
 def _likely_columns(names: list[str], data: Data) -> set[str]:
@@ -191,12 +243,15 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
         if name == data.target:
             continue
         filling = data.fillings.get(name)
+        if data.columns is not None and name in data.columns:
+            columns += columns_of(name, data.columns[name], filling, problems)
+            continue
         if data.categorical is None or name not in data.categorical:
             pair = data.bounds.get(name) if isinstance(data.bounds, dict) else data.bounds
             columns += _numeric(name, pair, filling, problems)
             continue
         if isinstance(data.categorical, dict):
-            values = tuple(table.plain_text(value) for value in data.categorical[name])
+            values = tuple(plain_text(value) for value in data.categorical[name])
         else:
             try:
                 values = found_values(frames, name)
@@ -205,7 +260,25 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
                 continue
             found.append(name)
         columns.append(_categorical(name, values, filling or Missing(), problems))
+    twice = [name for name, times in Counter(column.name for column in columns).items() if times > 1]
+    problems += [f"two features are called {quoted(name)}: rename the file's column of that name" for name in twice]
     return columns, found
+
+
+def _bounds_without_values(matrix: np.ndarray, columns: Sequence[Column], where: str) -> list[str]:
+    """Return a problem for each numeric column with values outside of its bounds and none inside but its filling."""
+    problems = []
+    for values, column in zip(matrix.T, columns, strict=True):
+        if column.bounds is None or column.indicator:
+            continue
+        outside = (values < column.bounds[0]) | (values > column.bounds[1])
+        if outside.any() and (outside | (values == column.filling)).all():
+            kind = "data.columns" if column.computed is not None else "data.bounds"
+            problems.append(
+                f"{where}: {kind}: the bounds of {quoted(column.source)} hold none of its {int(outside.sum())} values,"
+                f" first in data row {int(outside.argmax()) + 1}; are they in another unit?"
+            )
+    return problems
 
 
 def _numeric(
@@ -234,7 +307,7 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
         problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
     if filling.value is None:
         return Column(name, values=values if "" in values else (*values, ""), filling="")
-    value = table.plain_text(filling.value)
+    value = plain_text(filling.value)
     if value not in values:
         problems.append(f"data.missing: {name}: {quoted(value)} is not among the column's values; add it there")
     return Column(name, values=values, filling=value)
@@ -244,5 +317,5 @@ def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     held = [frame[name] for frame in frames if name in frame.columns]
     for cells in held:
         table.refuse_nested(cells)
-    found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
+    found = {plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))

@@ -1,109 +1,143 @@
-"""Draft of a recipe for a user's own file: the apparent role of each column, and gaps that only a person can fill.
+"""Draft of a recipe for a user's own file: how it is written, a use for each column, and gaps for a person to fill.
 
-The draft holds facts that were read from the file: column names, categories, classes, and which columns have missing
-values. If you train with it, you publish them with the result and declare them public; each such line says so. Bounds
-are never read, because the least and the largest value are those of single records. You fill them in, and
-`recipe/check.py` refuses a recipe that lacks them.
+The draft holds facts that were read from the file: how it is written, column names, categories, classes, and which
+columns have missing values. If you train with it, you publish them with the result and declare them public; each such
+line says so. Bounds are never read, because the least and the largest value are those of single records. You fill them
+in, and `recipe/check.py` refuses a recipe that lacks them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import yaml
 
+from dpsgd_cli.accounting.budget import usual_delta
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data import opening, own_arrays, own_table, table, table_files
+from dpsgd_cli.data import detection, opening, own_arrays, table_files
+from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.detection import BUCKETS, WORD_BUCKETS, Use
+from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table import to_numbers
+from dpsgd_cli.data.table_files import PLAIN
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Task = Literal["classification", "regression"]
-MOST_CATEGORIES = 50
 MOST_CLASSES = 20
+MOST_ROWS_OF_A_USER = 10
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
-_ROW_NUMBERS, _ALIKE, _DATES, _TEXTS = "row numbers", "one value throughout", "dates", "text, in too many values"
-_NESTED = "lists or objects"
 
 
 @dataclass(frozen=True)
 class Drafted:
     """The apparent content of a file.
 
-    `numeric` are its numeric columns (none for an array), and `gaps` those of them with missing values. `categorical`
-    has the values of each categorical column, `dropped` the reason for each column left out. `classes` is None if the
-    targets are numbers.
+    `uses` are those of its columns but the target (none for an array). `classes` is None if the targets are numbers;
+    `target_gaps` says if some are missing. `units` is the number of records, or of users if a column names them.
     """
 
     records: int
-    numeric: Sequence[str]
-    gaps: Sequence[str]
-    categorical: dict[str, list[Any]]
-    dropped: dict[str, str]
+    units: int
+    uses: dict[str, Use]
     classes: list[Any] | None
+    written: TableFormat = PLAIN
+    how: Sequence[str] = ()
     is_array: bool = False
     bytes_only: bool = False
 
+    def named(self, *roles: str) -> dict[str, Use]:
+        """Return the columns of some roles."""
+        return {name: use for name, use in self.uses.items() if use.role in roles}
 
-def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
-    """Return the text of a recipe for the file at `path`, which the recipe calls `shown`.
 
-    Raises DataError with every reason why the file cannot be trained on.
+@dataclass(frozen=True)
+class Draft:
+    """The text of a recipe, and lines that say how the file was read and what each column is used for."""
+
+    recipe: str
+    told: list[str] = field(default_factory=list)
+
+
+def draft(path: Path, target: str, task: Task | None, shown: str, text: Sequence[str] = ()) -> Draft:
+    """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
+
+    Raises DataError with every reason why the file cannot be trained on. No message holds the content of a cell.
     """
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
-        return _text(_of_arrays(path, target, task), target, shown)
+        return Draft(_text(_of_arrays(path, target, task), target, shown))
     if kind not in table_files.KINDS:
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
         )
-    return _text(_of_table(path, kind, target, task), target, shown)
+    drafted = _of_table(path, kind, target, task, text)
+    return Draft(_text(drafted, target, shown), _told(drafted, path, target))
 
 
-def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
-    first = table_files.read_table(path, kind, text_columns={target})
-    if target not in first.columns:
-        raise DataError(
-            f"{path}: --target names {quoted(target)}, which is no column{suggested(target, first.columns)}"
-        )
-    names = [name for name in first.columns if name != target]
-    dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
-    text_columns = [name for name in names if name not in dropped and _is_words(first[name])]
-    # read again as text, as training does: otherwise the reader converts cells that look like other types
-    frame = table_files.read_table(path, kind, text_columns={target, *text_columns})
-    categorical = {name: list(own_table.found_values([frame], name)) for name in text_columns}
-    dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
-    categorical = {name: values for name, values in categorical.items() if name not in dropped}
-    numeric = [name for name in names if name not in dropped and name not in categorical]
-    problems = []
-    for name in numeric:
+def _of_table(path: Path, kind: str, target: str, task: Task | None, told_text: Sequence[str]) -> Drafted:
+    written = detection.format_of(path, kind, target)
+    typed = table_files.read_table(path, kind, written, text_columns={target})
+    for option, names in (("--target", [target]), ("--text", told_text)):
+        for name in names:
+            if name not in typed.columns:
+                near = suggested(name, typed.columns)
+                raise DataError(f"{path}: {option} names {quoted(name)}, which is no column{near}")
+    found = detection.with_numbers(typed, written)
+    if found != written:
+        written, typed = found, table_files.read_table(path, kind, found, text_columns={target})
+    # cells as text, as training reads categories: the reader converts those that look like other types
+    as_text = {name for name in typed.columns if typed[name].dtype != np.float64}
+    texts = typed if kind[1:4] not in ("csv", "tsv") else _texts(path, kind, written, as_text)
+    uses, problems = dict[str, Use](), []
+    for name in typed.columns:
+        if name == target:
+            continue
         try:
-            table.to_numbers(first[name], filling=0.0)
+            own = texts[name] if name in texts.columns else typed[name]
+            uses[name] = detection.use_of(typed[name], own, written, name in told_text)
+            if uses[name].role == "number":
+                to_numbers(typed[name], 0.0, written)
         except DataError as error:
             problems.append(f"{path.name}: {error}")
-    if not numeric and not categorical:
-        reasons = ", ".join(f"{quoted(name)} ({why})" for name, why in dropped.items())
+    uses = _with_one_unit(uses)
+    if not problems and not {use.role for use in uses.values()} & {"number", "category", "hash", "text", "date"}:
+        reasons = ", ".join(f"{quoted(name)} ({use.kind})" for name, use in uses.items())
         problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
     classes = None
     try:
-        classes = _classes(frame[target], task, path)
+        classes = _classes(texts[target] if target in texts.columns else typed[target], task, path, written)
     except DataError as error:
         problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    gaps = [name for name in numeric if table.gaps(first[name]).any()]
-    return Drafted(len(frame), numeric, gaps, categorical, dropped, classes)
+    unit = next((name for name, use in uses.items() if use.role == "unit"), None)
+    units = len(typed) if unit is None else int(typed[unit].nunique())
+    return Drafted(len(typed), units, uses, classes, written, detection.said(written, kind))
+
+
+def _texts(path: Path, kind: str, written: TableFormat, names: set[str]) -> pd.DataFrame:
+    return table_files.read_table(path, kind, written, text_columns=names, only=names)
+
+
+def _with_one_unit(uses: dict[str, Use]) -> dict[str, Use]:
+    """Return the uses with one column as the unit of privacy at most: the first that names persons, else the first."""
+    units = [name for name, use in uses.items() if use.role == "unit"]
+    chosen = next((name for name in units if detection.is_of_a_person(name)), units[0] if units else None)
+    confirm = "that it names no person; if it does, privacy.unit should name it"
+    others = {name: Use("identifier, repeated", "hash", confirm) for name in units if name != chosen}
+    return uses | others
 
 
 def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
@@ -116,51 +150,22 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
     classes = _classes(pd.Series(y, name=target), task, path)
-    return Drafted(len(x), [], [], {}, {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
+    return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
 
 
-def _useless(series: pd.Series) -> str | None:
-    """Return the reason to leave a column out, or None."""
-    import pandas as pd
-
-    if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        return _DATES
-    try:
-        table.refuse_nested(series)
-    except DataError:
-        return _NESTED
-    if series.nunique() < 2:
-        return _ALIKE
-    counted = pd.api.types.is_integer_dtype(series) and len(series) > 2 and bool((series.diff().iloc[1:] == 1).all())
-    return _ROW_NUMBERS if counted else None
-
-
-def _is_words(series: pd.Series) -> bool:
-    """Return True if a column holds categories rather than numbers: any text, or at most two values."""
-    if series.nunique() <= 2:
-        return True
-    try:
-        table.to_numbers(series, filling=0.0)
-    except table.NoNumbers:
-        return True
-    except DataError:
-        pass
-    return False
-
-
-def _classes(series: pd.Series, task: Task | None, path: Path) -> list[Any] | None:
-    """Return the classes; None if the targets are numbers.
+def _classes(series: pd.Series, task: Task | None, path: Path, written: TableFormat = PLAIN) -> list[Any] | None:
+    """Return the classes, spelled as in the file; None if the targets are numbers.
 
     Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
     """
     try:
-        numbers = table.to_numbers(series, filling=0.0, is_target=True)
+        numbers = to_numbers(series, 0.0, written, is_target=True)
         many = len(np.unique(numbers)) > MOST_CLASSES or not np.all(numbers == np.floor(numbers))
     except DataError:
         many = False
     asked: Task = task or ("regression" if many else "classification")
-    settings = Data(path=path.name, target=str(series.name), task=asked)
-    classes = table.read_labels(settings, [series], [path], None)[1]
+    settings = Data(path=path.name, target=str(series.name), task=asked, format=written)
+    classes = read_labels(settings, [series], [path], None)[1]
     return None if classes is None else list(classes)
 
 
@@ -176,12 +181,18 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"name: {name[:80]}",
         "data:",
         f"  path: {_yaml(shown)}",
+        *_format_lines(drafted),
         f"  target: {_yaml(target)}",
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    digits = math.floor(math.log10(drafted.records)) + 1
     steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    unit = [
+        f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
+        for name in drafted.named("unit")
+    ]
+    of = "records" if not unit else "users"
+    delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
             *lines,
@@ -189,10 +200,20 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
             "model: {kind: linear}",
             "method: {kind: dp-sgd, batching: full}     # its settings by rule: --dry-run shows them",
             "privacy:",
-            f"  budget: {{epsilon: 1, delta: 1e-{digits}}}     # delta is less than one in {drafted.records} records",
+            *unit,
+            f"  budget: {{epsilon: 1, delta: {delta}}}     # at most 1e-5, and a tenth of 1 / {drafted.units} {of}",
             "",
         ]
     )
+
+
+def _format_lines(drafted: Drafted) -> list[str]:
+    """Return the line that says how the file is written, with all that training would otherwise take by default."""
+    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
+    told = {key: value for key, value in told.items() if value not in (None, [])}
+    if drafted.written != PLAIN:
+        return [f"  format: {_yaml(told)}     # how the file is written: training reads it so, and not otherwise"]
+    return []
 
 
 def _target_lines(drafted: Drafted) -> list[str]:
@@ -204,23 +225,67 @@ def _target_lines(drafted: Drafted) -> list[str]:
 def _column_lines(drafted: Drafted) -> list[str]:
     """Return the recipe's lines about the features."""
     lines = []
-    if drafted.categorical:
+    if drafted.named("category"):
         lines += ["  categorical:     # an empty cell is a category of its own"]
-        lines += [f"    {_yaml(name)}: {_yaml(values)}     # {READ}" for name, values in drafted.categorical.items()]
+        lines += [
+            f"    {_yaml(n)}: {_yaml(list(use.values))}     # {READ}" for n, use in drafted.named("category").items()
+        ]
     if drafted.bytes_only:
         lines += ["  bounds: [0, 255]     # what a byte can be"]
     elif drafted.is_array:
         lines += [f"  bounds: {_OPEN}     # of every feature"]
-    elif drafted.numeric:
+    elif drafted.named("number"):
         lines += ["  bounds:"]
-        lines += [f"    {_yaml(name)}: {_OPEN}" for name in drafted.numeric]
-    if drafted.gaps:
+        lines += [f"    {_yaml(name)}: {_OPEN}" for name in drafted.named("number")]
+    if drafted.named("date", "hash", "text"):
+        lines += ["  columns:     # rules that look at no other record, and list no value"]
+        lines += [f"    {_yaml(name)}: {_rule(use)}" for name, use in drafted.named("date", "hash", "text").items()]
+    told = {name: use for name, use in drafted.named("number", "date").items() if use.gaps}
+    if told:
         lines += ["  missing:     # the middle of the bounds, and a column that says so, unless you give a value"]
-        lines += [f"    {_yaml(name)}: {{indicator: true}}     # {READ}" for name in drafted.gaps]
-    if drafted.dropped:
+        lines += [f"    {_yaml(name)}: {{indicator: true}}     # {READ}" for name in told]
+    if drafted.named("drop"):
         lines += ["  drop:"]
-        lines += [f"    - {_yaml(name)}     # {why}" for name, why in drafted.dropped.items()]
+        lines += [f"    - {_yaml(name)}     # {use.kind}: {use.confirm}" for name, use in drafted.named("drop").items()]
     return lines
+
+
+def _rule(use: Use) -> str:
+    if use.role == "date":
+        return f"{{date: {_yaml(use.form)}, bounds: {_OPEN}}}     # first and last day, as 2020-12-31"
+    return f"{{hash: {BUCKETS}}}" if use.role == "hash" else f"{{text: {WORD_BUCKETS}}}"
+
+
+_USES = {
+    "number": "cosines over public bounds",
+    "category": "one feature a value",
+    "hash": f"a public hash into {BUCKETS} buckets",
+    "text": f"hashed words and pairs of words, {WORD_BUCKETS} buckets",
+    "date": "days, month, weekday (and hour)",
+    "unit": "privacy.unit: protected with all rows",
+    "drop": "left out",
+}
+"""How each role of a column is used, in the table that `recipe new` prints."""
+
+
+def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
+    """Return the table of columns, below how the file is written."""
+    kind = "numbers" if drafted.classes is None else f"{len(drafted.classes)} classes"
+    confirm = "least and largest value" if drafted.classes is None else "its classes, read from the file"
+    rows = [("column", "kind", "use", "to confirm"), (target, kind, "the target", confirm)]
+    for name, use in drafted.uses.items():
+        rows.append((name, use.kind + ", with gaps" * use.gaps, _USES[use.role], use.confirm))
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    aligned = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
+        for row in rows
+    ]
+    return [
+        f"{path.name}: {drafted.records} rows; {', '.join(drafted.how)}",
+        "The whole file was looked at, on this machine and outside of any guarantee. Training detects nothing.",
+        "",
+        *aligned,
+    ]
 
 
 def _yaml(value: Any) -> str:

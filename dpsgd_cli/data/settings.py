@@ -1,15 +1,17 @@
 """The `data:` section: a card or a file of the user's own, how its rows are split, and the features computed from them.
 
-`step_settings.py` has the preprocessing steps, `data/features.py` the code of the extractors.
+`column_settings.py` says how a table is written and what its columns hold, `step_settings.py` has the preprocessing
+steps, `data/features.py` the code of the extractors.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
 from dpsgd_cli.users.settings import Unit
 
@@ -187,49 +189,6 @@ Features = Annotated[
 ]
 
 
-def _known_encoding(name: str) -> str:
-    try:
-        "".encode(name)
-    except LookupError:
-        raise ValueError(f"{name!r} is no encoding of text; try utf-8 or latin-1") from None
-    return name
-
-
-class TableFormat(Section):
-    """Format of a CSV file, for cards and for a user's own files alike; `data/table_files.py` reads it."""
-
-    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
-        None, description="Between two cells; left out, the most frequent of , ; | and tab in the first line."
-    )
-    encoding: Annotated[str, AfterValidator(_known_encoding)] = Field(
-        "utf-8-sig", description="Of the text: utf-8-sig (UTF-8, with or without a byte order mark), latin-1, ..."
-    )
-    decimal: Annotated[str, Field(min_length=1, max_length=1)] = Field(".", description="The decimal point.")
-    header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
-    comment: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
-        None, description="What follows this character in a line is skipped."
-    )
-    missing: str | None = Field(
-        None, description="A cell that holds no value, beside an empty one and the usual words (NA, null, ?, ...)."
-    )
-
-    @model_validator(mode="after")
-    def _no_record_decides_how_the_file_is_read(self) -> TableFormat:
-        """Require a separator if the first line is a record: neighbours could otherwise be read in different ways."""
-        if not self.header and self.separator is None:
-            raise ValueError("separator: is needed with header: false, where the first line is a record; give it")
-        return self
-
-
-class Missing(Section):
-    """Value for missing cells. It is public and fills each record on its own, so it costs no privacy."""
-
-    value: float | str | None = Field(
-        None, description="Stands in its place; left out, the middle of the column's bounds, or the category ''."
-    )
-    indicator: bool = Field(False, description="Add a column that is 1 where the value was missing (numeric columns).")
-
-
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
@@ -249,7 +208,9 @@ class Data(Section):
     )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
-    format: TableFormat | None = Field(None, description="How your own .csv or .tsv file is written.")
+    format: TableFormat | None = Field(
+        None, description="How your own table is written; `dpsgd recipe new` finds it out, training only reads it here."
+    )
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
@@ -269,11 +230,20 @@ class Data(Section):
     missing: dict[str, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
+    columns: dict[str, ColumnUse] | None = Field(
+        None,
+        description="Columns of dates, of many categories (hash) and of text, which become numbers by public rules.",
+    )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     fitted_before: list[str] | None = Field(
         None,
         description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
         " columns): the statement says that it does not cover it.",
+    )
+    on_disk: bool | None = Field(
+        None,
+        description="true reads a csv table in parts and keeps its numbers in a file in your cache folder, so that"
+        " memory does not grow with rows; for batches of single records (poisson, shuffle).",
     )
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     evaluation: Literal["private", "public"] | None = Field(
@@ -301,8 +271,18 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
-            extra = [key for key in (*own, "format") if getattr(self, key)]
+            own = (
+                "test_path",
+                "target",
+                "test_target",
+                "categorical",
+                "classes",
+                "drop",
+                "target_bounds",
+                "missing",
+                "columns",
+            )
+            extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":

@@ -6,18 +6,20 @@ The module also writes the declarations of a user's own file. Card tables (`card
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
+from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, TableFormat
+from dpsgd_cli.data.computed_columns import entries
 from dpsgd_cli.data.dataset import Column
-from dpsgd_cli.data.settings import Data, Missing
-from dpsgd_cli.data.table_files import MISSING
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table_files import MISSING, PLAIN
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,23 +28,22 @@ if TYPE_CHECKING:
 _MOST_PROBLEMS = 20
 
 
-def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.ndarray:
+def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
     """Return a float64 matrix (N, D), one column per declared column: numbers, or indices into the public values.
 
-    Raises DataError naming `where`, the column, the first bad row (data rows count from 1) and what to do.
+    Text is read as `written` says. Raises DataError naming `where`, the column, the first bad row (data rows count from
+    1) and what to do; never the content of a cell.
     """
     matrix = np.empty((len(frame), len(columns)), order="F")
     problems: list[str] = []
-    no_numbers = set()
+    no_numbers, kept, unusable = set(), dict[str, Any](), set[str]()
     for index, column in enumerate(columns):
+        if column.source in unusable:
+            continue
         try:
-            series = frame[column.marks or column.name]
-            refuse_nested(series)
-            if column.marks is not None:
-                matrix[:, index] = gaps(series)
-            else:
-                matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
+            matrix[:, index] = _entries(frame[column.source], column, written, kept)
         except DataError as error:
+            unusable.add(column.source)
             problems.append(f"{where}: {error}")
             if isinstance(error, NoNumbers):
                 no_numbers.add(column.name)
@@ -52,6 +53,16 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     if problems:
         raise BadColumns(problems, no_numbers)
     return matrix
+
+
+def _entries(series: pd.Series, column: Column, written: TableFormat, kept: dict[str, Any]) -> np.ndarray:
+    refuse_nested(series)
+    if column.computed is None and column.marks is None:
+        return to_codes(series, column, written) if column.values else to_numbers(series, column.filling, written)
+    missing = kept.setdefault(f"gaps {column.source}", None)
+    if missing is None:
+        missing = kept[f"gaps {column.source}"] = gaps(series, written)
+    return missing if column.computed is None else entries(series, missing, column, kept)
 
 
 class BadColumns(DataError):
@@ -74,37 +85,40 @@ def refuse_nested(series: pd.Series) -> None:
         raise DataError(f"column {quoted(series.name)} holds lists or objects; write plain values, a column for each")
 
 
-def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
-    """Return a mask (N,) of the cells without a value: empty, or a word of `MISSING` that is not in `listed`."""
+def gaps(series: pd.Series, written: TableFormat = PLAIN, listed: Sequence[str] = ()) -> np.ndarray:
+    """Return a mask (N,) of the cells without a value: empty, or a mark of missing values that is not in `listed`."""
     cells = series.astype("category")
-    blank = {"", *MISSING} - set(listed)
+    blank = {*MISSING, *written.marks} - set(listed) | {""}
     empty = [plain_text(value) in blank for value in cells.cat.categories]
     return np.array([*empty, True])[cells.cat.codes.to_numpy()]
 
 
-def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
-    """Return the column as finite float64 (N,), with `filling` for missing values.
+def to_numbers(
+    series: pd.Series, filling: float | str | None = None, written: TableFormat = PLAIN, is_target: bool = False
+) -> np.ndarray:
+    """Return the column as finite float64 (N,), with `filling` for missing values. Text is read as `written` says.
 
-    Raises DataError for text and infinite values, and for missing ones without a filling.
+    Raises DataError for other text and infinite values, and for missing ones without a filling.
     """
     import pandas as pd
 
     refuse_nested(series)
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
-    numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if np.isfinite(numbers).all():
-        return numbers
-    text = np.isnan(numbers) & series.notna().to_numpy() & ~series.astype(str).str.strip().isin(MISSING).to_numpy()
+        raise NoNumbers(f"column {quoted(series.name)} holds dates; name it under data.columns{drop}")
+    numbers, text = numbers_in(series, written)
     if text.any():
-        row = int(text.argmax())
         advice = (
-            ", as targets of data.task: regression must be; for classes, leave data.task out"
+            "; targets of data.task: regression must be numbers; for classes, leave data.task out"
             if is_target
-            else "; name the column under data.categorical, or leave it out with data.drop"
+            else "; name the column under data.categorical or data.columns, or leave it out with data.drop"
         )
-        raise NoNumbers(f"column {quoted(series.name)} holds text in data row {row + 1}, which is not a number{advice}")
+        thousands = "" if written.thousands is None else f", thousands {quoted(written.thousands)}"
+        more = "" if text.sum() == 1 else f" and {int(text.sum()) - 1} more"
+        raise NoNumbers(
+            f"column {quoted(series.name)} holds no number in data row {int(text.argmax()) + 1}{more}, as data.format"
+            f" says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
+        )
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
     bad = ~np.isfinite(numbers)
@@ -119,10 +133,11 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
     )
 
 
-def to_codes(series: pd.Series, column: Column) -> np.ndarray:
+def to_codes(series: pd.Series, column: Column, written: TableFormat = PLAIN) -> np.ndarray:
     """Return each cell's index (N,) among the column's public values. Raises DataError for a value that is not listed.
 
-    An empty cell, or an unlisted word of `MISSING`, counts as the column's filling.
+    An unlisted 1.0 is the value 1, as spreadsheets write whole numbers beside gaps. An empty cell, or an unlisted mark
+    of missing values, counts as the column's filling.
     """
     import pandas as pd
 
@@ -131,7 +146,11 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
     texts = [plain_text(value) for value in cells.cat.categories]
     codes_of = known.get_indexer(pd.Index(texts, dtype=object))
     filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
-    codes_of[(codes_of < 0) & np.isin(texts, MISSING)] = filling
+    unknown = codes_of < 0
+    whole = [re.sub(r"\.0+$", "", text) if re.fullmatch(r"-?\d+\.0+", text) else text for text in texts]
+    codes_of[unknown] = known.get_indexer(pd.Index(whole, dtype=object))[unknown]
+    blank = {*MISSING, *written.marks}
+    codes_of[(codes_of < 0) & np.array([text in blank for text in texts], dtype=bool)] = filling
     codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
     if (codes >= 0).all():
         return np.asarray(codes)
@@ -142,124 +161,18 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
             f"categorical column {quoted(column.name)} has {count(int((codes < 0).sum()), 'cell')} without a listed"
             f" value, the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
+    cells_without = count(int((codes < 0).sum()), "cell")
     raise DataError(
-        f"categorical column {quoted(column.name)} holds a value in data row {row + 1}, which is not among its public"
-        f" values {listed(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
+        f"categorical column {quoted(column.name)}: {cells_without}, first in data row {row + 1}, not among"
+        f" its public values {listed(column.values or ())}; add what is missing there, or use"
+        f" data.columns: {{{column.name}: {{hash: 64}}}}{_yaml_hint(column.values or ())}"
     )
-
-
-def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """Return class indices (N,), int64, and the classes: those given, or those found, sorted.
-
-    Raises DataError for missing labels, labels that are not listed, and columns that are not classes
-    (fractions, a single value, nearly as many values as rows).
-    """
-    refuse_nested(series)
-    cells = series.astype("category")
-    texts = [plain_text(value) for value in cells.cat.categories]
-    codes = cells.cat.codes.to_numpy()
-    blank = set(MISSING) - {plain_text(label) for label in classes or ()}
-    missing = (codes < 0) | np.isin(codes, [index for index, text in enumerate(texts) if text in blank])
-    where = f"label column {quoted(series.name)}"
-    if missing.any():
-        raise DataError(
-            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
-            " leave those rows out"
-        )
-    texts = _whole(_as_answers(texts) if classes is None else texts, where)
-    found = _found_classes(texts, len(series), where) if classes is None else tuple(classes)
-    order = _whole([plain_text(label) for label in found], where)
-    answers = [_ANSWERS.get(text.casefold()) for text in order]
-    if answers in ([False, True], [True, False]):
-        order, texts = list(map(str, answers)), [str(_ANSWERS.get(text.casefold(), text)) for text in texts]
-    lookup = {text: index for index, text in enumerate(order)}
-    unlisted = [text for text in texts if text not in lookup]
-    if unlisted:
-        row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
-        raise DataError(
-            f"{where} holds a label in data row {row}, which is not among the classes {listed(found)}; add it to"
-            " data.classes"
-        )
-    return np.array([lookup[text] for text in texts], np.int64)[codes], found
-
-
-_ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
-"""Words for yes and no. If the two classes are such words, labels may be any of these words, in upper or lower case.
-(YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
-
-
-def _as_answers(texts: list[str]) -> list[str]:
-    """Return the texts in lower case if all are words for yes and no, else as they are."""
-    folded = [text.casefold() for text in texts]
-    return folded if all(text in _ANSWERS for text in folded) else texts
-
-
-def plain_text(value: object) -> str:
-    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
-    if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
-        return str(int(value))
-    return str(value)
-
-
-def _numbers(texts: Sequence[str]) -> list[float] | None:
-    try:
-        return [float(text) for text in texts]
-    except ValueError:
-        return None
-
-
-def _whole(texts: list[str], where: str) -> list[str]:
-    """Return labels that are all numbers as whole numbers, others as they are. Raises DataError for a fraction."""
-    numbers = _numbers(texts)
-    if numbers is None:
-        return texts
-    if not all(number.is_integer() for number in numbers):
-        raise DataError(f"{where} holds a fraction, which is no class; for numeric targets set data.task: regression")
-    return [str(int(number)) for number in numbers]
-
-
-def _found_classes(texts: list[str], rows: int, where: str) -> tuple[Any, ...]:
-    distinct = sorted(set(texts))
-    if len(distinct) < 2:
-        raise DataError(f"{where} holds only one class; training needs at least two classes (or list data.classes)")
-    if len(distinct) > max(20, rows // 2):
-        raise DataError(
-            f"{where} holds {len(distinct)} different values in {rows} rows: these are not classes; choose another"
-            " data.target, or set data.task: regression"
-        )
-    numbers = _numbers(distinct)
-    return tuple(distinct) if numbers is None else tuple(sorted(int(number) for number in numbers))
 
 
 def _yaml_hint(values: Sequence[str]) -> str:
     if {"True", "False"} & set(values):
         return " (YAML reads yes, no, on and off as true and false: put quotes around them)"
     return ""
-
-
-def read_labels(
-    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path], classes: Sequence[Any] | None
-) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
-    """Return the labels of each part, and the classes that all parts share; the classes are None for regression.
-
-    `columns` hold the labels as stored, under the name of the target. Without `classes`, they are read from the labels.
-    Targets are in the unit of training (`target_scale`).
-    """
-    import pandas as pd
-
-    target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
-    filling = data.fillings.get(str(columns[0].name), Missing()).value
-    if filling is not None:
-        target = target.where(~gaps(target, [plain_text(label) for label in classes or ()]), filling)
-    found: tuple[Any, ...] | None = None
-    try:
-        if data.task == "regression":
-            y = target_scale(data).inward(to_numbers(target, is_target=True)).astype(np.float32)
-        else:
-            y, found = to_labels(target, classes)
-    except DataError as error:
-        raise DataError(f"{' and '.join(path.name for path in paths)}: {error}") from None
-    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), found
 
 
 @dataclass(frozen=True)
@@ -310,15 +223,27 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
             f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
             " clamped, and metrics of test records are of their targets as they are."
         )
-    if any(column.values is not None for column in columns):
+    if any(column.values is not None and column.computed is None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
+    for name, use in (data.columns or {}).items():
+        said.append(
+            f"How {quoted(name)} becomes numbers is public (recipe), a rule for each record by itself: {_rule(use)}."
+        )
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
         told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
         said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
     return tuple(said)
+
+
+def _rule(use: ColumnUse) -> str:
+    if isinstance(use, DateColumn):
+        return f"days from {use.bounds[0]} to {use.bounds[1]}, and cycles"
+    if isinstance(use, HashedColumn):
+        return f"a hash into {use.hash} buckets"
+    return f"hashed runs of up to {use.words} words in {use.text} buckets"
 
 
 def read_warnings(data: Data, classes: tuple[Any, ...] | None, columns: Sequence[str] = ()) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Readers of table files: CSV, JSON lines and Parquet.
+"""The one reader of table files: CSV, Excel, JSON lines and Parquet, plain or packed.
 
-Tables of a user's own, cards, new rows for a model and drafts of recipes all go through them. `settings.TableFormat`
-says how a CSV file is written.
+Tables of a user's own, cards, new rows for a model and drafts of recipes all go through it. `TableFormat`
+(`column_settings.py`) says how a file is written. Nothing is guessed from a record: left out, only the separator is
+looked for, and in the header alone. `detection.py` finds a format for a draft.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import io
 import json
 import re
 import warnings
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from dpsgd_cli.common.text_format import quoted, shortened
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cards import MOST_UNPACKED
-from dpsgd_cli.data.settings import TableFormat
+from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PLAIN = TableFormat()
 _LONGEST_HEADER = 4_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SEPARATORS = (",", ";", "\t", "|")
@@ -41,35 +44,59 @@ def read_table(
     written: TableFormat | None = None,
     text_columns: Set[str] = frozenset(),
     owner: str | None = None,
+    only: Set[str] | None = None,
 ) -> pd.DataFrame:
-    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`); `written` describes CSV files only.
+    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`), or the columns `only` of a CSV file.
 
     The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
     read, or has no rows.
     """
-    if written is not None and not kind.startswith((".csv", ".tsv")):
-        raise DataError(f"{path}: data.format is for csv and tsv files; leave it out")
-    written = written or TableFormat()
+    written = written or PLAIN
     if kind.startswith(".tsv") and written.separator is None:
-        written = TableFormat.model_validate(written.model_dump() | {"separator": "\t"})
+        written = written.changed(separator="\t")
+    if only is not None and KINDS[kind] is _read_csv:
+        return _read_csv(path, written, text_columns, owner, only)
     return KINDS[kind](path, written, text_columns, owner)
 
 
-def _read_csv(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    with _as_data_errors(path), _open_text(path, written.encoding) as lines:
-        first = _first_line(lines, path, written.comment)
-    among = [mark for mark in _SEPARATORS if mark != written.decimal]
-    separator = written.separator or max(among, key="".join(first.split('"')[::2]).count)
-    written = TableFormat.model_validate(written.model_dump() | {"separator": separator})
-    with _as_data_errors(path):
-        names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
-    if not written.header:
-        names = [str(number) for number in range(1, len(names) + 1)]
-    _refuse_twice(path, names)
-    frame = parse_csv(path, path, written, names, text_columns=text_columns, owner=owner, blanks=MISSING)
+def _read_csv(
+    path: Path, written: TableFormat, text_columns: Set[str], owner: str | None, only: Set[str] | None = None
+) -> pd.DataFrame:
+    written, names = head_of(path, written)
+    text = text_columns if owner is None else {*text_columns, owner}
+    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING, only=only)
     if frame.empty:
         raise DataError(f"{path} has {'a header but ' * written.header}no rows")
     return frame
+
+
+def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
+    """Return the format of a CSV file with its separator, and the names of its columns. Raises DataError for a twin."""
+    with opened(path, written.encoding) as lines:
+        first = _first_line(lines, path, written.comment)
+    separator = separator_of(written, first)
+    with _as_data_errors(path):
+        names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=written.trim), [])
+    if not written.header:
+        names = [str(number) for number in range(1, len(names) + 1)]
+    _refuse_twice(path, names)
+    return written.changed(separator=separator), names
+
+
+def csv_parts(
+    path: Path, written: TableFormat, names: Sequence[str], text_columns: Set[str], only: Set[str], rows: int
+) -> Iterator[pd.DataFrame]:
+    """Yield a CSV file in parts of so many rows, as `parse_csv` reads it as a whole; one is in memory at a time."""
+    import pandas as pd
+
+    with _as_data_errors(path), _unpacked(path) as stream:
+        for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
+            yield _with_categories(frame, text_columns)
+
+
+def separator_of(written: TableFormat, header: str) -> str:
+    """Return the separator of a format: the most frequent one in the header, if it says none."""
+    return written.separator or max(_SEPARATORS, key="".join(header.split('"')[::2]).count)
 
 
 def parse_csv(
@@ -79,36 +106,64 @@ def parse_csv(
     names: Sequence[str],
     *,
     text_columns: Set[str],
-    owner: str | None = None,
-    only: Sequence[str] | None = None,
+    only: Set[str] | Sequence[str] | None = None,
     blanks: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read the columns `names` of a CSV file, or `only` some of them, from the file or its bytes.
 
-    The columns `text_columns` and `owner` keep the text of their cells. In other columns the words `blanks` are gaps;
-    in all columns the mark of the format is. Messages call the file `path`.
+    The columns `text_columns` keep the text of their cells. In other columns the words `blanks` are gaps;
+    in all columns the marks of the format are. Numbers with groups or symbols stay text (`numbers_in`). Messages call
+    the file `path`.
     """
     import pandas as pd
 
-    mark = [] if written.missing is None else [written.missing]
-    text = text_columns if owner is None else {*text_columns, owner}
-    with _as_data_errors(path):
-        return pd.read_csv(
-            content,
-            sep=written.separator,
-            encoding=written.encoding,
-            decimal=written.decimal,
-            comment=written.comment,
-            header=0 if written.header else None,
-            names=None if written.header else list(names),
-            usecols=only,
-            skipinitialspace=True,
-            index_col=False,
-            keep_default_na=False,
-            na_values={name: mark if name in text else [*mark, *blanks] for name in names},
-            # pandas would parse categories that all look like numbers, and make "007" and "7.0" equal
-            dtype={name: str if name == owner else "category" for name in text},
-        )
+    if written.separator is None:
+        assert isinstance(content, io.BytesIO)
+        start = io.BytesIO(content.getvalue()[:_LONGEST_HEADER])
+        header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
+        written = written.changed(separator=separator_of(written, header))
+    with _as_data_errors(path), _unpacked(content) as stream:
+        frame = pd.read_csv(stream, **_options(written, names, text_columns, blanks, only))
+    return _with_categories(frame, text_columns)
+
+
+def _options(
+    written: TableFormat,
+    names: Sequence[str],
+    text: Set[str],
+    blanks: Sequence[str],
+    only: Set[str] | Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return how pandas reads a CSV file that is `written` so, with the columns `text` as text."""
+    return {
+        "sep": written.separator,
+        "encoding": written.encoding,
+        "decimal": written.decimal,
+        "comment": written.comment,
+        "header": 0 if written.header else None,
+        "names": None if written.header else list(names),
+        "usecols": None if only is None else [name for name in names if name in only],
+        "skipinitialspace": written.trim,
+        "index_col": False,
+        "keep_default_na": False,
+        "na_values": {name: written.marks if name in text else [*written.marks, *blanks] for name in names},
+        # of dtype "category" pandas would parse those that all look like numbers, and make "007" and "7.0" equal
+        "dtype": dict.fromkeys(text & set(names), str),
+    }
+
+
+def _with_categories(frame: pd.DataFrame, text_columns: Set[Any]) -> pd.DataFrame:
+    return frame.astype({name: "category" for name in frame.columns if name in text_columns})
+
+
+@contextlib.contextmanager
+def _unpacked(content: Path | io.BytesIO) -> Iterator[Path | IO[bytes] | io.BytesIO]:
+    """Give what pandas reads: a path (it unpacks gzip by itself), bytes, or the stream of a zstd file."""
+    if isinstance(content, Path) and content.suffix.lower() == ".zst":
+        with _open_bytes(content) as stream:
+            yield stream
+    else:
+        yield content
 
 
 class _Token(str):
@@ -146,31 +201,44 @@ def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], o
 
 
 def _object(line: str, number: int) -> Any:
-    """Return the content of a line of JSON. Raises ValueError for invalid JSON, and text that UTF-8 cannot write."""
+    """Return the content of a line of JSON. Raises _Unreadable for invalid JSON, and text that UTF-8 cannot write."""
     try:
         found = json.loads(line)
     except RecursionError:
-        raise ValueError(f"line {number} is nested too deeply") from None
+        raise _Unreadable(f"line {number} is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"line {number} is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
+        raise _Unreadable(f"line {number} is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
     if "\\u" in line and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
-        raise ValueError(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff), which is no text")
+        raise _Unreadable(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff), which is no text")
     return found
 
 
 @contextlib.contextmanager
 def _as_data_errors(path: Path) -> Iterator[None]:
-    """Turn pandas' errors about an unreadable table, and its warning about dropped cells, into DataError."""
+    """Turn errors about an unreadable table, and pandas' warning about dropped cells, into DataError without a cell."""
     import pandas as pd
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # chunks of a column differ: `numbers_in` settles it
         try:
             yield
+            return
         except pd.errors.ParserWarning:
-            raise DataError(f"{path} cannot be read as a table: rows have more fields than the header") from None
-        except (ValueError, OSError, EOFError, OverflowError, csv.Error, zlib.error) as error:
-            raise DataError(f"{path} cannot be read as a table: {shortened(str(error).strip(), 200)}") from None
+            why = "rows have more fields than the header; is data.format.separator right?"
+        except (pd.errors.ParserError, pd.errors.EmptyDataError, _Unreadable) as error:
+            why = str(error).strip()
+        except UnicodeDecodeError as error:
+            why = f"byte {error.start} of its text is not {error.encoding}; give data.format.encoding, say cp1252"
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
+            why = "it is damaged, or packed in another way than its name says"
+        except (ValueError, OverflowError, csv.Error) as error:
+            why = f"it is not written as data.format says ({type(error).__name__})"
+    raise DataError(f"{path} cannot be read as a table: {why}")
+
+
+class _Unreadable(ValueError):
+    """The reason why a line is no row, without its content."""
 
 
 def _first_line(lines: TextIO, path: Path, comment: str | None) -> str:
@@ -190,22 +258,76 @@ def _first_line(lines: TextIO, path: Path, comment: str | None) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def opened(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Give the text of a file, unpacked. Raises DataError if it cannot be read."""
+    with _as_data_errors(path), _open_text(path, encoding) as lines:
+        yield lines
+
+
 def _open_text(path: Path, encoding: str) -> TextIO:
-    """Open `path` as text, through gzip if its name ends in .gz."""
-    if path.suffix == ".gz":
-        _refuse_bomb(path)
-        return gzip.open(path, "rt", encoding=encoding, newline="")
-    return path.open(encoding=encoding, newline="")
+    """Open `path` as text, unpacked if its name ends in .gz or .zst."""
+    if path.suffix.lower() not in PACKED:
+        return path.open(encoding=encoding, newline="")
+    _refuse_bomb(path)
+    return io.TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
+
+
+def _open_bytes(path: Path) -> Any:
+    """Open a packed file as a stream of its unpacked bytes."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")
+    try:
+        import pyarrow
+    except ImportError:
+        raise DataError(f"{path}: unpacking zstd needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
+    return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Raise DataError if a gzip file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
+    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
     given = 0
-    with gzip.open(path, "rb") as stream:
+    with _open_bytes(path) as stream:
         while block := stream.read(1 << 20):
             given += len(block)
             if given > MOST_UNPACKED:
                 raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
+
+
+def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
+    """Read a sheet of an Excel file. Cells keep their type; formulas are read as their last values."""
+    import pandas as pd
+
+    try:
+        import openpyxl  # noqa: F401
+    except ImportError:
+        raise DataError(f"{path}: reading Excel files needs openpyxl; run `pip install 'dpsgd[excel]'`") from None
+    try:
+        with zipfile.ZipFile(path) as packed:
+            size = sum(member.file_size for member in packed.infolist())
+        if size > MOST_UNPACKED:
+            raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; save it as CSV")
+        with pd.ExcelFile(path, engine="openpyxl") as book:
+            if written.sheet is not None and written.sheet not in book.sheet_names:
+                raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
+            sheet = book.sheet_names[0] if written.sheet is None else written.sheet
+            frame = pd.read_excel(
+                book,
+                sheet_name=sheet,
+                header=0 if written.header else None,
+                dtype=object,
+                na_values=written.marks,
+                keep_default_na=False,
+            )
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as an Excel file ({type(error).__name__})") from None
+    names = list(frame.columns) if written.header else list(range(1, frame.shape[1] + 1))
+    frame.columns = pd.Index(list(map(str, names)))
+    _refuse_twice(path, list(frame.columns))
+    if frame.empty:
+        raise DataError(f"{path} has no rows")
+    text = text_columns if owner is None else {*text_columns, owner}
+    return frame.where(frame != "").apply(lambda cells: cells if cells.name in text else cells.infer_objects())
 
 
 def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
@@ -218,7 +340,7 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
     except ImportError:
         raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}") from None
+        raise DataError(f"{path} cannot be read as parquet ({type(error).__name__}); is it damaged?") from None
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
@@ -237,8 +359,10 @@ _READERS: dict[str, Callable[[Path, TableFormat, Set[str], str | None], pd.DataF
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
 }
+PACKED = (".gz", ".zst")
 KINDS = {
-    **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", ".gz")},
+    **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,
+    ".xlsx": _read_excel,
 }
 """Reader of each kind of table, by the ending of its file name."""

@@ -165,8 +165,8 @@ def _refuse(context: Context) -> None:
         raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
     if isinstance(context.table, StreamedTable):
         raise UsageError(
-            f"{name} holds all rows in memory, and those of a npy file stay on disk; save features and labels as one"
-            " npz file"
+            f"{name} holds all rows in memory, and those of a npy file, or with data.on_disk, stay on disk; save"
+            " features and labels as one npz file, or leave data.on_disk out"
         )
 
 

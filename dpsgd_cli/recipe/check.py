@@ -169,7 +169,7 @@ class _ErrorExplainer:
         """Report a value that `schema` does not allow; put the likely one in its place, or any if `guess`."""
         if node.value in TO_FILL_IN:
             self._report(node.place, path[:-1], FILL_IN)
-            node.value = float(TO_FILL_IN.index(node.value))
+            node.value = expected.resolve(schema).get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
             return
         options = expected.alternatives(schema)
         meant = _likely(node.value, [name for option in options for name in expected.literals(option)])

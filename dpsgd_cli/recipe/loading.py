@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
-from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree
+from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
 from dpsgd_cli.data.settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -86,11 +86,10 @@ class LoadedRecipe:
 
     def with_location(self, message: str) -> str:
         """Return `message` with `file:line` (or the override) in front if it begins with a key, else unchanged."""
-        name, colon, rest = message.partition(": ")
-        path = tuple(name.split("."))
-        if self.tree is None or not colon or self.tree.child(path[0]) is None:
+        path, rest = undotted(message)
+        if self.tree is None or not rest.startswith(": ") or self.tree.child(path[0]) is None:
             return message
-        return str(Problem(self.tree.nearest(path).place, path, rest))
+        return str(Problem(self.tree.nearest(path).place, path, rest[2:]))
 
     @contextlib.contextmanager
     def locating_errors(self) -> Iterator[None]:

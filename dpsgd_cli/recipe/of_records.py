@@ -28,6 +28,7 @@ class StatedFacts:
 
     - `bounds`: [low, high] of each numeric column by name, or one pair for all features.
     - `categories`: the values of each column of text by name.
+    - `columns`: what dates, codes of many values and free text become, by name (`data.columns` of a recipe).
     - `classes`: the classes of a classification. "public" reads them from the labels and declares them public.
     - `target_bounds`: [low, high] of the target of a regression.
     - `missing`: by column, what a missing value means (`data.missing` of a recipe).
@@ -42,6 +43,7 @@ class StatedFacts:
     missing: Mapping[str, Any] = field(default_factory=dict)
     drop: Sequence[str] = ()
     fitted_before: Sequence[str] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: 
     dates: list[str] = []
     categories: dict[str, list[Any]] = {name: list(values) for name, values in facts.categories.items()}
     for column, kind in zip(names, map(_kind, table.dtypes), strict=True):
-        if column in (target, *facts.drop, *categories):
+        if column in (target, *facts.drop, *categories, *facts.columns):
             continue
         if kind == "answer":
             categories[column] = list(map(str, _ANSWERS))
@@ -69,7 +71,7 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: 
     told = {
         "bounds": [one for one in numbers if pairs.get(one) is None],
         "categories": texts,
-        "drop (dates; turn what you need of them into numbers)": dates,
+        "columns (what dates become), or drop": dates,
     }
     about = dict(zip(names, table.dtypes, strict=True)).get(target)
     task = _task(facts, quoted(target), "" if about is None else _kind(about))
@@ -89,7 +91,7 @@ def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
     problems = task.pop("problems")
     if not _is_pair(facts.bounds):
         problems.insert(0, "bounds: needed, one [low, high] for all features of an array")
-    unusable = [key for key in ("categories", "missing", "drop") if getattr(facts, key)]
+    unusable = [key for key in ("categories", "columns", "missing", "drop") if getattr(facts, key)]
     problems += [f"{key}: is for the columns of a table" for key in unusable]
     if problems:
         raise UsageError(_refusal(problems))
@@ -103,7 +105,12 @@ def _recipe(name: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(facts: StatedFacts) -> dict[str, Any]:
-    lists = {"missing": dict(facts.missing), "drop": list(facts.drop), "fitted_before": list(facts.fitted_before)}
+    lists = {
+        "columns": dict(facts.columns),
+        "missing": dict(facts.missing),
+        "drop": list(facts.drop),
+        "fitted_before": list(facts.fitted_before),
+    }
     return {key: value for key, value in lists.items() if value}
 
 
@@ -123,6 +130,7 @@ def _task(facts: StatedFacts, target: str, kind: str) -> dict[str, Any]:
 
 def _wrong_names(names: Sequence[str], target: str, facts: StatedFacts) -> list[str]:
     given = {"target": [target], "categories": facts.categories, "missing": facts.missing, "drop": facts.drop}
+    given |= {"columns": facts.columns}
     given |= {"bounds": facts.bounds if isinstance(facts.bounds, Mapping) else ()}
     return [
         f"{key}: there is no column {quoted(name)}{suggested(str(name), names)}"

@@ -1,5 +1,6 @@
 """`KEY=VALUE` on the command line: dotted keys and YAML values, written into a recipe's tree before it is validated.
 
+A key of any other characters stands in brackets and quotes: `data.bounds["mean radius"]=[5, 25]`.
 `check.py` decides if the key and the value are allowed.
 """
 
@@ -7,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe import expected
 
-KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
+_NO_KEY = (
+    'write KEY=VALUE, as method.batch_size=256, or data.bounds["mean age"]=[0, 9] for a name with other characters'
+)
 
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
@@ -23,15 +25,15 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
     problems: list[Problem] = []
     for text in overrides:
         place = SourceLocation(f"override {text}")
-        key, equals, value = text.partition("=")
-        if not equals or not KEY.match(key):
-            problems.append(Problem(place, (), "write KEY=VALUE, for example method.batch_size=256"))
+        path, rest = undotted(text)
+        if not path or not rest.startswith("="):
+            problems.append(Problem(place, (), _NO_KEY))
             continue
-        new, wrong = read_tree(value, place)
+        new, wrong = read_tree(rest[1:], place)
         problems += wrong
         if new is not None:
             written = root.copy()
-            problem = write(written, tuple(key.split(".")), new)
+            problem = write(written, path, new)
             if problem is None:
                 root.value = written.value
             else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common import interrupts
-from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree, undotted
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.loading import (
@@ -217,7 +217,7 @@ def _recipe(base: _Base, settings: Sequence[Setting], overrides: Sequence[str]) 
     tree = base.tree.copy()
     problems = []
     for key, node in settings:
-        problem = write(tree, tuple(key.split(".")), node.copy())
+        problem = write(tree, undotted(key)[0], node.copy())
         problems += [problem] if problem is not None else []
     problems += apply_overrides(tree, overrides)
     recipe, wrong = validate(tree)

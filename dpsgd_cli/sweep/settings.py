@@ -15,11 +15,11 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from dpsgd_cli.common.sections import Count, Interval, Positive, Section
 from dpsgd_cli.common.text_format import any_of, similar
-from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree
+from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import shown
 from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
-from dpsgd_cli.recipe.overrides import KEY, apply_overrides
+from dpsgd_cli.recipe.overrides import apply_overrides
 
 # Keys below these blocks are recipe keys, which contain dots.
 _BLOCKS = ("grid", "zip")
@@ -194,8 +194,8 @@ def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
     for text in texts:
         block, dot, rest = text.partition(".")
         if block in _BLOCKS and dot:
-            key, _, value = rest.partition("=")
-            new, wrong = read_tree(value, SourceLocation(f"override {text}"))
+            key = rest.removesuffix(undotted(rest)[1]) or rest.partition("=")[0]
+            new, wrong = read_tree(rest.removeprefix(key).removeprefix("="), SourceLocation(f"override {text}"))
             problems += wrong
             if new is not None:
                 section = tree.value.setdefault(block, Node({}, new.place))
@@ -219,7 +219,7 @@ def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
     return [
         Problem(node.place, (*path, key), "not a recipe key; write for example method.batch_size")
         for key, node in keys.items()
-        if not KEY.match(key)
+        if undotted(key)[1] or not key
     ]
 
 
@@ -269,5 +269,5 @@ def _at(tree: Node, path: Path, line: str) -> Problem:
     for found in parts if colon else []:
         node = tree.nearest(found)
         if node is not tree.nearest(found[:-1]):
-            return Problem(node.place, tuple(dotted(found).split(".")), rest)
+            return Problem(node.place, tuple(part for key in found for part in str(key).split(".")), rest)
     return Problem(tree.nearest(path).place, path, line)

@@ -29,6 +29,7 @@ from dpsgd_cli.accounting.budget import (
     mu_squared_left,
     one_gaussian,
     over_budget,
+    usual_delta,
 )
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
@@ -339,3 +340,12 @@ def test_a_plan_solves_within_what_preprocessing_leaves(budget: dict[str, float]
     found = plan.rho() if limit is None else guarantee.epsilon
     assert found is not None
     assert (1 - 1e-9) * (limit or 0.5) < found <= (limit or 0.5)
+
+
+@pytest.mark.parametrize(
+    ("records", "delta"),
+    [(1, 1e-5), (9_999, 1e-5), (10_000, 1e-5), (10_001, 1e-6), (48_842, 1e-6), (100_000, 1e-6), (10**7, 1e-8)],
+)
+def test_the_usual_delta_is_small_beside_one_in_the_number_of_records(records: int, delta: float) -> None:
+    assert usual_delta(records) == pytest.approx(delta, rel=1e-12)
+    assert usual_delta(records) * records <= 0.1 * (1 + 1e-12)

@@ -57,8 +57,8 @@ def test_one_bad_row_does_not_stop_the_others(result: Path, tmp_path: Path) -> N
     assert rows[0]["note"] == "'=cmd()"
     assert [row["error"] for row in rows] == [
         "",
-        "column 'age' holds text, which is not a number",
-        "categorical column 'job' holds a value, which is not among its public values ['smith', 'nurse', '']",
+        "column 'age' holds no number, as data.format says they are written (decimal '.')",
+        "categorical column 'job': 1 cell, not among its public values ['smith', 'nurse', '']",
         "column 'age' has 1 missing value",
         "column 'age' has 1 missing or infinite value",
         "",
@@ -105,10 +105,7 @@ def test_what_cannot_be_kept_is_refused(
 def test_a_file_without_a_row_that_can_be_used_is_refused(result: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,job\nold,smith\n,nurse\n")
     _, done = predict(result, tmp_path / "new.csv")
-    assert (
-        done.exit_code == 1
-        and "no row can be used; the first says: column 'age' holds text, which is not a number" in done.stderr
-    )
+    assert done.exit_code == 1 and "no row can be used; the first says: column 'age' holds no number" in done.stderr
     for name, said in (("nowhere.csv", "no such file"), ("new.npy", "but the model takes a table")):
         (tmp_path / "new.npy").write_bytes(b"x")
         _, done = predict(result, tmp_path / name)
@@ -124,7 +121,10 @@ def test_columns_are_kept_of_tables_only(write_recipe: WriteRecipe, train: Train
 
 def test_advice_is_what_a_trained_model_can_follow(result: Path) -> None:
     trained = Trained.load(result)
-    for age, job, said in (("old", "nurse", "holds text in data row 1"), (3, "pilot", "not among its public values")):
+    for age, job, said in (
+        ("old", "nurse", "holds no number in data row 1"),
+        (3, "pilot", "not among its public values"),
+    ):
         with pytest.raises(DataError, match=said) as caught:
             trained.rows(pd.DataFrame({"age": [age], "job": [job]}))
         assert str(caught.value).endswith("; fix such rows, or leave them out")

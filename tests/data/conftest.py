@@ -57,7 +57,7 @@ def make_card(library: Path) -> MakeCard:
             "homepage": "none",
             "licence": "none",
             "citation": "none",
-            "reader": {"kind": "table"},
+            "reader": {"kind": "table", "separator": ",", "header": False},
             "columns": {"age": {"bounds": [0, 100]}, "job": {"values": ["a", "b"]}, "label": {}},
             "target": "label",
             "classes": {"no": ["n"], "yes": ["*"]},

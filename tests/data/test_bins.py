@@ -190,7 +190,7 @@ def test_the_outline_knows_the_norm(tmp_path: Path, steps: list[Any], bound: flo
 def test_the_outline_is_that_of_every_table_of_so_many_rows(tmp_path: Path) -> None:
     """No edge, name or bound follows from a record: another table gives the same outline."""
     first = outline(table(tmp_path, ROWS), tmp_path)
-    other = pd.DataFrame({"a": [1e9, -4.0] * 10, "c": ["y"] * 20, "y": [1] * 19 + [0]})
+    other = pd.DataFrame({"a": [1e9, -4.0] * 9 + [3, 1e9], "c": ["y"] * 20, "y": [1] * 19 + [0]})
     assert outline(table(tmp_path, other), tmp_path) == first
 
 

@@ -101,7 +101,7 @@ def test_a_part_of_other_numbers_than_its_card_declares_is_refused(library: Path
 
 def test_table(library: Path, make_card: MakeCard) -> None:
     files = [put(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n")]
-    card = make_card(files=files, reader={"kind": "table", "missing": "?"})
+    card = make_card(files=files, reader={"kind": "table", "separator": ",", "header": False, "missing": "?"})
     source: Any = card_readers.read(card)
     assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
     assert source.train.y.tolist() == [0, 1, 1]
@@ -119,13 +119,13 @@ def test_table_with_header_separator_and_comment(library: Path, make_card: MakeC
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
-    with pytest.raises(DataError, match="'job' holds a value in data row 2"):
+    with pytest.raises(DataError, match="'job': 1 cell, first in data row 2, not among"):
         card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=2)])
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
         card_readers.read(card)
     card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
-    with pytest.raises(DataError, match="label 'n' is not among"):
+    with pytest.raises(DataError, match="column 'label' holds no class of the card in data row 1"):
         card_readers.read(card)
 
 

@@ -68,9 +68,9 @@ def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("age,jobs,pay\n1,nurse,2\n", "new.csv: there is no column 'job', which the model needs; did you mean 'jobs'?"),
-        ("age,job,pay\n1,pilot,2\n", "'job' holds a value in data row 1, which is not among its public values"),
+        ("age,job,pay\n1,pilot,2\n", "'job': 1 cell, first in data row 1, not among its public values"),
         ("age,job,pay\n1,nurse,2\n,nurse,2\n", "'age' has 1 missing value, first in data row 2"),
-        ("age,job,pay\n1,nurse,lots\n", "'pay' holds text in data row 1, which is not a number"),
+        ("age,job,pay\n1,nurse,lots\n", "'pay' holds no number in data row 1"),
         ("age,job,pay\n", "has a header but no rows"),
         ("age,age,job,pay\n1,2,nurse,3\n", "two columns are called 'age'"),
     ],
@@ -89,7 +89,7 @@ def test_labels_are_classes_by_their_names_or_targets(tmp_path: Path) -> None:
     numbers = write(tmp_path, "numbers.csv", "y,age,job,pay\n0.5,30,nurse,10.5\n7,40,smith,-2\n")
     regression = DATA.model_copy(update={"task": "regression", "classes": None})
     assert opening.open_labelled(numbers, regression, LAYOUT, None).y.tolist() == [0.5, 7]
-    with pytest.raises(DataError, match="holds a label in data row 1, which is not among the classes"):
+    with pytest.raises(DataError, match="1 label, first in data row 1, not among the classes"):
         opening.open_labelled(
             write(tmp_path, "odd.csv", "y,age,job,pay\nmaybe,1,nurse,2\n"), DATA, LAYOUT, ["no", "yes"]
         )

@@ -34,7 +34,8 @@ WANTED = {
     "categorical": {"job": ["no", "nurse"], "flag": ["0", "1"]},
     "bounds": {"age": ["LOW", "HIGH"], "pay": ["LOW", "HIGH"]},
     "missing": {"age": {"indicator": True}},
-    "drop": ["id", "same", "note"],
+    "columns": {"note": {"text": "128"}},
+    "drop": ["id", "same"],
 }
 
 
@@ -61,7 +62,7 @@ def test_a_draft_is_refused_until_it_is_filled_in_and_then_trains(tmp_path: Path
     assert command("recipe", "new", written(tmp_path, kind), "--target", "bought", "-o", recipe).exit_code == 0
     text = recipe.read_text()
     data = yaml.load(text, Loader=yaml.BaseLoader)["data"]
-    assert data["path"] == f"../people.{kind}" and (data["task"], data["classes"]) == ("classification", ["no", "yes"])
+    assert data["path"] == f"../people.{kind}" and (data["task"], data["classes"]) == ("classification", ["No", "Yes"])
     assert {key: data[key] for key in WANTED} == json.loads(json.dumps(WANTED).replace("true", '"true"'))
     assert not re.search(r"20\.25|60\.25|1234|1293", text)
     assert all("read from the file" in line for line in text.splitlines() if re.match(r" *(classes|job|flag):", line))
@@ -76,10 +77,10 @@ def test_a_draft_is_refused_until_it_is_filled_in_and_then_trains(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("target", "task", "classes"),
-    [("pay", None, None), ("bought", None, ["no", "yes"]), ("flag", None, [0, 1]), ("flag", "regression", None)],
+    [("pay", None, None), ("bought", None, ["No", "Yes"]), ("flag", None, [0, 1]), ("flag", "regression", None)],
 )
 def test_what_the_target_is(tmp_path: Path, target: str, task: Any, classes: list[Any] | None) -> None:
-    data = yaml.safe_load(draft(written(tmp_path, "csv"), target, task, "people.csv"))["data"]
+    data = yaml.safe_load(draft(written(tmp_path, "csv"), target, task, "people.csv").recipe)["data"]
     assert data["task"] == ("regression" if classes is None else "classification")
     assert (data.get("classes"), data.get("target_bounds")) == (classes, None if classes else ["LOW", "HIGH"])
 
@@ -104,7 +105,7 @@ def test_all_that_keeps_a_file_from_being_trained_on_is_said_together(tmp_path: 
 @pytest.mark.parametrize(("kind", "bounds"), [(np.float64, ["LOW", "HIGH"]), (np.uint8, [0, 255])])
 def test_arrays(tmp_path: Path, kind: Any, bounds: list[Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((40, 3), kind), label=np.arange(40) % 3)
-    data = yaml.safe_load(draft(tmp_path / "a.npz", "label", None, "a.npz"))["data"]
+    data = yaml.safe_load(draft(tmp_path / "a.npz", "label", None, "a.npz").recipe)["data"]
     assert (data["bounds"], data["classes"]) == (bounds, [0, 1, 2])
     with pytest.raises(DataError, match=r"no array 'y' \(known: x, label\)"):
         draft(tmp_path / "a.npz", "y", None, "a.npz")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import table
+from dpsgd_cli.data import labels, table
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.errors import DataError
 
@@ -24,7 +24,7 @@ def test_numbers_and_codes_in_the_declared_order() -> None:
     [
         ([1.0, None, None], r"column 'x' has 2 missing values, first in data row 2"),
         ([np.inf, 1.0, 2.0], r"column 'x' has 1 missing or infinite value, first in data row 1"),
-        (["1", "two", "3"], r"column 'x' holds text in data row 2, which is not a number; name .* data.categorical"),
+        (["1", "two", "3"], r"column 'x' holds no number in data row 2, as data.format .* name .* data.categorical"),
         (["1", "?", "3"], r"column 'x' has 1 missing value, first in data row 2"),
         (list(pd.date_range("2020-01-01", periods=3)), r"column 'x' holds dates"),
     ],
@@ -39,12 +39,12 @@ def test_all_bad_columns_are_reported_together() -> None:
     with pytest.raises(DataError) as caught:
         table.to_matrix(frame, [Column("x"), Column("y", values=("a",))], "file.csv")
     assert len(str(caught.value).splitlines()) == 2
-    assert "holds a value in data row 2" in str(caught.value)
+    assert "'y': 1 cell, first in data row 2, not among" in str(caught.value)
 
 
 def test_unlisted_and_empty_categories() -> None:
     column = Column("job", values=("True", "False"))
-    with pytest.raises(DataError, match=r"holds a value in data row 1.*\(YAML reads yes, no"):
+    with pytest.raises(DataError, match=r"2 cells, first in data row 1, not among.*\(YAML reads yes, no"):
         table.to_codes(pd.Series(["yes", "no"], name="job"), column)
     with pytest.raises(DataError, match=r"1 cell without a listed value, the first \(data row 2\) is empty"):
         table.to_codes(pd.Series(["True", None], name="job"), column)
@@ -53,7 +53,7 @@ def test_unlisted_and_empty_categories() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "given", "indices", "classes"),
+    ("held", "given", "indices", "classes"),
     [
         (["no", "yes", "no"], None, [0, 1, 0], ("no", "yes")),
         ([10, 9, 10], None, [1, 0, 1], (9, 10)),
@@ -61,36 +61,41 @@ def test_unlisted_and_empty_categories() -> None:
         ([1.0, 2.0, 1.0], None, [0, 1, 0], (1, 2)),
         (["a", "b", "a"], ["b", "a", "c"], [1, 0, 1], ("b", "a", "c")),
         (["1", "0", "1"], [0, 1], [1, 0, 1], (0, 1)),
-        ([True, False, True], None, [1, 0, 1], ("false", "true")),
-        (["Yes", "no", "NO"], None, [1, 0, 0], ("no", "yes")),
+        ([True, False, True], None, [1, 0, 1], (False, True)),
+        (["Yes", "no", "NO"], None, [1, 0, 0], ("NO", "Yes")),
         (["TRUE", "false", "True"], [False, True], [1, 0, 1], (False, True)),
         (["yes", "no", "y"], [True, False], [0, 1, 0], (True, False)),
         ([True, False, True], ["no", "yes"], [1, 0, 1], ("no", "yes")),
         (["Yes", "yes", "no"], ["Yes", "yes", "no"], [0, 1, 2], ("Yes", "yes", "no")),
         (["NA", "EU", "NA"], ["EU", "NA"], [1, 0, 1], ("EU", "NA")),
+        (["1.0", "0.0", "1.0"], None, [1, 0, 1], (0.0, 1.0)),
+        (["02", "01", "10"], None, [1, 0, 2], ("01", "02", "10")),
+        (["True", "False", "True"], None, [1, 0, 1], (False, True)),
+        (["true", "false", "true"], None, [1, 0, 1], ("false", "true")),
+        (["a b ", "a b", "a b"], None, [1, 0, 0], ("a b", "a b ")),
     ],
 )
-def test_labels(labels: list[Any], given: list[Any] | None, indices: list[int], classes: tuple[Any, ...]) -> None:
-    codes, found = table.to_labels(pd.Series(labels, name="y"), given)
+def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], classes: tuple[Any, ...]) -> None:
+    codes, found = labels.to_labels(pd.Series(held, name="y"), given)
     assert (codes.tolist(), codes.dtype, found) == (indices, np.int64, classes)
 
 
 @pytest.mark.parametrize(
-    ("labels", "given", "message"),
+    ("held", "given", "message"),
     [
         (
             [0.5, 1.0, 2.0],
             None,
-            "holds a fraction, which is no class; for numeric targets set data.task: regression",
+            "holds a fraction in data row 1, which is not a class; for numeric targets set data.task: regression",
         ),
         ([0.0, np.nan, 1.0], None, "1 missing label, first in data row 2"),
         (["a", "", "b"], None, "1 missing label, first in data row 2"),
         (["a", "a", "a"], None, "training needs at least two classes"),
-        (["a", "b", "x"], ["a", "b"], r"holds a label in data row 3, which is not among the classes \['a', 'b'\]"),
+        (["a", "b", "x"], ["a", "b"], r"1 label, first in data row 3, not among the classes \['a', 'b'\]"),
         ([str(i) + "n" for i in range(60)], None, "60 different values in 60 rows: these are not classes"),
-        (["yes", "no", "maybe"], [True, False], r"holds a label in data row 3, which is not among the classes \[True"),
+        (["yes", "no", "maybe"], [True, False], r"1 label, first in data row 3, not among the classes \[True"),
     ],
 )
-def test_labels_that_are_not_classes(labels: list[Any], given: list[Any] | None, message: str) -> None:
+def test_labels_that_are_not_classes(held: list[Any], given: list[Any] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        table.to_labels(pd.Series(labels, name="y"), given)
+        labels.to_labels(pd.Series(held, name="y"), given)

@@ -45,6 +45,10 @@ def applied(*overrides: str) -> tuple[Any, list[str]]:
         ("model.hidden.1=7", ("model", "hidden"), [3, 7]),
         ("model.hidden=[5]", ("model", "hidden"), [5]),
         ("data.split.test=0.3", ("data", "split"), {"test": 0.3}),
+        ('data.bounds["mean radius"]=[5,25]', ("data", "bounds"), {"mean radius": [5, 25]}),
+        ("data.bounds['a.b = \"c\"']=[5,25]", ("data", "bounds"), {'a.b = "c"': [5, 25]}),
+        ('data.bounds["pay"]=[5,25]', ("data", "bounds"), {"pay": [5, 25]}),
+        ('data.bounds["größe \\"x\\""]=[5,25]', ("data", "bounds"), {'größe "x"': [5, 25]}),
     ],
 )
 def test_an_override_lands_at_its_key(override: str, path: tuple[Any, ...], value: object) -> None:
@@ -78,7 +82,7 @@ def test_a_section_that_the_recipe_leaves_out_begins_as_the_default_kind(
     assert data["kind"] == kind
 
 
-NO_KEY = "write KEY=VALUE, for example method.batch_size=256"
+NO_KEY = 'write KEY=VALUE, as method.batch_size=256, or data.bounds["mean age"]=[0, 9] for a name with other characters'
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,12 @@ NO_KEY = "write KEY=VALUE, for example method.batch_size=256"
         ("=3", NO_KEY),
         ("a b=3", NO_KEY),
         ("method..batch_size=3", NO_KEY),
+        ("data.bounds.mean radius=[5, 25]", NO_KEY),
+        ('data.bounds["mean radius=[5, 25]', NO_KEY),
+        (
+            'data.bounds["mean radius"]=[25, 5]',
+            'data.bounds["mean radius"]: is [25.0, 5.0], but must be [low, high] with low < high',
+        ),
         ("method.batchsize=3", "method.batchsize: unknown key; did you mean method.batch_size?"),
         ("batch_size=3", "batch_size: unknown key; did you mean method.batch_size?"),
         ("name.x=3", "name.x: name is 'x', which has no keys"),

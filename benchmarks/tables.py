@@ -1,0 +1,77 @@
+"""How long, and in how much memory, is a CSV table of 20 columns drafted, read, and read in parts?
+
+    python benchmarks/tables.py [ROWS ...]
+
+Ten columns of fractions, four of whole numbers, four of categories, one of dates, and a label. Each measurement is a
+process of its own: processor seconds and the most memory, that of Python and pandas included.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+COLOURS = ("red", "green", "blue", "yellow", "black")
+READ = """
+from pathlib import Path
+from dpsgd_cli.data import opening
+from dpsgd_cli.recipe.loading import load_recipe
+loaded = load_recipe("table.yaml", {changes!r})
+opening.load_raw(loaded.recipe.data, loaded.base)
+"""
+
+
+def write(path: Path, rows: int) -> None:
+    """Write a table of synthetic records."""
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    for start in range(0, rows, 500_000):
+        count = min(500_000, rows - start)
+        columns: dict[str, object] = {f"n{i}": random.normal(size=count).round(4) for i in range(10)}
+        columns |= {f"k{i}": random.integers(0, 1000, count) for i in range(4)}
+        columns |= {f"c{i}": random.choice(COLOURS, count) for i in range(4)}
+        columns["day"] = (np.datetime64("2015-01-01") + random.integers(0, 3650, count)).astype(str)
+        columns["y"] = np.where(random.random(count) < 0.5, "yes", "no")
+        pd.DataFrame(columns).to_csv(path, index=False, mode="a", header=start == 0)
+
+
+def measured(folder: Path, *command: str) -> str:
+    """Run a command in `folder`; return its processor seconds and memory as cells of a table."""
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
+    process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, command
+    return f"{used.ru_utime + used.ru_stime:.1f} | {used.ru_maxrss / 1024:.0f}"
+
+
+def main(sizes: list[int]) -> None:
+    print("| rows | step | processor, s | memory, MiB |\n| ---: | --- | ---: | ---: |")
+    for rows in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder / "table.csv", rows)
+            drafted = measured(
+                folder, "-m", "dpsgd_cli", "recipe", "new", "table.csv", "--target", "y", "-o", "table.yaml"
+            )
+            recipe = folder / "table.yaml"
+            text = recipe.read_text().replace(
+                "'%Y-%m-%d', bounds: [LOW, HIGH]", "'%Y-%m-%d', bounds: [2015-01-01, 2025-12-31]"
+            )
+            recipe.write_text(text.replace("[LOW, HIGH]\n", "[-1000, 1000]\n"))
+            print(f"| {rows} | recipe new | {drafted} |")
+            for told, changes in (("read", []), ("read with data.on_disk", ["data.on_disk=true"])):
+                print(f"| {rows} | {told} | {measured(folder, '-c', READ.format(changes=changes))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main([int(one) for one in sys.argv[1:]] or [1_000_000, 3_000_000])

@@ -1,0 +1,200 @@
+"""Features of columns of dates, many categories and free text (`data.columns`), computed from each cell by itself.
+
+- A date becomes the days since its first public day, and one category for each cycle: month of the year, day of the
+  month, day of the week, hour of the day.
+- A category of many becomes one of a number of buckets, by a hash of its text.
+- A text becomes the counts of its words, and of runs of words, in a number of buckets, divided by their length.
+
+Guarantee: the features are data-independent. They depend on the recipe and on the record's own cell only, so
+neighbouring data sets stay neighbouring and the features cost no privacy. The hash is MurmurHash3 with seed 0: it is
+public, and hides nothing by itself. The features of a text have L2 norm at most 1 in the numbers as they are stored:
+the norm is rounded up by a relative 2^-21, and rounding to float32 adds at most 2^-24 to each number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.written_numbers import plain_text
+from dpsgd_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SLACK = 2.0**-21
+_WORD = r"(?u)\b\w+\b"
+_DAY = np.timedelta64(1, "D")
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_CYCLES = {
+    "year": ("month", tuple(map(str, range(1, 13)))),
+    "month": ("day", tuple(map(str, range(1, 32)))),
+    "week": ("weekday", WEEKDAYS),
+    "day": ("hour", tuple(map(str, range(24)))),
+}
+"""Name and values of the category that stands for each cycle of a date."""
+
+
+def columns_of(name: str, use: ColumnUse, filling: Missing | None, problems: list[str]) -> list[Column]:
+    """Return the features of the file's column `name`. Appends to `problems` what its `filling` cannot mean.
+
+    A missing category is a category of its own, and so is the cycle of a missing date; a missing text has no words.
+    """
+    if isinstance(use, DateColumn):
+        return _of_dates(name, use, filling, problems)
+    if filling is not None:
+        problems.append(
+            f"data.missing: {name}: a missing cell of a hash or text column is one of its own; leave {quoted(name)} out"
+        )
+    if isinstance(use, HashedColumn):
+        values = tuple(f"bucket {number}" for number in range(use.hash))
+        return [Column(name, values=(*values, ""), filling="", computed=Computed(name, "hash", buckets=use.hash))]
+    category = f"{name} (text)"
+    return [
+        Column(
+            f"{name} (text {number})",
+            (0.0, 1.0),
+            indicator=True,
+            category=category,
+            computed=Computed(name, "text", buckets=use.text, bucket=number, words=use.words),
+        )
+        for number in range(use.text)
+    ]
+
+
+def _of_dates(name: str, use: DateColumn, filling: Missing | None, problems: list[str]) -> list[Column]:
+    first, last = use.ends
+    days = float((last - first).days + 1)
+    value: float | None = None
+    if filling is not None:
+        value = days / 2 if filling.value is None else _days_of(filling.value, first)
+        if value is None or not 0 <= value <= days:
+            problems.append(
+                f"data.missing: {name}: give a day within the column's bounds, as {use.bounds[0]}, or leave the value"
+                " out, which takes their middle"
+            )
+    own = [Column(name, (0.0, days), filling=value, computed=Computed(name, "days", use.date, use.bounds[0]))]
+    if filling is not None and filling.indicator:
+        marks = f"{name} is missing"
+        own.append(Column(marks, (0.0, 1.0), indicator=True, category=marks, marks=name))
+    for cycle in use.told_cycles:
+        called, values = _CYCLES[cycle]
+        own.append(
+            Column(f"{name} ({called})", values=(*values, ""), filling="", computed=Computed(name, cycle, use.date))
+        )
+    return own
+
+
+def _days_of(value: object, first: datetime) -> float | None:
+    try:
+        return float((datetime.fromisoformat(str(value)) - first).days)
+    except (ValueError, TypeError):
+        return None
+
+
+def entries(cells: pd.Series, missing: np.ndarray, column: Column, kept: dict[str, Any]) -> np.ndarray:
+    """Return the entries (N,) of a computed column for the cells of its source, `missing` (N,) of which are gaps.
+
+    `kept` holds what several columns of one source share; it starts empty for every table.
+
+    Raises DataError, naming the first row, for a cell that is no date of the column's form, and for a missing date
+    without a filling.
+    """
+    rule = column.computed
+    assert rule is not None
+    if rule.kind == "text":
+        key = f"text {rule.of}"
+        if key not in kept:
+            kept[key] = _bags(cells, missing, rule)
+        bags, codes = kept[key]
+        return np.asarray(bags[codes, rule.bucket])
+    if rule.kind == "hash":
+        return _buckets(cells, missing, rule.buckets)
+    key = f"date {rule.of}"
+    if key not in kept:
+        kept[key] = moments(cells, missing, rule.form)
+    return _of_moments(kept[key], missing, column, rule)
+
+
+def _of_moments(times: np.ndarray, missing: np.ndarray, column: Column, rule: Computed) -> np.ndarray:
+    days = times.astype("datetime64[D]")
+    if rule.kind == "days":
+        found = (times - np.datetime64(rule.first, "us")) / _DAY
+        if missing.any() and column.filling is None:
+            raise DataError(
+                f"column {quoted(rule.of)} has {int(missing.sum())} missing dates, first in data row"
+                f" {int(missing.argmax()) + 1}; say what they mean, data.missing: {{{rule.of}: {{indicator: true}}}},"
+                " or leave those rows out"
+            )
+        return np.where(missing, float(column.filling or 0.0), found)
+    months = times.astype("datetime64[M]")
+    codes = {
+        "year": lambda: months.astype(np.int64) % 12,
+        "month": lambda: (days - months.astype("datetime64[D]")).astype(np.int64),
+        "week": lambda: (days.astype(np.int64) + 3) % 7,  # 1 January 1970 was a Thursday
+        "day": lambda: (times - days).astype("timedelta64[h]").astype(np.int64),
+    }[rule.kind]()
+    return np.where(missing, len(column.values or ()) - 1, codes)
+
+
+def moments(cells: pd.Series, missing: np.ndarray, form: str) -> np.ndarray:
+    """Return the times of cells, datetime64[us] (N,): of text in the form `form`, or as the file holds them.
+
+    Raises DataError, naming the first row, for a cell that is neither missing nor a date. Never its content.
+    """
+    import pandas as pd
+
+    if pd.api.types.is_datetime64_any_dtype(cells):
+        found = pd.to_datetime(cells, utc=True).dt.tz_localize(None)
+    else:
+        values = cells.astype("category")
+        texts = pd.Series([cell if hasattr(cell, "year") else None for cell in values.cat.categories], dtype=object)
+        own = pd.to_datetime(texts, errors="coerce", utc=True)
+        read = pd.to_datetime(
+            pd.Series([plain_text(cell).strip() for cell in values.cat.categories], dtype=object),
+            format=form,
+            errors="coerce",
+            utc=True,
+        )
+        whole = np.append(own.fillna(read).dt.tz_localize(None).to_numpy("datetime64[us]"), np.datetime64("NaT", "us"))
+        found = pd.Series(whole[values.cat.codes.to_numpy()])
+    times = found.to_numpy("datetime64[us]")
+    bad = np.isnat(times) & ~missing
+    if bad.any():
+        raise DataError(
+            f"column {quoted(cells.name)} holds no date of the form {form} in data row {int(bad.argmax()) + 1} (and"
+            f" {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
+        )
+    return np.where(missing, np.datetime64(0, "us"), times)
+
+
+def _buckets(cells: pd.Series, missing: np.ndarray, buckets: int) -> np.ndarray:
+    """Return the bucket of each cell, or `buckets` for a gap."""
+    from sklearn.utils import murmurhash3_32
+
+    values = cells.astype("category")
+    codes = [murmurhash3_32(plain_text(value), seed=0, positive=True) % buckets for value in values.cat.categories]
+    return np.where(missing, buckets, np.array([*codes, buckets])[values.cat.codes.to_numpy()])
+
+
+def _bags(cells: pd.Series, missing: np.ndarray, rule: Computed) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features (C, buckets) of the different texts, then zeros, and each cell's row among them."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    values = cells.astype("category")
+    texts: Sequence[str] = [plain_text(value) for value in values.cat.categories]
+    counting = HashingVectorizer(
+        n_features=rule.buckets, ngram_range=(1, rule.words), token_pattern=_WORD, norm=None, alternate_sign=False
+    )
+    bags = np.zeros((len(texts) + 1, rule.buckets), np.float32)
+    if texts:
+        counts = counting.transform(texts).toarray()
+        norms = np.sqrt(np.einsum("ij,ij->i", counts, counts))
+        bags[:-1] = counts / (np.maximum(norms, 1.0) * (1 + _SLACK))[:, None]
+    return bags, np.where(missing, len(texts), values.cat.codes.to_numpy())

@@ -1,0 +1,379 @@
+"""How a table is written, and what each of its columns seems to hold; for drafts of recipes (`recipe_template.py`).
+
+The whole file is looked at, on the machine of whoever runs `dpsgd recipe new`. No guarantee covers that. What is found
+goes into the recipe, where a person confirms it; training reads what the recipe says and detects nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data import table_files
+from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.computed_columns import moments
+from dpsgd_cli.data.table import gaps, refuse_nested
+from dpsgd_cli.data.table_files import MISSING, PLAIN
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
+from dpsgd_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_CATEGORIES = 50
+BUCKETS = 64
+WORD_BUCKETS = 128
+_ROWS_LOOKED_AT = 200
+_BLOCK = 1 << 22
+_OF_WINDOWS = bytes(range(0x80, 0xA0))
+_TEXTS_TRIED = 5000
+_SYMBOLS = ("$", "€", "£", "¥", "%", "USD", "EUR", "GBP", "CHF")
+_MARKS = (
+    "-",
+    "--",
+    "---",
+    "\u2013",
+    ".",
+    "..",
+    "*",
+    "n/a",
+    "na",
+    "n.a.",
+    "N.A.",
+    "k.A.",
+    "#N/A",
+    "#NV",
+    "none",
+    "NONE",
+)
+_WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
+_DAYS: tuple[str, ...] = (
+    "%Y-%m-%d",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%Y/%m/%d",
+    "%Y%m%d",
+    "%d.%m.%y",
+)
+_DAYS = (*_DAYS, "%d/%m/%y", "%m/%d/%y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%Y.%m.%d")
+_TIMES = ("", " %H:%M:%S", " %H:%M", "T%H:%M:%S", "T%H:%M", "T%H:%M:%SZ", " %H:%M:%S.%f", "T%H:%M:%S.%f", " %I:%M %p")
+_PERSON = (
+    r"user|customer|client|patient|person|member|subject|household|employee|student|driver|visitor|kunde|patientin"
+)
+_ID = re.compile(
+    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
+)
+_OF_A_PERSON = re.compile(_PERSON)
+_A_NUMBER = re.compile(r"[\s+\-\u2212$€£¥%]*\d[\d.,'\s\u00a0\u202f]*[\s$€£¥%]*")
+
+Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a column seems to hold (`kind`), how the draft uses it (`role`), and what a person has to confirm."""
+
+    kind: str
+    role: Role
+    confirm: str
+    values: tuple[str, ...] = ()
+    form: str = ""
+    gaps: bool = False
+
+
+def format_of(path: Path, kind: str, target: str) -> TableFormat:
+    """Return the encoding, separator and blanks of a text file, or the sheet of an Excel file with several."""
+    if kind == ".xlsx":
+        return _of_sheets(path)
+    if not kind.startswith((".csv", ".tsv")):
+        return PLAIN
+    encoding = _encoding(path)
+    with table_files.opened(path, encoding) as lines:
+        rows = [line for _, line in zip(range(_ROWS_LOOKED_AT), lines, strict=False)]
+    first = next((row for row in rows if row.strip()), "")
+    separator = max(",;\t|", key=lambda mark: len((_cells(rows, mark) or [[]])[0]))
+    cells = _cells(rows, separator)
+    if len((cells or [[]])[0]) < 2:
+        separator = table_files.separator_of(PLAIN, first)
+        cells = _cells([first], separator)
+    head, body = (cells or [[]])[0], cells[1:]
+    header = target in (name.strip() for name in head) or not target.isdecimal() or int(target) > len(head)
+    blanks_in_header = any(name.startswith(" ") for name in head)
+    blanks = any(cell.startswith(" ") for row in body for cell in row)
+    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blanks_in_header or not blanks)
+
+
+def _of_sheets(path: Path) -> TableFormat:
+    import zipfile
+
+    import pandas as pd
+
+    try:
+        with pd.ExcelFile(path, engine="openpyxl") as book:
+            names = list(book.sheet_names)
+    except (ImportError, OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return PLAIN  # reading it says what is wrong
+    return TableFormat(sheet=str(names[0])) if len(names) > 1 else PLAIN
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding of a file: UTF-8 if all of it is, else by the bytes that only Windows uses for letters."""
+    with table_files.opened(path, "latin-1") as stream:
+        block = stream.buffer.read(_BLOCK)
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        reader, is_utf8, windows = codecs.getincrementaldecoder("utf-8")(), True, False
+        while block:
+            if is_utf8:
+                try:
+                    reader.decode(block)
+                except UnicodeDecodeError:
+                    is_utf8 = False
+            windows = windows or len(block.translate(None, _OF_WINDOWS)) < len(block)
+            block = stream.buffer.read(_BLOCK)
+    return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
+
+
+def _cells(rows: Sequence[str], mark: str) -> list[list[str]]:
+    """Return the cells that a separator makes of rows if all rows have as many, else none."""
+    try:
+        found = [row for row in csv.reader(rows, delimiter=mark) if row]
+    except csv.Error:  # a cell of more than 131,072 characters
+        return []
+    whole = found[:-1] if len(rows) == _ROWS_LOOKED_AT else found  # the last one may go on
+    return whole if len({len(row) for row in whole}) == 1 else []
+
+
+def with_numbers(frame: pd.DataFrame, written: TableFormat) -> TableFormat:
+    """Return the format with decimal mark, groups, symbols and marks of missing values of its number columns.
+
+    Those that make numbers of the most columns are taken; such a column holds nothing else but marks of missing values.
+    """
+    columns = [_texts(frame[name]) for name in frame.columns if _is_text(frame[name])]
+    columns = [texts for texts in columns if texts and any(_A_NUMBER.fullmatch(text) for text in texts)]
+    pairs = list(_WRITTEN)
+    if written.separator == ";":
+        pairs.sort(key=lambda pair: pair[0] != ",")
+    best, most = written, 0
+    for decimal, thousands in pairs:
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=list(_SYMBOLS), missing=list(_MARKS))
+        fitting = [texts for texts in columns if _all_numbers(texts, tried)]
+        if len(fitting) > most:
+            seen = [text for texts in fitting for text in texts]
+            symbols = [one for one in _SYMBOLS if any(one in text for text in seen)]
+            marks = [one for one in _MARKS if one in seen]
+            best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
+    dated = {text for name in frame.columns if _is_text(frame[name]) for text in _texts(frame[name]) if text in _MARKS}
+    if dated and any(form_of(frame[name], _marks_too(best)) for name in frame.columns if _is_text(frame[name])):
+        best = best.changed(missing=[one for one in _MARKS if one in dated])
+    return best
+
+
+def _marks_too(written: TableFormat) -> TableFormat:
+    return written.changed(missing=list(_MARKS))
+
+
+def _all_numbers(texts: list[str], written: TableFormat) -> bool:
+    import pandas as pd
+
+    numbers, bad = numbers_in(pd.Series(texts, dtype=object), written)
+    return not bad.any() and bool(np.isfinite(numbers).any())
+
+
+def _is_text(series: pd.Series) -> bool:
+    """Return True if a column holds text, at least in part, and no lists or objects."""
+    import pandas as pd
+
+    if series.dtype == object and any(pd.api.types.is_list_like(cell) for cell in series):
+        return False
+    return not pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_datetime64_any_dtype(series)
+
+
+def _texts(series: pd.Series) -> list[str]:
+    """Return the first different texts of a column, without the usual words for missing values."""
+    values = series.dropna().astype("category").cat.categories[:_TEXTS_TRIED]
+    return [text for value in values if isinstance(value, str) and (text := value.strip()) not in MISSING]
+
+
+def form_of(series: pd.Series, written: TableFormat) -> str:
+    """Return the form of dates that all texts of a column have, "" if there is none. Days come before months."""
+    import pandas as pd
+
+    found = [text for text in _texts(series) if text not in written.marks]
+    if len(found) < 2 or not all(any(letter.isdigit() for letter in text) for text in found[:20]):
+        return ""
+    for day in _DAYS:
+        for time in _TIMES:
+            few, all_ = pd.Series(found[:5], dtype=object), pd.Series(found, dtype=object)
+            if all(pd.to_datetime(one, format=day + time, errors="coerce").notna().all() for one in (few, all_)):
+                return day + time
+    return ""
+
+
+def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: bool) -> Use:
+    """Return the use of a column, from its cells as the reader types them and as `text`. `told_text`: it is text.
+
+    Raises DataError, naming the first row, for a column of numbers or dates in several forms.
+    """
+    import pandas as pd
+
+    try:
+        refuse_nested(typed)
+    except DataError:
+        return Use("lists or objects", "drop", "write plain values, a column for each")
+    name = str(typed.name)
+    if typed.dtype == np.float64 and not told_text and not _ID.match(name.lower()):
+        cells = typed.to_numpy()
+        empty, there = np.isnan(cells), np.unique(cells[~np.isnan(cells)])
+        if len(there) > 2 and np.isfinite(there).all():
+            kind = "whole numbers" if (there == np.floor(there)).all() else "numbers"
+            return Use(kind, "number", "least and largest value", gaps=bool(empty.any()))
+    empty = gaps(text, written)
+    there = text[~empty]
+    different, cells = int(there.nunique()), len(there)
+    if pd.api.types.is_timedelta64_dtype(typed):
+        return Use("durations", "drop", "write them as numbers")
+    if not cells:
+        return Use("empty throughout", "drop", "it tells nothing")
+    if different < 2 and not empty.any():
+        return Use("one value throughout", "drop", "it tells nothing")
+    if pd.api.types.is_datetime64_any_dtype(typed) or (len(there) and hasattr(there.iloc[0], "year")):
+        return Use("dates", "date", "first and last day", form=_typed_form(there), gaps=bool(empty.any()))
+    texts = [plain_text(value) for value in there.astype("category").cat.remove_unused_categories().cat.categories]
+    form = "" if told_text else form_of(pd.Series(texts, dtype=object), written)
+    if form and (_is_text(typed) or _is_a_year(form, texts)):
+        return Use("dates", "date", _told_form(form, texts), form=form, gaps=bool(empty.any()))
+    coded = told_text or any(re.fullmatch(r"0\d+", one) for one in texts)
+    if not coded and not pd.api.types.is_bool_dtype(typed):
+        numbers, bad = numbers_in(typed, written)
+        if not bad.any() and np.isfinite(numbers).any():
+            return replace(_of_numbers(name, numbers[~empty], texts), gaps=bool(empty.any()))
+        _refuse_mixed(name, typed, bad, texts, written)
+    return _of_texts(name, texts, there, cells, coded)
+
+
+def _is_a_year(form: str, texts: Sequence[str]) -> bool:
+    """Return True if whole numbers are all days such as 20201231."""
+    return form == "%Y%m%d" and all(re.fullmatch(r"(19|20)\d{6}", one) for one in texts)
+
+
+def _typed_form(there: pd.Series) -> str:
+    times = moments(there, np.zeros(len(there), bool), "%Y-%m-%d")
+    return "%Y-%m-%d" if (times == times.astype("datetime64[D]")).all() else "%Y-%m-%d %H:%M:%S"
+
+
+def _told_form(form: str, texts: Sequence[str]) -> str:
+    """Return what to confirm of a form: also if days and months could be taken for each other."""
+    import pandas as pd
+
+    other = form.replace("%d", "%\0").replace("%m", "%d").replace("%\0", "%m")
+    if other != form and not form.startswith("%Y") and "%m" in form:
+        read = pd.to_datetime(pd.Series(list(texts), dtype=object), format=other, errors="coerce")
+        if read.notna().all():
+            return f"first and last day, and that {form} is right: {other} would fit too"
+    return "first and last day"
+
+
+def _of_numbers(name: str, numbers: np.ndarray, texts: Sequence[str]) -> Use:
+    whole = bool((numbers == np.floor(numbers)).all())
+    different = len(np.unique(numbers))
+    if whole and len(numbers) > 2 and (np.diff(numbers) == 1).all():
+        return Use("row numbers", "drop", "they tell nothing")
+    if whole and _ID.match(name.lower()) and different > 2:
+        named = _of_names(name, different, len(numbers))
+        if named is not None:
+            return named
+    if different <= 2:
+        return Use("category", "category", "its values, read from the file", values=tuple(sorted(texts)))
+    return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
+
+
+def _of_names(name: str, different: int, cells: int) -> Use | None:
+    """Return the use of a column that names something; None if it repeats too often to name persons."""
+    if different == cells:
+        return Use("identifier", "drop", "different in each row, so nothing can be learnt from it")
+    if different < 10 or cells > MOST_CATEGORIES * different:
+        return None
+    return Use("identifier, repeated", "unit", "that it names whose rows these are")
+
+
+def _of_texts(name: str, texts: list[str], there: pd.Series, cells: int, coded: bool) -> Use:
+    different = len(texts)
+    words = float(np.mean([len(re.findall(r"\w+", one)) for one in texts[:_TEXTS_TRIED]])) if texts else 0.0
+    if words >= 3 and (different > MOST_CATEGORIES or (different == cells and cells >= 10)):
+        return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
+    if cells >= 10 and (different == cells or _ID.match(name.lower())):
+        named = _of_names(name, different, cells)
+        if named is not None:
+            return named
+    kind = "codes" if coded or any(re.fullmatch(r"0\d+", one) for one in texts) else "category"
+    if different <= MOST_CATEGORIES:
+        return Use(kind, "category", "its values, read from the file", values=tuple(sorted(texts)))
+    near = "that it names no person: nearly each row has its own" if cells < 1.5 * different else ""
+    return Use(
+        f"{kind}, {different} different", "hash", near or "nothing: no value of it is in the recipe or the model"
+    )
+
+
+def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str], written: TableFormat) -> None:
+    """Raise DataError if most cells of a column look like numbers, or like dates of one form, and some do not."""
+    import pandas as pd
+
+    looks = [one for one in texts[:_TEXTS_TRIED] if _A_NUMBER.fullmatch(one)]
+    strict, _ = numbers_in(pd.Series(texts, dtype=object), written)
+    here = f"column {quoted(name)}"
+    advice = f"; mend those cells, or say that it holds codes: --text {quoted(name)}"
+    if (
+        len(texts) >= 5
+        and len(looks) >= 0.9 * min(len(texts), _TEXTS_TRIED)
+        and 2 * np.isfinite(strict).sum() > len(texts)
+    ):
+        row = int(bad.argmax()) + 1
+        marks = f"decimal {quoted(written.decimal)}, thousands {quoted(written.thousands)}"
+        raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
+    if len(texts) < 5:
+        return
+    sample = pd.Series(texts[:_TEXTS_TRIED], dtype=object)
+    for day in _DAYS[:7]:
+        fits = pd.to_datetime(sample, format=day, errors="coerce").notna()
+        if 0.5 <= fits.mean() < 1:
+            odd = set(sample[~fits])
+            row = int(typed.astype(str).str.strip().isin(odd).to_numpy().argmax()) + 1
+            raise DataError(
+                f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
+            )
+
+
+def is_of_a_person(name: str) -> bool:
+    """Return True if a column is called as the name of a person is."""
+    return _OF_A_PERSON.search(name.lower()) is not None
+
+
+def said(written: TableFormat, kind: str) -> list[str]:
+    """Return in words how a table is written."""
+    if kind == ".xlsx":
+        return [f"sheet {quoted(written.sheet)}, of several"] if written.sheet else ["its only sheet"]
+    names = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252 (cp1252)", "latin-1": "Latin-1", "utf-16": "UTF-16"}
+    told = [names.get(written.encoding, written.encoding)]
+    told.append(f"separator {'tab' if written.separator == chr(9) else quoted(written.separator)}")
+    told.append(f"decimal {quoted(written.decimal)}")
+    if written.thousands:
+        told.append(f"thousands {quoted(written.thousands)}")
+    if written.symbols:
+        told.append(f"symbols {' '.join(written.symbols)} beside numbers")
+    if written.marks:
+        told.append(f"missing values {' '.join(written.marks)}")
+    if not written.header:
+        told.append("no header")
+    return told

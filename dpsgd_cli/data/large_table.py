@@ -1,0 +1,120 @@
+"""A user's own CSV file with `data.on_disk`: converted in parts to a file of numbers, which stays on disk.
+
+Rows are never all in memory: a part of the file is read at a time, and training reads the rows of a batch
+(`on_disk.py`). Only the keys of rows are (8 bytes each, if a test part is cut). The numbers are kept in the cache
+folder of the user, readable by nobody else, under the hash of the file and of all that decides how it is read; delete
+the folder `tables` there to forget them.
+
+Classes and categories must be declared, because they would otherwise be known only after all rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.data import table
+from dpsgd_cli.data.dataset import Layout, RawDataset
+from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table_files import PLAIN
+from dpsgd_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Parts = Callable[[], "Iterator[pd.DataFrame]"]
+ROWS_AT_ONCE = 200_000
+VERSION = 1
+_HEADER_BYTES = 128
+
+
+def refuse_unfit(data: Data, kinds: list[str]) -> None:
+    """Raise DataError for tables that cannot be read in parts."""
+    problems = []
+    if len(kinds) > 1 or not kinds[0].startswith((".csv", ".tsv")):
+        problems.append("is for one csv or tsv file, cut by data.split")
+    if data.task == "classification" and data.classes is None:
+        problems.append("needs data.classes: labels that stay on disk are not searched for them")
+    if isinstance(data.categorical, list):
+        problems.append("needs the values of data.categorical: rows that stay on disk are not searched for them")
+    if data.unit is not None:
+        problems.append("keeps rows apart, and those of a user (privacy.unit) have to be together; leave it out")
+    if problems:
+        raise DataError("\n".join(f"data.on_disk: {problem}" for problem in problems))
+
+
+def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: Parts) -> RawDataset:
+    """Return the rows of the table as they stay on disk. `parts` yields its columns, some rows at a time.
+
+    Raises DataError as the reader of small tables does; rows are then counted from the part's first one.
+    """
+    told = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
+    key = json.dumps([VERSION, told, hashes, layout.plain()], sort_keys=True, default=str)
+    place = cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    kept = place.with_suffix(".x.npy"), place.with_suffix(".y.npy")
+    if not all(one.is_file() for one in kept):
+        _convert(parts, data, layout, path, kept)
+    x, y = (Stored(one) for one in kept)
+    whole = Selection(len(x))
+    classes = None if data.task == "regression" else tuple(data.classes or ())
+    part = DiskPart(DiskRows(x, whole), DiskRows(y, whole))
+    said = table.declarations(data, layout.columns or (), classes)
+    return RawDataset(path.name, part, None, layout, classes, said, (), hashes)
+
+
+def _convert(parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[Path, Path]) -> None:
+    """Write the features (N, D), float64, and the labels (N,) of all parts. Complete files or none are left."""
+    kept[0].parent.mkdir(parents=True, exist_ok=True)
+    drafts = [one.with_name(f".{secrets.token_hex(8)}.npy") for one in kept]
+    done, kind = 0, np.dtype(np.float32 if data.task == "regression" else np.int64)
+    try:
+        with _private(drafts[0]) as features, _private(drafts[1]) as labels:
+            for frame in parts():
+                where = f"{path.name}, data rows counted from row {done + 1}"
+                x = table.to_matrix(frame, layout.columns or (), where, data.format or PLAIN)
+                (y,), _ = read_labels(data, [frame[data.target]], [Path(where)], data.classes)
+                features.write(np.ascontiguousarray(x).data)
+                labels.write(y.astype(kind).data)
+                done += len(frame)
+            for stream, shape, of in (
+                (features, (done, layout.features), np.dtype(np.float64)),
+                (labels, (done,), kind),
+            ):
+                stream.seek(0)
+                stream.write(_header(shape, of))
+        if not done:
+            raise DataError(f"{path} has no rows")
+        for draft, one in zip(drafts, kept, strict=True):
+            os.replace(draft, one)
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+
+
+def _private(path: Path) -> BinaryIO:
+    """Open a new file that only its owner may read, with room for a header."""
+    stream = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+    stream.write(bytes(_HEADER_BYTES))
+    return stream
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """Return the header of a npy file, version 1.0, of `_HEADER_BYTES` bytes for any shape.
+
+    >>> import io
+    >>> np.load(io.BytesIO(_header((2,), np.dtype(np.int64)) + bytes(16))).tolist()
+    [0, 0]
+    """
+    told = str({"descr": dtype.str, "fortran_order": False, "shape": shape})
+    begin = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
+    return begin + told.ljust(_HEADER_BYTES - 11).encode() + b"\n"

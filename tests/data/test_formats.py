@@ -1,0 +1,208 @@
+"""How tables are written: read as the recipe says and not otherwise, and found out by `dpsgd recipe new` alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from dpsgd_cli.data import detection, opening
+from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.written_numbers import numbers_in
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.main import main
+
+GERMAN = TableFormat(decimal=",", thousands=".", symbols=["€", "%"], missing=["-"])
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "number"),
+    [
+        ("1.234,50", GERMAN, 1234.5),
+        ("-7,5 %", GERMAN, -7.5),
+        ("€ 1.234.567", GERMAN, 1234567),
+        ("-", GERMAN, None),
+        ("12.34", GERMAN, "bad"),
+        ("1,234.5", GERMAN, "bad"),
+        ("1,2,3", GERMAN, "bad"),
+        ("$30,123", TableFormat(thousands=",", symbols=["$"]), 30123),
+        ("-$5.25", TableFormat(thousands=",", symbols=["$"]), -5.25),
+        ("30,12", TableFormat(thousands=","), "bad"),
+        ("0,123", TableFormat(thousands=","), "bad"),
+        ("--5", TableFormat(symbols=["$"]), "bad"),
+        ("1 234,5", TableFormat(decimal=",", thousands=" "), 1234.5),
+        ("1\u00a0234", TableFormat(thousands=" "), 1234),
+        ("\u22125", TableFormat(), -5),
+        ("1e3", TableFormat(), 1000),
+        ("1,5", TableFormat(), "bad"),
+        ("?", TableFormat(), None),
+        ("1_000", TableFormat(), "bad"),
+        ("\u0663", TableFormat(), "bad"),
+    ],
+)
+def test_a_number_is_what_the_format_says_and_nothing_else(text: str, written: TableFormat, number: Any) -> None:
+    (found,), (bad,) = numbers_in(pd.Series([text], dtype=object), written)
+    assert ("bad" if bad else None if pd.isna(found) else found) == number
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"a,y\n1,x\n", {"separator": ","}),
+        ("\ufeffa,y\n1,\u00e9\n".encode(), {"separator": ","}),
+        ("a;y\n1;\u00e9\n".encode("latin-1"), {"separator": ";", "encoding": "latin-1"}),
+        ("a;y\n1;\u20ac\n".encode("cp1252"), {"separator": ";", "encoding": "cp1252"}),
+        ("a\ty\n1\tx\n".encode("utf-16"), {"separator": "\t", "encoding": "utf-16"}),
+        (b'a,y\n"1;2;3",x\n"1;2;3",z\n', {"separator": ","}),
+        (b"a,y\n 1, x\n", {"separator": ",", "trim": False}),
+        (b"a, y\n1, x\n", {"separator": ","}),
+        (b"a,y\n1;2,x\n", {"separator": ","}),
+    ],
+)
+def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes, found: dict[str, Any]) -> None:
+    (tmp_path / "own.csv").write_bytes(content)
+    written = detection.format_of(tmp_path / "own.csv", ".csv", "y")
+    assert written.model_dump(exclude_defaults=True) == found
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        (["1.5", "2"], {}),
+        (["1,5", "2"], {"decimal": ","}),
+        (["1,234", "12,345"], {"thousands": ","}),
+        (["1.234,5", "2"], {"decimal": ",", "thousands": "."}),
+        (["$1", "-"], {"symbols": ["$"], "missing": ["-"]}),
+        (["1 %", "2.5%"], {"symbols": ["%"]}),
+        (["red", "-"], {}),
+        (["1.2.3", "1.2.4"], {}),
+    ],
+)
+def test_numbers_that_are_found(cells: list[str], found: dict[str, Any]) -> None:
+    written = detection.with_numbers(pd.DataFrame({"a": cells}, dtype=object), TableFormat(separator=","))
+    assert written.model_dump(exclude_defaults=True, exclude={"separator"}) == found
+
+
+def test_training_does_not_find_out_what_the_recipe_leaves_out(tmp_path: Path) -> None:
+    """One record more or less would otherwise change how all others are read."""
+    told: dict[str, Any] = {"path": "own.csv", "target": "y", "classes": ["u", "v"]}
+    (tmp_path / "own.csv").write_text("a;y\n1,5;u\n2,5;v\n")
+    with pytest.raises(DataError, match="column 'a' holds no number in data row 1 and 1 more"):
+        opening.load_raw(Data.model_validate(told), tmp_path)
+    read: Any = opening.load_raw(Data.model_validate(told | {"format": {"decimal": ","}}), tmp_path)
+    assert read.train.x.tolist() == [[1.5], [2.5]]
+    (tmp_path / "own.csv").write_bytes("a,y\n1,u\u00e9\n2,v\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"byte .* is not utf-8; give data\.format\.encoding"):
+        opening.load_raw(Data.model_validate(told), tmp_path)
+
+
+def test_excel_sheets_are_named_and_cells_keep_their_type(tmp_path: Path) -> None:
+    with pd.ExcelWriter(tmp_path / "own.xlsx") as book:
+        pd.DataFrame({"a": [1, None, 3.5], "y": ["u", "v", "u"]}).to_excel(book, sheet_name="one", index=False)
+        pd.DataFrame({"a": [7.0], "y": ["u"]}).to_excel(book, sheet_name="two", index=False)
+    told: dict[str, Any] = {"path": "own.xlsx", "target": "y", "classes": ["u", "v"], "missing": {"a": 0}}
+    for sheet, rows in ((None, [[1.0], [0.0], [3.5]]), ("two", [[7.0]])):
+        read: Any = opening.load_raw(Data.model_validate(told | {"format": {"sheet": sheet}}), tmp_path)
+        assert read.train.x.tolist() == rows
+    with pytest.raises(DataError, match="has no sheet 'three'"):
+        opening.load_raw(Data.model_validate(told | {"format": {"sheet": "three"}}), tmp_path)
+    (tmp_path / "own.xlsx").write_text("no workbook")
+    with pytest.raises(DataError, match="cannot be read as an Excel file"):
+        opening.load_raw(Data.model_validate(told), tmp_path)
+
+
+SECRET = "Quetzal77"
+DATES = {"columns": {"a": {"date": "%Y-%m-%d", "bounds": ["2019-01-01", "2022-01-01"]}}}
+BAD: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "text among numbers": (["1", SECRET, "3"], {}, "column 'a' holds no number in data row 2"),
+    "another decimal mark": (["1.5", "7177,7177", "3"], {}, "column 'a' holds no number in data row 2"),
+    "no date": (["2020-01-01", SECRET, "2020-01-02"], DATES, "'a' holds no date of the form %Y-%m-%d in data row 2"),
+    "another form of dates": (["2020-01-01", "17.07.2071", "2020-01-02"], DATES, "no date .* in data row 2"),
+    "an unlisted category": (["u", SECRET, "u"], {"categorical": {"a": ["u"]}}, "'a': 1 cell, first in data row 2"),
+    "bounds without values": (
+        ["7177", "7178", "7179"],
+        {"bounds": {"a": [0, 1]}},
+        "'a' hold none of its 3 .* data row 1",
+    ),
+    "an infinite number": (["1", "inf", "2"], {}, "column 'a' has 1 missing or infinite value, first in data row 2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named_by_row_and_column_and_never_by_its_content(tmp_path: Path, case: str) -> None:
+    cells, data, said = BAD[case]
+    (tmp_path / "own.csv").write_text("a;y\n" + "".join(f"{c};{y}\n" for c, y in zip(cells, "uvu", strict=True)))
+    recipe = {
+        "name": "bad",
+        "data": {"path": "own.csv", "target": "y", "classes": ["u", "v"], "bounds": {"a": [0, 9]}} | data,
+        "model": {"kind": "linear"},
+        "method": {"kind": "dp-sgd", "batching": "full"},
+        "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}},
+    }
+    if "columns" in data or "categorical" in data:
+        del recipe["data"]["bounds"]  # type: ignore[attr-defined]
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(recipe))
+    refused = command("train", tmp_path / "bad.yaml", "--dry-run")
+    assert refused.exit_code != 0 and re.search(said, refused.output), refused.output
+    assert not any(part in refused.output for part in (SECRET, "7177", "17.07"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["u", "v", SECRET], "'y': 1 label, first in data row 3"),
+        (["u", "v", ""], "1 missing label, first in data row 3"),
+    ],
+)
+def test_labels_that_are_wrong_are_not_shown_either(tmp_path: Path, labels: list[str], said: str) -> None:
+    (tmp_path / "own.csv").write_text("a,y\n" + "".join(f"1,{one}\n" for one in labels))
+    told = {"path": "own.csv", "target": "y", "classes": ["u", "v"]}
+    with pytest.raises(DataError, match=said) as refused:
+        opening.load_raw(Data.model_validate(told), tmp_path)
+    assert SECRET not in str(refused.value)
+
+
+MIXED = {
+    "two decimal marks": (["1.5", "2.5", "3.5", "4.5", "5.5", "7177,71"], "numbers in several forms: .* data row 6"),
+    "two forms of dates": (
+        [f"2020-01-0{i}" for i in range(1, 7)] + ["17.07.2071"],
+        "dates in several forms.* data row 7",
+    ),
+    "a word among dates": (
+        [f"2020-01-0{i}" for i in range(1, 7)] + [SECRET],
+        "dates in several forms, or .* not %Y-%m-%d in data row 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_a_draft_refuses_what_is_written_in_two_ways(tmp_path: Path, case: str) -> None:
+    cells, said = MIXED[case]
+    (tmp_path / "own.csv").write_text("a;y\n" + "".join(f"{one};{'uv'[i % 2]}\n" for i, one in enumerate(cells)))
+    refused = command("recipe", "new", tmp_path / "own.csv", "--target", "y")
+    assert refused.exit_code != 0 and re.search(rf"column 'a' holds {said}", refused.output), refused.output
+    assert not any(part in refused.output for part in (SECRET, "7177", "17.07"))
+    assert command("recipe", "new", tmp_path / "own.csv", "--target", "y", "--text", "a").exit_code == 0
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"decimal": ",", "thousands": ","}, "thousands: is ',', which is the decimal mark"),
+        ({"header": False}, "separator: is needed with header: false"),
+        ({"encoding": "hex"}, "'hex' is no encoding of text"),
+    ],
+)
+def test_formats_that_cannot_be(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        TableFormat.model_validate(given)

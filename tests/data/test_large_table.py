@@ -1,0 +1,112 @@
+"""A large table in parts: the numbers of the reader of small tables, on disk, in files of the owner's own."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import dpsgd_cli as dpsgd
+from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.data import large_table, opening
+from dpsgd_cli.data.on_disk import DiskPart
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.users.settings import Unit
+
+TOLD: dict[str, Any] = {
+    "path": "t.csv",
+    "target": "y",
+    "classes": ["no", "01"],
+    "format": {"separator": ";", "decimal": ",", "missing": ["-"]},
+    "categorical": {"c": ["u", "v"]},
+    "columns": {"d": {"date": "%d.%m.%Y", "bounds": ["2020-01-01", "2020-12-31"]}, "h": {"hash": 8}},
+    "missing": {"n": {"value": 3, "indicator": True}},
+    "drop": ["id"],
+}
+ROWS = [
+    f"{i};{'-' if i % 5 == 0 else f'{i},5'};{'uv'[i % 2]};{i % 28 + 1:02d}.02.2020;k{i % 11};{['no', '01'][i % 3 == 0]}"
+    for i in range(50)
+]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(large_table, "ROWS_AT_ONCE", 7)
+
+
+def read(folder: Path, rows: list[str], **changes: Any) -> Any:
+    (folder / "t.csv").write_text("id;n;c;d;h;y\n" + "\n".join(rows) + "\n")
+    return opening.load_raw(Data.model_validate(TOLD | changes), folder)
+
+
+def test_the_numbers_are_those_of_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = read(tmp_path, ROWS)
+    opening._kept.clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(large_table, "ROWS_AT_ONCE", 7)
+    for _ in range(2):
+        parts = read(tmp_path, ROWS, on_disk=True)
+        assert isinstance(parts.train, DiskPart)
+        assert np.array_equal(parts.train.x[0:50], plain.train.x) and np.array_equal(parts.train.y[0:50], plain.train.y)
+        assert (parts.layout, parts.classes, parts.declarations) == (plain.layout, plain.classes, plain.declarations)
+        opening._kept.clear()
+    kept = sorted((cache_folder() / "tables").iterdir())
+    assert len(kept) == 2 and all(stat.S_IMODE(one.stat().st_mode) == 0o600 for one in kept)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    bad = [*ROWS[:20], "9;Quetzal77;u;01.02.2020;k;no"]
+    with pytest.raises(DataError, match=r"counted from row 15: column 'n' holds no number in data row 7") as refused:
+        read(tmp_path, bad, on_disk=True)
+    assert "Quetzal77" not in str(refused.value)
+    with pytest.raises(DataError, match=r"data\.drop names 'di', which is no column"):
+        read(tmp_path, ROWS, drop=["di"], on_disk=True)
+    assert list((cache_folder() / "tables").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"classes": None}, "needs data.classes"),
+        ({"categorical": ["c"]}, "needs the values of data.categorical"),
+        ({"test_path": "t.csv"}, "is for one csv or tsv file"),
+    ],
+)
+def test_what_would_be_read_from_all_rows_is_declared(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=f"data.on_disk: {said}"):
+        read(tmp_path, ROWS, on_disk=True, **changes)
+
+
+def test_rows_of_users_are_not_kept_apart(tmp_path: Path) -> None:
+    data = Data.model_validate(TOLD | {"on_disk": True, "drop": []}).protecting(Unit(column="id", most_rows=2))
+    (tmp_path / "t.csv").write_text("id;n;c;d;h;y\n" + "\n".join(ROWS) + "\n")
+    with pytest.raises(DataError, match=r"data.on_disk: keeps rows apart, and those of a user \(privacy.unit\)"):
+        opening.load_raw(data, tmp_path)
+
+
+def test_a_model_is_that_of_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same recipe and seed: equal losses but for the order of sums."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read(tmp_path, ROWS * 6)
+    recipe = {
+        "name": "large",
+        "data": TOLD | {"bounds": {"n": [0, 50]}, "preprocess": [{"bin": {"waves": 4}}]},
+        "model": {"kind": "linear"},
+        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 50, "learning_rate": 1},
+        "privacy": {"budget": {"epsilon": 5, "delta": 1e-5}},
+        "epochs": 3,
+        "seed": 1,
+    }
+    (tmp_path / "large.yaml").write_text(yaml.safe_dump(recipe))
+    losses = [
+        dpsgd.train(tmp_path / "large.yaml", changes, out=tmp_path / name).metrics["test_loss"]["mean"]
+        for name, changes in (("memory", {}), ("disk", {"data.on_disk": True}))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
