@@ -10,14 +10,14 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
@@ -37,7 +37,9 @@ class Column:
     A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
     0/1 or constant column (one-hot, bias), which scaling leaves unchanged; at most one indicator of a `category` is 1.
     `filling` replaces missing values: a number, or one of `values`; None if values are not replaced. A column that
-    `marks` another column is 1 where the other's value is missing.
+    `marks` another column is 1 where the other's value is missing. A `private` column gets its bounds or
+    categories from a release (`discover.py`). Until then its missing values are NaN, and its categories are codes
+    of their texts.
     """
 
     name: str
@@ -47,11 +49,12 @@ class Column:
     category: str | None = None
     filling: float | str | None = None
     marks: str | None = None
+    private: Literal["bounds", "categories"] | None = None
 
     @property
     def numeric(self) -> bool:
         """True if the entries are measured numbers, not codes or indicators."""
-        return self.values is None and not self.indicator
+        return self.values is None and not self.indicator and self.private != "categories"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Layout:
 
     @property
     def categorical(self) -> list[str]:
-        return [column.name for column in self.columns or () if column.values is not None]
+        return [one.name for one in self.columns or () if one.values is not None or one.private == "categories"]
 
     def plain(self) -> dict[str, Any]:
         """Return the layout as plain data, for a file."""
@@ -96,7 +99,7 @@ class Layout:
             values = column.values
             if values is not None and (len(set(values)) < len(values) or column.filling not in (None, *values)):
                 raise ValueError(f"column {column.name!r} has a value twice, or a filling that is none of them")
-            if values is None and isinstance(column.filling, str):
+            if values is None and isinstance(column.filling, str) and column.private != "categories":
                 raise ValueError(f"column {column.name!r} is of numbers, but its filling is text")
         return made
 
@@ -152,7 +155,8 @@ class Part:
 class RawDataset:
     """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
 
-    Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut.
+    Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut. `texts`
+    are those of the codes of each column with private categories; they are private.
     """
 
     name: str
@@ -164,6 +168,7 @@ class RawDataset:
     warnings: tuple[str, ...]
     sha256: dict[str, str]
     public: Part | None = None
+    texts: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -274,7 +279,8 @@ class Step(ABC):
     Every class defines `fitted_on` in its own body: the rows that `kept` reads. `nothing` means that the step acts on
     each record alone. A step that is fitted on `training` rows must set one of `release`, `nonprivate`, `declaration`:
 
-    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream);
+    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream), and `beside`
+      are mechanisms without draws that it is charged as well;
     - `nonprivate` says that it reads the training rows without noise;
     - `declaration` says what it takes to be public.
 
@@ -283,6 +289,7 @@ class Step(ABC):
 
     settings: Any
     release: GaussianSum | None = None
+    beside: tuple[Mechanism, ...] = ()
     nonprivate: str | None = None
     declaration: str | None = None
     before_cut: bool = False
@@ -312,6 +319,11 @@ class Step(ABC):
 
         Privacy prices depend on this bound.
         """
+
+    @property
+    def releases(self) -> tuple[Mechanism, ...]:
+        """All mechanisms that the step is charged, in order; empty without a release."""
+        return () if self.release is None else (self.release, *self.beside)
 
     @property
     def covered(self) -> bool:

@@ -18,6 +18,7 @@ from dpsgd_cli.common.text_format import count, listed, quoted, shortened
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data, Missing
 from dpsgd_cli.data.table_files import MISSING
+from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
             refuse_nested(series)
             if column.marks is not None:
                 matrix[:, index] = gaps(series)
+            elif column.private == "categories":
+                matrix[:, index] = to_private_codes(series)
+            elif column.private == "bounds":
+                matrix[:, index] = to_numbers(series, filling=math.nan)
             else:
                 matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
         except DataError as error:
@@ -83,7 +88,7 @@ def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
 
 
 def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
-    """Return the column as finite float64 (N,), with `filling` for missing values.
+    """Return the column as finite float64 (N,), with `filling` for missing values, which may be NaN.
 
     Raises DataError for text and infinite values, and for missing ones without a filling.
     """
@@ -110,7 +115,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
         )
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
-    bad = ~np.isfinite(numbers)
+    bad = np.isinf(numbers) if isinstance(filling, float) and math.isnan(filling) else ~np.isfinite(numbers)
     if not bad.any():
         return numbers
     number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
@@ -149,6 +154,14 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
         f"categorical column {quoted(column.name)} holds {quoted(str(value))} in data row {row + 1}, which is not among"
         f" its public values {listed(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
     )
+
+
+def to_private_codes(series: pd.Series) -> np.ndarray:
+    """Return the code of each cell's text (N,), float64, a function of that cell alone; NaN for an empty cell."""
+    cells = series.astype("category")
+    texts = [plain_text(value) for value in cells.cat.categories]
+    codes_of = [math.nan if text in MISSING else code(text) for text in texts]
+    return np.array([*codes_of, math.nan])[cells.cat.codes.to_numpy()]
 
 
 def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndarray, tuple[Any, ...]]:
@@ -310,8 +323,15 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     if classes is not None:
         how = "recipe" if data.classes is not None else "read from the data"
         said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
-    if data.bounds is not None:
-        said.append("The bounds of the numeric features are public (recipe).")
+    private = data.private_columns
+    if data.bounds is not None and any(column.bounds and not column.indicator for column in columns):
+        other = "other " if False in private.values() else ""
+        said.append(f"The bounds of the {other}numeric features are public (recipe).")
+    if private:
+        said.append(
+            f"Bounds and categories of {', '.join(private)} are released with noise and charged. How many categories a"
+            " column may have is public (recipe), and so is the rule that a missing value is not counted."
+        )
     if data.target_bounds is not None:
         low, high = data.target_bounds
         said.append(
@@ -323,6 +343,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         said.append(f"The values of the categorical columns are public ({how}).")
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
+        told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
         told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
         said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")

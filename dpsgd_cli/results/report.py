@@ -24,6 +24,7 @@ from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Pictur
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import CHOSEN, NO_PRIVACY, epsilon_words
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
+from dpsgd_cli.results.summary import discovered
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
@@ -163,6 +164,7 @@ def _statement(found: _Read) -> list[Block]:
         *_meaning(privacy),
         *_attacks(found.attacker, privacy),
         *_audit(found.audit),
+        *_discovered(privacy),
         Heading("What was declared public"),
         Bullets(privacy["declarations"] or ["Nothing."]),
         Heading("What is outside the statement"),
@@ -176,6 +178,11 @@ def _statement(found: _Read) -> list[Block]:
             ]
         ),
     ]
+
+
+def _discovered(privacy: Row) -> list[Block]:
+    told = discovered(privacy)
+    return [Heading("What was released of private columns"), Bullets(told)] if told else []
 
 
 def _warnings(found: _Read) -> list[Block]:

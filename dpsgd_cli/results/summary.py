@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.budget import format_budget
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.tradeoff import attacker_text
 from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
@@ -70,9 +71,17 @@ def _privacy_lines(privacy: Row) -> list[str]:
         f" ({privacy['batching']} batches; {privacy['accountant']})",
         *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
         f"  noise source              {privacy['noise_source']}",
+        *[f"  released                  {said}" for said in discovered(privacy)],
         *[f"  NOT covered               {said}" for said in privacy.get("uncovered_steps", [])],
         *[f"  declared public           {said}" for said in privacy["declarations"]],
     ]
+
+
+def discovered(privacy: Row) -> list[str]:
+    """Return a line for each private column: the bounds or categories that the first trial released."""
+    trials = privacy.get("discovered", [])
+    of_several = f" (the first of {len(trials)} trials; result.json has all)" if len(trials) > 1 else ""
+    return [line + of_several for line in trials[0]] if trials else []
 
 
 def _attacker_lines(attacker: Row | None) -> list[str]:
@@ -118,7 +127,7 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
         f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"
         f" ({guarantee.accountant}, {guarantee.bound})",
-        f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
+        f"  rho                       {_rho_text(rho)}",
         f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.before],
@@ -128,12 +137,19 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
     return "\n".join([*lines, *_multiplier_lines(plan)])
 
 
+def _rho_text(rho: float | None) -> str:
+    if rho is None:
+        return "none for sampled batches"
+    return format(rho, ".6g") if rho < math.inf else "none, as part of it has a delta"
+
+
 def _released(release: Release) -> str:
     mechanism = release.mechanism
     if isinstance(mechanism, ZeroConcentrated):
         return f"{mechanism.label}: rho {mechanism.rho:g}"
     if not isinstance(mechanism, GaussianSum):
-        return f"{mechanism.label}: epsilon {mechanism.epsilon:g}"
+        of = f", delta {mechanism.delta:g}" if isinstance(mechanism, ApproximateDP) else ""
+        return f"{mechanism.label}: epsilon {mechanism.epsilon:g}{of}"
     return f"{mechanism.label}: noise multiplier {mechanism.noise_multiplier:g}"
 
 

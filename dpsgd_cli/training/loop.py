@@ -29,6 +29,7 @@ from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
+from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RunError, UsageError
@@ -395,6 +396,8 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
     history = [record.of(span) for record in trials.history[:length]]
     fetched, own = provenance.hashes(member.loaded, dataset.sha256)
     counted, measured = _timing(trials, span.stop - span.start, length)
+    discovered = found_by_trial(member.loaded.recipe.data, dataset.released, range(span.start, span.stop))
+    told = dict.fromkeys(warning for found in discovered for warning in found.warnings)
     released = Released(
         loaded=member.loaded,
         plan=member.plan,
@@ -402,7 +405,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
-        warnings=(*dataset.warnings, *(() if findings is None else findings.warnings)),
+        warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
         device=str(context.pack.values.device),
         epochs=[record.metrics for record in history],
@@ -411,6 +414,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         timing=counted,
         findings=None if findings is None else findings.claimed[span],
         stopped=trials.stopped,
+        discovered=[found.lines for found in discovered],
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],

@@ -204,15 +204,14 @@ class Additive(WithoutLeaks, stated=False):
         return self.delta_of(self.total(kept), epsilon)
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        flat = [release for releases in epochs for release in releases]
-        self.check(flat)
-        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
-            return super().curve(epochs, delta)
-        spent, result = ExactSum(), []
+        self.check([release for releases in epochs for release in releases])
+        spent, leaks, result = ExactSum(), list[Release](), []
         for releases in epochs:
-            for release in releases:
-                spent.add(release.count * self.cost(release.mechanism) if release.count else 0.0)
-            result.append(self.epsilon_of(spent.total(), delta))
+            leaks += [release for release in releases if isinstance(release.mechanism, ApproximateDP)]
+            for release in split_delta(releases)[0]:
+                spent.add(release.count * self.cost(release.mechanism))
+            leak = split_delta(leaks)[1]
+            result.append(self.epsilon_of(spent.total(), delta - leak) if leak < delta else math.inf)
         return result
 
 

@@ -50,7 +50,7 @@ class Gaussian(Additive):
     name = "gaussian"
     bound = "upper"
     note = "exact for Gaussians"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:

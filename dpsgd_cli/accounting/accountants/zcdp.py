@@ -63,7 +63,7 @@ class Zcdp(Additive):
     name = "zcdp"
     bound = "upper"
     note = "Bun-Steinke conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -91,7 +91,7 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon_of(self, total: float, delta: float) -> float:
@@ -121,7 +121,7 @@ class ZcdpRs(WithoutLeaks):
     name = "zcdp-rs"
     bound = "estimate"
     note = "conjectured divergence bound q^2/z^2"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
