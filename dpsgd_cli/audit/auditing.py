@@ -14,7 +14,7 @@ from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import choices, data_neighbours, grids, neighbours, outputs, report, votes
+from dpsgd_cli.audit import choices, data_neighbours, discovered, grids, neighbours, outputs, report, votes
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, exact, judged
 from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.stage import without_folds
@@ -118,6 +118,7 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     attacks = kinds[0] if kinds else _by_outputs
     before, left_out = _of_the_file(loaded) if "D" in options.tiers else ([], [])
     before += data_neighbours.compare_preprocessing(loaded, plan) if "D" in options.tiers else []
+    before += [finding for finding in discovered.compare(loaded) if finding.tier in options.tiers]
     beyond = _beyond(loaded, plan)
     if beyond is not None:
         return before, {}, [*left_out, beyond]

@@ -42,6 +42,7 @@ class Discover(PrivateStep):
         While settings are `auto`, the step has no release yet and can only `plan`.
         """
         super().__init__(settings, adjacency)
+        self.adjacency = adjacency
         self.texts: Mapping[str, Mapping[float, str]] = {}
         if not settings.settled:
             return

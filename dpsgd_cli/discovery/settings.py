@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpsgd_cli.common.sections import Auto, Count, Fraction, Positive, Section
+from dpsgd_cli.common.sections import Auto, Count, Fraction, Section
 
 Private = Literal["private"]
 """What a recipe writes in place of bounds, or of a list of categories, that are to be released with noise."""
@@ -20,7 +20,7 @@ DELTA_SHARE = 0.1
 class Discovery(Section):
     """The one noisy histogram from which all private bounds and categories are read. `discovery/price.py` prices it."""
 
-    noise_multiplier: Auto | Positive = Field(
+    noise_multiplier: Auto | Annotated[float, Field(gt=0, le=1e6)] = Field(
         "auto", description="Of the histogram of all private columns together; auto: `share` of the budget."
     )
     share: Fraction = Field(SHARE, description="Share of the budget's mu^2 (or rho) that `auto` noise gets.")

@@ -137,6 +137,9 @@ def shared(loaded: LoadedRecipe) -> str:
         # the last epoch is always evaluated, so all must end at once
         known = isinstance(recipe.epochs, int)
         may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER
+    if recipe.data.private_columns:
+        # their noise is a share of the budget, and a pack reads its data once
+        may_differ = tuple(key for key in may_differ if key.partition(".")[0] != "privacy")
     for key in may_differ:
         _remove(content, key.split("."))
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
