@@ -6,12 +6,14 @@ import hashlib
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.discover import Discover
+from dpsgd_cli.data.table import to_private_codes
 from dpsgd_cli.discovery import run
 from dpsgd_cli.discovery.run import (
     EDGES,
@@ -93,10 +95,18 @@ def test_bounds_of_noise_alone_are_called_a_guess() -> None:
 
 
 def test_categories_above_the_threshold_are_named_in_alphabetical_order_and_at_most_so_many() -> None:
-    noisy, texts = np.array([5.0, 9.0, 7.0, 4.9, 7.0]), ["e", "b", "d", "a", "c"]
+    noisy, texts = np.array([9.0, 5.0, 7.0, 4.9, 7.0]), ["e", "b", "d", "a", "c"]
     assert categories_of(noisy, texts, 4.95, 10) == ["b", "c", "d", "e"]
-    assert categories_of(noisy, texts, 4.95, 2) == ["b", "c"]
-    assert categories_of(noisy[::-1], texts[::-1], 4.95, 2) == ["b", "c"]
+    assert categories_of(noisy, texts, 4.95, 2) == ["c", "e"]
+    assert categories_of(noisy[::-1], texts[::-1], 4.95, 2) == ["c", "e"]
+
+
+def test_the_code_of_a_cell_is_a_function_of_that_cell_alone() -> None:
+    cells = pd.Series(["b", "a", None, "?", "", "b"])
+    made = to_private_codes(cells)
+    assert made[[0, 1, 5]].tolist() == [code("b"), code("a"), code("b")] and np.isnan(made[2:5]).all()
+    for row in range(6):
+        assert np.array_equal(to_private_codes(cells.drop(row)), np.delete(made, row), equal_nan=True)
 
 
 def test_a_code_is_the_start_of_a_hash_and_two_texts_with_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
