@@ -98,23 +98,39 @@ def validate(recipes: tuple[str, ...]) -> None:
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--target", required=True, help="The column (or array of an npz file) to be learnt.")
 @click.option("--task", type=click.Choice(["classification", "regression"]), help="Left out: by what the target holds.")
+@click.option(
+    "--private-bounds",
+    is_flag=True,
+    help="Have bounds and categories released with noise; look at names only.",
+)
+@click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; else to stdout.")
-def new(data: Path, target: str, task: Any, out: Path | None) -> None:
+def new(
+    data: Path, target: str, task: Any, private_bounds: bool, categorical: tuple[str, ...], out: Path | None
+) -> None:
     """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
 
     It names the columns, their kinds, categories and the task. What was read from the file says so, and is for you to
     confirm as public knowledge; bounds are for you to fill in.
 
+    With --private-bounds you need to know none of that: name the columns that hold categories, all others are numbers.
+    Only column names, the number of records and the target are used. Training then releases bounds and categories with
+    noise, which costs a share of the budget.
+
     \b
-    Example:
+    Examples:
       dpsgd recipe new patients.csv --target malignant -o patients.yaml
+      dpsgd recipe new patients.csv --target malignant --private-bounds --categorical ward -o patients.yaml
     """
     from dpsgd_cli.data.recipe_template import draft  # pandas
 
     if out is not None and out.exists():
         raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
     base = (out.parent if out is not None else Path()).resolve()
-    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix())
+    if categorical and not private_bounds:
+        raise UsageError("--categorical goes with --private-bounds; without it, kinds are read from the file")
+    private = categorical if private_bounds else None
+    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), private)
     if out is None:
         click.echo(text, nl=False)
         return

@@ -54,10 +54,14 @@ class Drafted:
     classes: list[Any] | None
     is_array: bool = False
     bytes_only: bool = False
+    private: bool = False
 
 
-def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
+def draft(path: Path, target: str, task: Task | None, shown: str, private: Sequence[str] | None = None) -> str:
     """Return the text of a recipe for the file at `path`, which the recipe calls `shown`.
+
+    With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
+    names of the columns, the number of records and the target, and on no value of any other column.
 
     Raises DataError with every reason why the file cannot be trained on.
     """
@@ -68,7 +72,24 @@ def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
         )
+    if private is not None:
+        return _text(_of_private_table(path, kind, target, task, private), target, shown)
     return _text(_of_table(path, kind, target, task), target, shown)
+
+
+def _of_private_table(path: Path, kind: str, target: str, task: Task | None, categorical: Sequence[str]) -> Drafted:
+    frame = table_files.read_table(path, kind, text_columns={target, *categorical})
+    wrong = [
+        f"{path}: --{option} names {quoted(name)}, which is no column{suggested(name, frame.columns)}"
+        for option, names in (("target", [target]), ("categorical", categorical))
+        for name in names
+        if name not in frame.columns or (option == "categorical" and name == target)
+    ]
+    if wrong:
+        raise DataError("\n".join(wrong))
+    numeric = [name for name in frame.columns if name not in (target, *categorical)]
+    classes = _classes(frame[target], task, path)
+    return Drafted(len(frame), numeric, [], {name: [] for name in categorical}, {}, classes, private=True)
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
@@ -170,9 +191,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
         f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
-        f"# Fill in each {_OPEN} from public knowledge: never from this file, whose least and largest values are those",
-        "# of single records. What was read from the file says so: it is published with the result and protected by",
-        "# nothing, so leave out what nobody could know without the file.",
+        *_about(drafted),
         f"name: {name[:80]}",
         "data:",
         f"  path: {_yaml(shown)}",
@@ -195,6 +214,23 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
     )
 
 
+def _about(drafted: Drafted) -> list[str]:
+    """Return the comment on where the recipe's facts are from."""
+    if drafted.private:
+        of_target = [f"# Fill in {_OPEN} of the target from public knowledge."] * (drafted.classes is None)
+        return [
+            "# Of the columns beside the target only names were used; which hold categories is what you said. Their",
+            "# bounds and categories are released with noise, for a share of the budget (data.discovery); public bounds",
+            "# in place of `private` cost nothing. Columns that are no features (row numbers) belong under data.drop.",
+            *of_target,
+        ]
+    return [
+        f"# Fill in each {_OPEN} from public knowledge: never from this file, whose least and largest values are those",
+        "# of single records. What was read from the file says so: it is published with the result and protected by",
+        "# nothing, so leave out what nobody could know without the file.",
+    ]
+
+
 def _target_lines(drafted: Drafted) -> list[str]:
     if drafted.classes is None:
         return ["  task: regression", f"  target_bounds: {_OPEN}     # what the target can be, in its own unit"]
@@ -206,14 +242,17 @@ def _column_lines(drafted: Drafted) -> list[str]:
     lines = []
     if drafted.categorical:
         lines += ["  categorical:     # an empty cell is a category of its own"]
-        lines += [f"    {_yaml(name)}: {_yaml(values)}     # {READ}" for name, values in drafted.categorical.items()]
+        lines += [
+            f"    {_yaml(name)}: private" if drafted.private else f"    {_yaml(name)}: {_yaml(values)}     # {READ}"
+            for name, values in drafted.categorical.items()
+        ]
     if drafted.bytes_only:
         lines += ["  bounds: [0, 255]     # what a byte can be"]
     elif drafted.is_array:
         lines += [f"  bounds: {_OPEN}     # of every feature"]
     elif drafted.numeric:
         lines += ["  bounds:"]
-        lines += [f"    {_yaml(name)}: {_OPEN}" for name in drafted.numeric]
+        lines += [f"    {_yaml(name)}: {'private' if drafted.private else _OPEN}" for name in drafted.numeric]
     if drafted.gaps:
         lines += ["  missing:     # the middle of the bounds, and a column that says so, unless you give a value"]
         lines += [f"    {_yaml(name)}: {{indicator: true}}     # {READ}" for name in drafted.gaps]
