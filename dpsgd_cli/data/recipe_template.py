@@ -220,7 +220,7 @@ def _about(drafted: Drafted) -> list[str]:
         of_target = [f"# Fill in {_OPEN} of the target from public knowledge."] * (drafted.classes is None)
         return [
             "# Of the columns beside the target only names were used; which hold categories is what you said. Their",
-            "# bounds and categories are released with noise, for a share of the budget (data.discovery); public bounds",
+            "# bounds and categories are released with noise for a share of the budget (data.discovery); public bounds",
             "# in place of `private` cost nothing. Columns that are no features (row numbers) belong under data.drop.",
             *of_target,
         ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ EDGES = np.concatenate([[-(2.0**MOST)], -_POSITIVE[::-1], _POSITIVE, [2.0**MOST]
 CELLS = len(EDGES) - 1
 CLEAR = 4.0
 """Standard deviations of its noise that a count has to exceed to count as more than noise."""
+GROWTH = 2.0
+"""Standard deviations of its noise that a power beside those that are clear has to add, to be taken along."""
+_LONGEST = 16
 _CODE_BITS = 52
 _MOST_RECORDS = 10**9
 
@@ -111,25 +115,50 @@ def counts_of_codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def bounds_of(noisy: np.ndarray, scale: float, outside: float) -> tuple[tuple[float, float], bool]:
     """Return bounds (low < high) from noisy counts (CELLS,), and True if the counts are clear of noise of size `scale`.
 
-    Powers of two whose count is not clear of the noise count as empty. Of the others, the outermost are cut off while
-    they hold at most a share `outside` of the records. The first and the last power that are left are narrowed to their
-    cells that are clear of the noise, if there are any.
+    They begin as those around all powers of two whose count is clear of the noise; if there is none, around the
+    powers next to each other that are clearest of it together. They grow by powers that add more than noise does,
+    lose cells at their ends that add less, and then cells that hold at most a share `outside` of the records on
+    either side.
     """
     zero = len(_POSITIVE)
     starts = np.array([*range(0, zero, STEPS), zero, *range(zero + 1, CELLS, STEPS)])
     ends = np.array([*starts[1:], CELLS])
     powers, spread = np.add.reduceat(noisy, starts), scale * np.sqrt(ends - starts)
-    clear = powers > CLEAR * spread
-    if not clear.any():
-        best = int((powers / spread).argmax())
-        return _between(int(starts[best]), int(ends[best])), False
-    kept = np.where(clear, powers, 0.0)
+    clear = np.flatnonzero(powers > CLEAR * spread)
+    deviation = math.inf
+    if len(clear):
+        first, last = int(clear[0]), int(clear[-1])
+    else:
+        deviation, first, last = _clearest(powers, starts, ends, scale)
+    gains = powers - GROWTH * spread
+    first, last = first - _most(gains[:first][::-1]), last + _most(gains[last + 1 :])
+    start, end = int(starts[first]), int(ends[last])
+    start = int(ends[first]) - max(1, _most((noisy - scale)[start : ends[first]][::-1]))
+    end = int(starts[last]) + max(1, _most((noisy - scale)[starts[last] : end]))
+    kept = np.maximum(noisy[start:end], 0.0)
     most = outside * kept.sum()
-    first, last = (kept.cumsum() > most).argmax(), len(kept) - 1 - (kept[::-1].cumsum() > most).argmax()
-    narrow = np.flatnonzero(noisy > CLEAR * scale)
-    lowest = [cell for cell in narrow if starts[first] <= cell < ends[first]] or [starts[first]]
-    highest = [cell + 1 for cell in narrow if starts[last] <= cell < ends[last]] or [ends[last]]
-    return _between(int(lowest[0]), int(highest[-1])), True
+    below, above = (int((one.cumsum() > most).argmax()) for one in (kept, kept[::-1]))
+    return _between(start + below, end - above), deviation > CLEAR
+
+
+def _clearest(powers: np.ndarray, starts: np.ndarray, ends: np.ndarray, scale: float) -> tuple[float, int, int]:
+    """Return which powers in a row are clearest of noise: their standard deviations, the first and the last.
+
+    `powers` are noisy counts, `starts` and `ends` the cells of each.
+    """
+    sums, found = np.concatenate([[0.0], powers.cumsum()]), []
+    for length in (1, 2, 4, 8, _LONGEST):
+        cells = ends[length - 1 :] - starts[: len(starts) - length + 1]
+        deviations = (sums[length:] - sums[:-length]) / (scale * np.sqrt(cells))
+        first = int(deviations.argmax())
+        found.append((float(deviations[first]), first, first + length - 1))
+    return max(found)
+
+
+def _most(gains: np.ndarray) -> int:
+    """Return how many of the first `gains` add up to the most; 0 if none do to more than 0."""
+    sums = np.concatenate([[0.0], gains.cumsum()])
+    return int(sums.argmax())
 
 
 def _between(start: int, end: int) -> tuple[float, float]:

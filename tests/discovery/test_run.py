@@ -85,6 +85,14 @@ def test_bounds_hold_what_noise_leaves_clear() -> None:
         assert high - low <= 2 * np.ptp(np.quantile(values, [0.005, 0.995]))
 
 
+def test_powers_that_are_clear_together_only_are_found_together() -> None:
+    """500 values over 4 powers: each count is some 3 deviations of its noise, all together some 6."""
+    random = np.random.default_rng(1)
+    counts = counts_of_numbers(2.0 ** random.uniform(3, 7, 500))
+    found = [bounds_of(counts + 20 * random.standard_normal(len(counts)), 20.0, 0.01) for _ in range(50)]
+    assert sum(clear and 2 <= low <= 16 and 64 <= high <= 512 for (low, high), clear in found) >= 45
+
+
 def test_bounds_of_noise_alone_are_called_a_guess() -> None:
     noise = np.random.default_rng(3).standard_normal(run.CELLS)
     (low, high), clear = bounds_of(noise, 1.0, 0.01)
