@@ -163,7 +163,7 @@ def test_public_facts_do_not_depend_on_what_private_columns_hold(write: Write, t
     frame.to_csv(tmp_path / "own.csv", index=False)
     assert data.outline(recipe.recipe.data, recipe.base) == before
     assert before.norm_bound is not None
-    assert "income, job are released with noise and charged" in " ".join(before.declarations)
+    assert "Of income, job it is public (recipe) that missing values are not counted" in " ".join(before.declarations)
 
 
 def test_cells_of_other_budgets_have_a_pack_of_their_own(write: Write) -> None:
