@@ -329,8 +329,8 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         said.append(f"The bounds of the {other}numeric features are public (recipe).")
     if private:
         said.append(
-            f"Of {', '.join(private)} it is public (recipe) that missing values are not counted, and how many categories"
-            " are told apart at most; their bounds and categories are released with noise and charged."
+            f"Of {', '.join(private)} it is public (recipe) that missing values are not counted, and how many"
+            " categories are told apart at most; their bounds and categories are released with noise and charged."
         )
     if data.target_bounds is not None:
         low, high = data.target_bounds

@@ -132,9 +132,10 @@ def bounds_of(noisy: np.ndarray, scale: float, outside: float) -> tuple[tuple[fl
         deviation, first, last = _clearest(powers, starts, ends, scale)
     gains = powers - GROWTH * spread
     first, last = first - _most(gains[:first][::-1]), last + _most(gains[last + 1 :])
-    start, end = int(starts[first]), int(ends[last])
-    start = int(ends[first]) - max(1, _most((noisy - scale)[start : ends[first]][::-1]))
-    end = int(starts[last]) + max(1, _most((noisy - scale)[starts[last] : end]))
+    outer = (noisy - scale)[starts[first] : ends[first]][::-1]
+    start = int(ends[first]) - (_most(outer) or len(outer))
+    outer = (noisy - scale)[max(start, int(starts[last])) : ends[last]]
+    end = int(ends[last]) - len(outer) + (_most(outer) or len(outer))
     kept = np.maximum(noisy[start:end], 0.0)
     most = outside * kept.sum()
     below, above = (int((one.cumsum() > most).argmax()) for one in (kept, kept[::-1]))

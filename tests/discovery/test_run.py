@@ -93,6 +93,14 @@ def test_powers_that_are_clear_together_only_are_found_together() -> None:
     assert sum(clear and 2 <= low <= 16 and 64 <= high <= 512 for (low, high), clear in found) >= 45
 
 
+@given(st.integers(0, 10**9), st.sampled_from([0.1, 1.0, 10.0]), st.sampled_from([0.0, 0.01, 0.49]))
+def test_any_counts_give_bounds_in_order_at_ends_of_cells(seed: int, scale: float, outside: float) -> None:
+    random = np.random.default_rng(seed)
+    counts = counts_of_numbers(random.standard_cauchy(int(random.integers(0, 60))) * 10.0 ** random.integers(-8, 14))
+    (low, high), _ = bounds_of(counts + scale * random.standard_normal(len(counts)), scale, outside)
+    assert low < high and {low, high} <= {*EDGES.tolist(), 0.0, 1.0}
+
+
 def test_bounds_of_noise_alone_are_called_a_guess() -> None:
     noise = np.random.default_rng(3).standard_normal(run.CELLS)
     (low, high), clear = bounds_of(noise, 1.0, 0.01)
