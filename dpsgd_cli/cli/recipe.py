@@ -139,7 +139,8 @@ def new(
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
-    click.echo(f"{out}: fill in what only you know, then `dpsgd train {out}`")
+    used = " from the names of columns, the number of records and the target alone" * private_bounds
+    click.echo(f"{out}: written{used}; fill in what only you know, then `dpsgd train {out}`")
 
 
 @command.command()

@@ -78,8 +78,12 @@ class Layout:
         return [one.name for one in self.columns or () if one.values is not None or one.private == "categories"]
 
     def plain(self) -> dict[str, Any]:
-        """Return the layout as plain data, for a file."""
-        return dataclasses.asdict(self)
+        """Return the layout as plain data, for a file; what only private columns say is left out of others."""
+        made = dataclasses.asdict(self)
+        for column in made["columns"] or ():
+            if column["private"] is None:
+                del column["private"]
+        return made
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Layout:

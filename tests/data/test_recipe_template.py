@@ -140,3 +140,14 @@ def test_with_private_bounds_a_wrong_name_is_refused(tmp_path: Path) -> None:
         draft(path, "ill", None, "one.csv", private=["jop"])
     with pytest.raises(DataError, match="--categorical names 'ill'"):
         draft(path, "ill", None, "one.csv", private=["ill"])
+
+
+def test_the_command_says_what_it_used_of_a_file_with_private_bounds(tmp_path: Path) -> None:
+    path, out = tmp_path / "one.csv", tmp_path / "one.yaml"
+    path.write_text("age,job,ill\n1,a,0\n2,b,1\n")
+    asked = ["recipe", "new", str(path), "--target", "ill"]
+    done = CliRunner().invoke(main, [*asked, "--private-bounds", "--categorical", "job", "-o", str(out)])
+    assert "from the names of columns, the number of records and the target alone" in done.output
+    assert yaml.safe_load(out.read_text())["data"]["categorical"] == {"job": "private"}
+    refused = CliRunner().invoke(main, [*asked, "--categorical", "job"])
+    assert refused.exit_code == 2 and "goes with --private-bounds" in refused.output
