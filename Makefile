@@ -62,7 +62,7 @@ lint: venv ## Check style, formatting and which room imports which
 	$(BIN)/lint-imports --no-logo --no-cache
 
 types: venv ## Check types
-	$(BIN)/mypy dpsgd_cli tests $(wildcard benchmarks/*.py)
+	$(BIN)/mypy dpsgd_cli tests examples $(wildcard benchmarks/*.py)
 
 check: lint types test-all ## Everything that CI runs
 

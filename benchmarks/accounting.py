@@ -23,8 +23,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpsgd_cli.account.solving import calibrate
+from dpsgd_cli.account.cases import Target, afforded
 from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 RATE, STEPS, DELTA = 0.01, 100, 1e-5
@@ -97,11 +98,14 @@ def calibration(quick: bool) -> list[Line]:
     def constant(noise: float) -> list[Release]:
         return [Release(GaussianSum(noise, "add-remove", "poisson", RATE), 6000)]
 
+    def calibrate(build: Callable[[float], list[Release]], accountant: Accountant, epsilon: float) -> float:
+        return afforded(build, "noise-multiplier", Target(epsilon), accountant, DELTA)
+
     rdp, pld = accountants.get("rdp"), accountants.get("pld")
     lines = [
-        Line("calibrate the schedule to epsilon 1", *timed("rdp", lambda: calibrate(schedule, rdp, 1, DELTA)), bar=0.2),
-        Line("calibrate 6000 equal steps to epsilon 3", *timed("rdp", lambda: calibrate(constant, rdp, 3, DELTA))),
-        Line("calibrate 6000 equal steps to epsilon 3", *timed("pld", lambda: calibrate(constant, pld, 3, DELTA), 3)),
+        Line("calibrate the schedule to epsilon 1", *timed("rdp", lambda: calibrate(schedule, rdp, 1)), bar=0.2),
+        Line("calibrate 6000 equal steps to epsilon 3", *timed("rdp", lambda: calibrate(constant, rdp, 3))),
+        Line("calibrate 6000 equal steps to epsilon 3", *timed("pld", lambda: calibrate(constant, pld, 3), 3)),
     ]
     if not quick:
         what = "calibrate 6000 equal steps to epsilon 3"

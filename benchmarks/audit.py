@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 
 from dpsgd_cli import data
-from dpsgd_cli.audit import membership
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions, AuditSize
 from dpsgd_cli.audit.stage import at_audit_size
+from dpsgd_cli.audit.watch import train
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of, resolve_auto
 
@@ -83,7 +83,7 @@ def speed(observations: int = 5000) -> None:
 
     def seconds(size: AuditSize) -> float:
         begun = time.perf_counter()
-        membership.train(at_audit_size(resolve_auto(loaded), outline, plan, size))
+        train(at_audit_size(resolve_auto(loaded), outline, plan, size))
         return time.perf_counter() - begun
 
     together = seconds(AuditSize(observations // 100, 100, 1e12))

@@ -29,8 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy

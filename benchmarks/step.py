@@ -3,6 +3,7 @@
     python benchmarks/step.py                 # times and ratios of one step, then of a whole training
     python benchmarks/step.py --wide          # of a step of WRN-16-4 (compiling it takes minutes)
     python benchmarks/step.py --memory        # peak memory of each mode, one fresh process each
+    python benchmarks/step.py --device cuda   # one step on a GPU; with --wide, of WRN-16-4 on 1,024 images
 
 Everything is measured in one process, in turns, so that a noisy machine disturbs all modes alike; ratios are of
 medians. Needs the `bench` extra for the Opacus rows.
@@ -28,8 +29,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.batching.memory import keep_freed_memory
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
@@ -55,39 +55,43 @@ class Task:
     x: Tensor
     y: Tensor
 
+    def model(self) -> nn.Module:
+        return self.build().to(self.x.device)
 
-def tasks() -> list[Task]:
+
+def tasks(device: str = "cpu") -> list[Task]:
     """The two steps that the project is measured by."""
     torch.manual_seed(0)
     return [
         Task(
             "MLP 60-1000-10, batch 600",
             lambda: models.mlp(MlpModel(hidden=[1000]), (60,), 10),
-            torch.randn(600, 60),
-            torch.randint(0, 10, (600,)),
+            torch.randn(600, 60, device=device),
+            torch.randint(0, 10, (600,), device=device),
         ),
         Task(
             "tanh CNN 1x28x28, batch 256",
             lambda: models.cnn(CnnModel(), (1, 28, 28), 10),
-            torch.randn(256, 1, 28, 28),
-            torch.randint(0, 10, (256,)),
+            torch.randn(256, 1, 28, 28, device=device),
+            torch.randint(0, 10, (256,), device=device),
         ),
     ]
 
 
-def wide() -> Task:
-    """A deep network, on a batch that a CPU gets through."""
+def wide(device: str) -> Task:
+    """A deep network, on a batch that the device gets through."""
     torch.manual_seed(0)
+    count = 32 if device == "cpu" else 1024
     return Task(
-        "WRN-16-4 3x32x32, batch 32",
+        f"WRN-16-4 3x32x32, batch {count}",
         lambda: models.BUILT_IN["wrn"](WrnModel(depth=16, width=4), (3, 32, 32), 10),
-        torch.randn(32, 3, 32, 32),
-        torch.randint(0, 10, (32,)),
+        torch.randn(count, 3, 32, 32, device=device),
+        torch.randint(0, 10, (count,), device=device),
     )
 
 
 def plain(task: Task) -> Step:
-    model = task.build()
+    model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def step() -> None:
@@ -100,7 +104,7 @@ def plain(task: Task) -> Step:
 
 def plain_compiled(task: Task) -> Step:
     """Beside compiled private steps, so that what compiling gives is not taken for what clipping costs."""
-    model = task.build()
+    model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss = torch.compile(lambda x, y: nn.functional.cross_entropy(model(x), y), dynamic=False)
 
@@ -114,10 +118,11 @@ def plain_compiled(task: Task) -> Step:
 
 def private(task: Task, compiles: bool = False) -> Step:
     """What `methods/dp_sgd/run.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
-    pack = Pack(task.build, [0], Placement(torch.device("cpu")), shares_input=True)
-    noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
-    clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
-    scale, rate = torch.ones(1, 1), torch.full((1, 1), 0.05)
+    device = task.x.device
+    pack = Pack(task.build, [0], Placement(device), shares_input=True)
+    noise = NoiseSource([SeededStreams(0)], pack.size, device, torch.float32)
+    clipping, seen = Clipping(torch.ones(1, 1, device=device)), Diagnostics(1, device)
+    scale, rate = torch.ones(1, 1, device=device), torch.full((1, 1), 0.05, device=device)
     function = Compiled() if compiles else sum_clipped
     count = 0
 
@@ -136,7 +141,7 @@ def opacus_hooks(task: Task) -> Step:
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model = GradSampleModule(task.build())
+    model = GradSampleModule(task.model())
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(task.y))
 
@@ -153,7 +158,7 @@ def opacus_ghost(task: Task) -> Step:
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    model = GradSampleModuleFastGradientClipping(task.build(), max_grad_norm=1.0, use_ghost_clipping=True)
+    model = GradSampleModuleFastGradientClipping(task.model(), max_grad_norm=1.0, use_ghost_clipping=True)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = DPOptimizerFastGradientClipping(
         inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(task.y)
@@ -183,19 +188,20 @@ def time_in_turns(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float,
 
     What a mode leaves in caches and memory would otherwise be counted as the next one's time.
     """
-    first = {}
-    for name, step in steps.items():
+
+    def seconds(step: Step) -> float:
         begun = time.perf_counter()
         step()
-        first[name] = time.perf_counter() - begun
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    first = {name: seconds(step) for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            step()
-            for _ in range(3):
-                begun = time.perf_counter()
-                step()
-                taken[name].append(time.perf_counter() - begun)
+            seconds(step)
+            taken[name] += [seconds(step) for _ in range(3)]
     return {name: (first[name], statistics.median(times)) for name, times in taken.items()}
 
 
@@ -291,6 +297,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", nargs=2, metavar=("MODE", "TASK"), help=argparse.SUPPRESS)
     parser.add_argument("--return-memory", action="store_true", help="leave the C library's own way with freed memory")
     arguments = parser.parse_args()
@@ -301,10 +308,11 @@ def main() -> None:
     elif arguments.memory:
         compare_memory()
     elif arguments.wide:
-        compare_steps([wide()], ("plain", "dpsgd", *COMPILED), max(1, arguments.rounds // 20))
+        compare_steps([wide(arguments.device)], ("plain", "dpsgd", *COMPILED), max(1, arguments.rounds // 20))
     else:
-        compare_steps(tasks(), (*MODES, *COMPILED), arguments.rounds)
-        compare_training(arguments.epochs, 3)
+        compare_steps(tasks(arguments.device), (*MODES, *COMPILED), arguments.rounds)
+        if arguments.device == "cpu":
+            compare_training(arguments.epochs, 3)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd_cli.account.calling import account as account
+    from dpsgd_cli.account import account as account
     from dpsgd_cli.library import Result as Result
     from dpsgd_cli.library import load as load
     from dpsgd_cli.library import train as train

@@ -1,7 +1,7 @@
 """Python interface: train a recipe, open a result, and use its model. `dpsgd_cli.train`, `.load` and `.Result`.
 
 Messages and refusals are those of the commands; errors are those of `dpsgd_cli.errors`. The work is done in
-`training/loop.py` and `training/inference.py`. Prices from Python are in `account/calling.py`.
+`training/loop.py` and `training/inference.py`. Prices from Python are in `account/`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ def train(
     out: str | Path = "results",
     resume: bool = False,
     finish: bool = False,
+    book: str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train the model of a recipe, as `dpsgd train` does, and open its result.
 
     `recipe` is a YAML file or the name of a shipped recipe. `overrides` replaces settings by dotted key, for example
     {"privacy.budget.epsilon": 1}. The result directory is written in `out`; a complete one is reused. `resume`
-    continues an interrupted run, and `finish` makes a result of its last checkpoint. `say` receives the lines that the
+    continues an interrupted run, and `finish` makes a result of its last checkpoint. `book` is the budget book of the
+    table, which is charged before anything is released (`dpsgd budget`). `say` receives the lines that the
     command prints on stderr.
     """
     with trusting(really=not finish):
-        loaded = resolve_auto(load_recipe(str(recipe), assignments(overrides)))
+        charged = {} if book is None else {"privacy.book": str(Path(book).resolve())}
+        loaded = resolve_auto(load_recipe(str(recipe), (*assignments(overrides), *assignments(charged))))
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)

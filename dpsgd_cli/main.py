@@ -21,14 +21,15 @@ from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("dpsgd_cli.cli.train", "Train the model of one recipe and state what it guarantees."),
-    "account": ("dpsgd_cli.cli.account", "State what a recipe, a result or a ledger costs in privacy."),
-    "report": ("dpsgd_cli.cli.report", "Write the page that says what a result guarantees, in plain words."),
+    "train": ("dpsgd_cli.cli.train", "Train the model of a recipe and state its privacy guarantee."),
+    "account": ("dpsgd_cli.cli.account", "State the privacy cost of a recipe, a result or a ledger."),
+    "report": ("dpsgd_cli.cli.report", "Write the report of a result: its guarantee and metrics."),
     "compare": ("dpsgd_cli.cli.compare", "Compare recipes and results on equal budgets."),
     "sweep": ("dpsgd_cli.cli.sweep", "Train every cell of a sweep over recipes and their settings."),
-    "predict": ("dpsgd_cli.cli.predict", "Predict for new records by a trained model."),
+    "predict": ("dpsgd_cli.cli.predict", "Predict new records with a trained model."),
     "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
-    "audit": ("dpsgd_cli.cli.audit", "Attack the claim of a recipe or a result, and say what was found."),
+    "audit": ("dpsgd_cli.cli.audit", "Attack the privacy claim of a recipe or a result."),
+    "budget": ("dpsgd_cli.cli.budget", "Count the privacy cost of all runs on a table; show what is left."),
     "recipe": ("dpsgd_cli.cli.recipe", "List, show and validate recipes; print their schema for editors."),
     "data": ("dpsgd_cli.cli.data", "List, fetch and verify data sets."),
 }

@@ -73,7 +73,7 @@ def test_the_commands_predict_and_evaluate(write_recipe: WriteRecipe, tmp_path: 
     np.save(tmp_path / "new.npy", x)
     plain = run("predict", result.directory, tmp_path / "new.npy")
     assert plain.stdout.splitlines() == ["prediction", *map(str, result.predict(x))]
-    assert plain.stderr == "by trial 0 of 2; --trial chooses another\n"
+    assert plain.stderr == "by the model of trial 0 of 2; --trial chooses another\n"
     out = tmp_path / "made" / "answers.csv"
     whole = run("predict", result.directory, tmp_path / "new.npy", "--probabilities", "--trial", 1, "--out", out)
     assert (whole.exit_code, whole.stdout) == (0, "")
@@ -83,7 +83,7 @@ def test_the_commands_predict_and_evaluate(write_recipe: WriteRecipe, tmp_path: 
     np.savez(tmp_path / "new.npz", x=x, y=np.load(tmp_path / "tiny.npz")["y_test"])
     other = json.loads(run("evaluate", result.directory, tmp_path / "new.npz", "--format", "json").stdout)
     assert other["metrics"]["accuracy"]["mean"] == result.metrics["test_accuracy"]["mean"]
-    assert other["note"].startswith("measured without noise: the statement protects nobody in these records")
+    assert other["note"].startswith("measured without noise: the guarantee does not cover these records")
     for args, said in (((tmp_path, "x.csv"), "not a result directory"), ((result.directory, "x.csv"), "no such file")):
         refused = run("predict", *args)
         assert refused.exit_code == 1 and said in refused.stderr

@@ -238,7 +238,7 @@ class Run:
         return said
 
 
-POOR = "no better than a constant: test accuracy"
+POOR = "no better than the majority-class baseline: test accuracy"
 
 
 def without_noised(lines: Iterable[str]) -> list[str]:

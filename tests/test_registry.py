@@ -131,7 +131,7 @@ ADDITIONS = {
     "accountant": Addition(
         files={
             "dpsgd_cli/accounting/accountants/generous.py": (
-                "from dpsgd_cli.accounting.accountants.gaussian import Gaussian\n\n"
+                "from dpsgd_cli.accounting.accountants.additive import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
                 "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
                 "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
@@ -145,18 +145,79 @@ ADDITIONS = {
             )
         },
     ),
-    # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
-    "launcher": Addition(
+    # ARCHITECTURE: "a section ..., its name in the union `Optimizer`, and the class that it names"
+    "optimizer": Addition(
         files={
-            "dpsgd_cli/sweep/launchers/backwards.py": (
-                "from dpsgd_cli.sweep.running import run_job\n\n"
-                "def launch(jobs, resources):\n"
-                "    print('launched backwards')\n"
-                "    return map(run_job, reversed(jobs))\n"
+            "dpsgd_cli/methods/dp_sgd/signs.py": (
+                "from dpsgd_cli.methods.dp_sgd.optimizers import Update\n\n\n"
+                "class SignUpdate(Update):\n"
+                "    def __init__(self, settings, values):\n        super().__init__()\n\n"
+                "    def apply(self, values, gradient, learning_rate, step):\n"
+                "        print('stepped by signs')\n"
+                "        values.addcmul_(gradient.sign(), learning_rate, value=-1.0)\n"
             )
         },
-        edited="dpsgd_cli/sweep/launchers/__init__.py",
-        edits={'    "slurm": ': '    "backwards": "dpsgd_cli.sweep.launchers.backwards",\n'},
+        edited="dpsgd_cli/methods/dp_sgd/settings.py",
+        edits={
+            "Optimizer = Annotated[": (
+                "class SignSettings(OptimizerKind):\n"
+                "    made = 'dpsgd_cli.methods.dp_sgd.signs:SignUpdate'\n"
+                "    kind: Literal['sign'] = 'sign'\n\n\n"
+            ),
+            "SgdSettings | AdamSettings, Field(": "SignSettings | ",
+        },
+    ),
+    # engine/layers/__init__.py: "One file per layer rule; `RULES` is the registry"
+    "layer rule": Addition(
+        files={
+            "dpsgd_cli/engine/layers/gain.py": (
+                "import torch\n"
+                "from torch import nn\n\n"
+                "from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated\n\n\n"
+                "class GainedSum(nn.Module):\n"
+                "    def __init__(self, features):\n"
+                "        super().__init__()\n"
+                "        self.gain = nn.Parameter(torch.ones(features))\n\n"
+                "    def forward(self, x):\n        return x * self.gain\n\n\n"
+                "class Gain(Instantiated):\n"
+                "    kinds = (GainedSum,)\n"
+                "    clipped = OWN_GRADIENTS\n"
+                "    holds_gradients = True\n"
+                "    rounds = True\n\n"
+                "    def compute(self, a):\n        return a * self.values['gain'][:, None]\n\n"
+                "    def input_gradient(self, a, d):\n        return d * self.values['gain'][:, None]\n\n"
+                "    def per_example(self):\n"
+                "        print('ruled by a new rule')\n"
+                "        return {'gain': sum(a * d for a, d in self.recorded())}\n"
+            )
+        },
+        edited="dpsgd_cli/engine/layers/__init__.py",
+        edits={
+            "RULES: tuple[": "from dpsgd_cli.engine.layers.gain import Gain\n\n",
+            "Linear, Conv, Embedding, Affine, Standardised, Offset)": "Gain, ",
+        },
+    ),
+    # main.py: "Each command is a file in `cli/`", and its line in `COMMANDS`
+    "command": Addition(
+        files={
+            "dpsgd_cli/cli/greet.py": (
+                "import click\n\n\n@click.command('greet')\ndef command():\n    click.echo('good morning')\n"
+            )
+        },
+        edited="dpsgd_cli/main.py",
+        edits={'    "data": (': '    "greet": ("dpsgd_cli.cli.greet", "Say good morning."),\n'},
+    ),
+    # sweep/launchers.py: "To add one, write a function here and add a line to `LAUNCHERS`"
+    "launcher": Addition(
+        edited="dpsgd_cli/sweep/launchers.py",
+        edits={
+            "LAUNCHERS: dict": (
+                "def backwards(run, jobs, resources):\n"
+                "    print('launched backwards')\n"
+                "    return map(run, reversed(jobs))\n\n"
+            ),
+            '    "slurm": ': '    "backwards": (backwards, None),\n',
+        },
     ),
     # DESIGN: "datasets/ one YAML card per data set"
     "data set": Addition(
@@ -201,7 +262,7 @@ ADDITIONS = {
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
-                "        may_differ=ITS_TRAINING,\n"
+                "        per_trial_keys=ITS_TRAINING,\n"
                 "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n"
             ),
@@ -239,6 +300,22 @@ LOSS: dict[str, Any] = {
     "privacy": {"budget": {"epsilon": 2, "delta": 1e-5}},
     "seed": 0,
 }
+RULED: dict[str, Any] = {
+    "name": "ruled",
+    "data": {"name": "weekdays"},
+    "model": {"kind": "python", "file": "gained.py"},
+    "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.1, "optimizer": {"kind": "sign"}},
+    "privacy": {"clipping": {"kind": "flat", "norm": 0.5}, "budget": {"epsilon": 2, "delta": 1e-5}},
+    "epochs": 1,
+    "seed": 0,
+}
+GAINED = """
+from torch import nn
+from dpsgd_cli.engine.layers.gain import GainedSum
+
+def build(input_shape, outputs):
+    return nn.Sequential(GainedSum(*input_shape), nn.Linear(*input_shape, outputs))
+"""
 SWEEP = {"name": "both", "recipes": ["new.yaml"], "grid": {"method.kind": ["halved-dp-sgd", "dp-sgd"]}}
 
 COMMANDS = {
@@ -247,6 +324,8 @@ COMMANDS = {
         *("train", "plain.yaml", "method.batching=shuffle", "method.batch_size=12"),
         *("privacy.noise={kind: short}", "--out", "short"),
     ],
+    "train with an optimizer and a layer": ["train", "ruled.yaml", "--trust-code", "--out", "ruled"],
+    "greet": ["greet"],
     "train with a loss": ["train", "loss.yaml", "--out", "lost"],
     "account": ["account", "new.yaml", "--accountant", "generous", "--accountant", "gaussian", "--format", "json"],
     "account of the result": ["account", "trained", "--accountant", "generous", "--format", "json"],
@@ -295,8 +374,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data" / "weekdays").mkdir(parents=True)
     (root / "data" / "weekdays" / "days.csv").write_text(ROWS)
     (root / "here").mkdir()
-    for content in (RECIPE, PLAIN, LOSS, SWEEP):
+    for content in (RECIPE, PLAIN, LOSS, RULED, SWEEP):
         (root / "here" / f"{content['name']}.yaml").write_text(yaml.safe_dump(content))
+    (root / "here" / "gained.py").write_text(GAINED)
     return root / "here"
 
 
@@ -362,6 +442,8 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
         ("kind of noise", "    batching = 'shuffle'\n", "noise.settings"),
         ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "methods.halved.settings"),
         ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "methods.halved.settings"),
+        ("optimizer", "    made = 'dpsgd_cli.methods.dp_sgd.signs:SignUpdate'\n", "methods.dp_sgd.settings"),
+        ("layer rule", "    clipped = OWN_GRADIENTS\n", "engine.layers.gain"),
         ("accountant", ", in_recipes=True", "accounting.accountants"),
         ("accountant", "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n",
          "accounting.accountants.generous"),
@@ -412,7 +494,7 @@ def test_an_accountant_is_one_file_and_one_line(said: dict[str, Said], place: Pa
     assert said["help of account"].code == 2 and "generous" in said["help of account"].err
 
 
-def test_a_launcher_is_one_file_and_one_line(said: dict[str, Said]) -> None:
+def test_a_launcher_is_one_function_and_one_line(said: dict[str, Said]) -> None:
     assert "launched backwards" in said["sweep"].out
     assert "backwards" in said["help of sweep"].out
 
@@ -427,3 +509,16 @@ def test_a_method_is_one_file_and_one_section_in_the_union(said: dict[str, Said]
     assert schema["$defs"]["HalvedMethod"]["properties"]["kind"]["const"] == "halved-dp-sgd"
     assert "halved-dp-sgd" in said["wrong"].err
     assert len(list(place.glob("swept/new-*/result.json"))) == 2
+
+
+def test_an_optimizer_is_one_section_and_its_class(said: dict[str, Said]) -> None:
+    assert "stepped by signs" in said["train with an optimizer and a layer"].out
+    assert "SignSettings" in json.loads(said["schema"].out)["$defs"]
+
+
+def test_a_layer_rule_is_one_file_and_its_name(said: dict[str, Said]) -> None:
+    assert "ruled by a new rule" in said["train with an optimizer and a layer"].out
+
+
+def test_a_command_is_one_file_and_one_line(said: dict[str, Said]) -> None:
+    assert said["greet"].out == "good morning\n"

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, read, side
+from benchmarks.pages.drawing import errorbars, over_epsilon
+from benchmarks.pages.rows import MISSING, Rows, markdown, percent, read, side
 
 TRIALS = 5
 HELD = 5_000
@@ -152,7 +153,7 @@ QUOTED = "0.5"
 def said(rows: Rows) -> Mapping[str, str]:
     """A table for each data set, what helped where, and the learning rates."""
     tables = {data: _table(rows, data) for data in TITLES}
-    people = [[unit, *(_percent(rows.summary("people", name_of(unit, e))) for e in EPSILONS)] for unit in UNITS]
+    people = [[unit, *(percent(rows.summary("people", name_of(unit, e))) for e in EPSILONS)] for unit in UNITS]
     tables["people"] = markdown(("protected", *(f"epsilon {one:g}" for one in EPSILONS)), people)
     return tables | {"rates": _rates(), "helped": _helped(rows), "predicted": _predicted(rows)}
 
@@ -163,17 +164,11 @@ def _table(rows: Rows, data: str) -> str:
     for idea, own in IDEAS.items():
         cells = [idea]
         for epsilon in EPSILONS:
-            accuracy = _percent(rows.summary(data, name_of(idea, epsilon)))
+            accuracy = percent(rows.summary(data, name_of(idea, epsilon)))
             gain = rows.minus((data, name_of(idea, epsilon)), (data, name_of(own.against, epsilon)))
-            cells.append(accuracy if idea == own.against or gain is None else f"{accuracy} ({_percent(gain, True)})")
+            cells.append(accuracy if idea == own.against or gain is None else f"{accuracy} ({percent(gain, True)})")
         lines.append([*cells, "" if idea == own.against else own.against])
     return markdown(("idea", *(f"epsilon {one:g}" for one in EPSILONS), "difference to"), lines)
-
-
-def _percent(found: Summary | None, signed: bool = False) -> str:
-    if found is None:
-        return MISSING
-    return Summary(100 * found.mean, found.margin and 100 * found.margin, found.n, found.stale).text(2, signed)
 
 
 def _helped(rows: Rows) -> str:
@@ -205,7 +200,7 @@ def _predicted(rows: Rows) -> str:
                 for idea in ("banded noise", "banded noise, averaged")
             ]
             ratio = MISSING if found is None or found.mean is None else f"{found.mean:.2f}"
-            lines.append([title, f"{epsilon:g}", ratio, *(_percent(gain, True) for gain in gains)])
+            lines.append([title, f"{epsilon:g}", ratio, *(percent(gain, True) for gain in gains)])
     return markdown(("data", "epsilon", "predicted error", "gain", "gain, both averaged"), lines)
 
 
@@ -225,23 +220,13 @@ def pictures(rows: Rows) -> Mapping[str, Figure]:
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     for axes, (data, title) in zip(figure.subplots(1, len(TITLES)), TITLES.items(), strict=True):
         for number, idea in enumerate(one for one in IDEAS if one != PLAIN):
-            points = [(e, rows.minus((data, name_of(idea, e)), (data, name_of(PLAIN, e)))) for e in EPSILONS]
-            known = [(e, gain) for e, gain in points if gain is not None]
-            if known:
-                shift = 1 + 0.025 * (number - len(IDEAS) / 2)
-                axes.errorbar(
-                    [e * shift for e, _ in known],
-                    [100 * gain.mean for _, gain in known],
-                    [100 * (gain.margin or 0) for _, gain in known],
-                    color=f"C{number % 10}",
-                    marker="osD^v<>"[number % 7],
-                    capsize=2,
-                    label=idea,
-                )
+            shift = 1 + 0.025 * (number - len(IDEAS) / 2)
+            gains = {e * shift: rows.minus((data, name_of(idea, e)), (data, name_of(PLAIN, e))) for e in EPSILONS}
+            points = {x: gain and gain.percent for x, gain in gains.items()}
+            marker = "osD^v<>"[number % 7]
+            errorbars(axes, points, color=f"C{number % 10}", marker=marker, capsize=2, label=idea)
         axes.axhline(0, color="black", lw=0.8)
-        axes.set(xscale="log", title=title.partition(",")[0], xlabel="epsilon")
-        axes.set_xticks(EPSILONS, [f"{one:g}" for one in EPSILONS])
-        axes.minorticks_off()
+        over_epsilon(axes, EPSILONS, title=title.partition(",")[0])
     figure.axes[0].set_ylabel("points of accuracy above DP-SGD")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return {"differences": figure}

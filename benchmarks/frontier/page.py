@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from benchmarks.pages.case import Case
-from benchmarks.pages.rows import STALE, Rows, markdown
+from benchmarks.pages.drawing import errorbars, over_epsilon
+from benchmarks.pages.rows import Rows, markdown, percent
 from dpsgd_cli.training.auto_rule import MOMENTS
 
 TRIALS = 5
@@ -139,7 +140,7 @@ QUOTED = ".3 .78125 93.2 98.7"
 def said(rows: Rows) -> Mapping[str, str]:
     """A table for each data set and what judges it."""
     tables = {name.replace("-", "_"): _table(rows, name) for name in TITLES}
-    told = {case.name.replace(" ", "_"): _percent(rows, case.table, case.name, "test_accuracy") for case in AT_YU}
+    told = {case.name.replace(" ", "_"): percent(rows.summary(case.table, case.name)) for case in AT_YU}
     told |= {"share": f"{MOMENTS.share:g}"}
     return tables | told | {"gaps": _gaps(rows)}
 
@@ -171,7 +172,7 @@ def _table(rows: Rows, table: str) -> str:
         cells, seconds = [method], []
         for epsilon in AIMS[data]:
             name = f"{method}, epsilon {epsilon:g}"
-            cells.append(_percent(rows, table, name, column))
+            cells.append(percent(rows.summary(table, name, column)))
             took = rows.summary(table, name, "seconds")
             seconds += [] if took is None else [took.mean]
         if seconds:
@@ -182,14 +183,6 @@ def _table(rows: Rows, table: str) -> str:
             points = [f"{other.points[one]:.1f}" if one in other.points else "" for one in AIMS[data]]
             lines.append([f"published: {other.name}", *points, ""])
     return markdown(("method", *(f"epsilon {one:g}" for one in AIMS[data]), "seconds a trial"), lines)
-
-
-def _percent(rows: Rows, table: str, name: str, column: str) -> str:
-    found = rows.summary(table, name, column)
-    if found is None:
-        return "not run"
-    margin = "" if found.margin is None else f" ± {100 * found.margin:.2f}"
-    return f"{100 * found.mean:.2f}{margin}{STALE if found.stale else ''}"
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:
@@ -204,19 +197,12 @@ def _picture(rows: Rows, table: str) -> Figure:
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     axes = figure.subplots()
     for number, method in enumerate(METHODS):
-        found = {epsilon: rows.summary(table, f"{method}, epsilon {epsilon:g}", column) for epsilon in AIMS[data]}
-        kept = {epsilon: one for epsilon, one in found.items() if one is not None}
-        if not kept:
-            continue
-        means, margins = ([100 * (value or 0) for value in side] for side in zip(
-            *((one.mean, one.margin) for one in kept.values()), strict=True
-        ))  # fmt: skip
-        axes.errorbar(list(kept), means, margins, color=f"C{number}", marker="o", capsize=3, label=method)
+        found = {e: rows.summary(table, f"{method}, epsilon {e:g}", column) for e in AIMS[data]}
+        points = {e: one and one.percent for e, one in found.items()}
+        errorbars(axes, points, color=f"C{number}", marker="o", capsize=3, label=method)
     axes.plot(list(AIMS[data]), list(AIMS[data].values()), "k_", markersize=18, label="aim")
     for number, other in enumerate(one for one in PUBLISHED if one.data == data):
         axes.plot(list(other.points), list(other.points.values()), "*", color=f"C{number + 4}", ms=12, label=other.name)
-    axes.set(xscale="log", xlabel="epsilon (delta 1e-5)", ylabel="accuracy %", title=TITLES[table])
-    axes.set_xticks(list(AIMS[data]), [f"{one:g}" for one in AIMS[data]])
-    axes.minorticks_off()
+    over_epsilon(axes, [*AIMS[data]], xlabel="epsilon (delta 1e-5)", ylabel="accuracy %", title=TITLES[table])
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure

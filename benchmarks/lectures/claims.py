@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lectures.cases import ACTIVATIONS, NETWORKS, RATES, SCRATCH, TUNED
+from benchmarks.pages.drawing import errorbars, over_epsilon
 from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, side
 from dpsgd_cli.common.text_format import count
 
@@ -145,15 +146,11 @@ def picture(rows: Rows) -> Figure:
 
 def _line(axes: Axes, rows: Rows, table: str, what: str, epsilons: Sequence[float]) -> None:
     told = {epsilon: rows.summary(table, f"{what}, epsilon {epsilon:g}") for epsilon in epsilons}
-    known = {epsilon: one for epsilon, one in told.items() if one is not None}
-    means, margins = [one.mean for one in known.values()], [one.margin or 0.0 for one in known.values()]
-    axes.errorbar([*known], means, yerr=margins, fmt="o-", capsize=3, label=what.replace("relu", "ReLU"))
+    errorbars(axes, told, fmt="o-", capsize=3, label=what.replace("relu", "ReLU"))
 
 
 def _dress(axes: Axes, title: str, epsilons: Sequence[float]) -> None:
-    axes.set(xscale="log", xlabel="epsilon", xlim=(min(epsilons) / 1.5, max(epsilons) * 1.5))
-    axes.set_xticks(epsilons, labels=[f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
+    over_epsilon(axes, epsilons, xlim=(min(epsilons) / 1.5, max(epsilons) * 1.5))
     axes.set_title(title, fontsize=9)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lectures import cases, claims
 from benchmarks.lectures.cases import RECORDS, TITLES, budgets
+from benchmarks.pages.drawing import errorbars
 from benchmarks.pages.rows import MISSING, Rows, markdown, side
 
 CASES = cases.CASES
@@ -128,13 +129,9 @@ def _risks(rows: Rows) -> Figure:
     for axes, kind in zip(figure.subplots(1, 3, sharey=True), ("dp-gd", "single", "strong"), strict=True):
         for number, records in enumerate(RECORDS):
             epsilons = [e for e in budgets(kind) if rows.of(kind, f"{records} {e:g}") is not None]
-            told = [rows.summary(kind, f"{records} {e:g}", EXCESS) for e in epsilons]
+            told = {e: rows.summary(kind, f"{records} {e:g}", EXCESS) for e in epsilons}
             bounds = [_bound(rows, kind, f"{records} {e:g}") for e in epsilons]
-            means = [one.mean for one in told if one is not None]
-            margins = [one.margin or 0.0 for one in told if one is not None]
-            axes.errorbar(
-                epsilons, means, yerr=margins, fmt="o-", color=f"C{number}", capsize=3, label=f"n = {records}"
-            )
+            errorbars(axes, told, fmt="o-", color=f"C{number}", capsize=3, label=f"n = {records}")
             axes.plot(epsilons, bounds, ":", color=f"C{number}")
         axes.set(xscale="log", yscale="log", xlabel="epsilon", title=TITLES[kind])
         axes.title.set_fontsize(8)

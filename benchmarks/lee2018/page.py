@@ -22,16 +22,17 @@ from benchmarks.lee2018.cases import (
     METHODS,
     STUDIES,
     STUDY_EPSILONS,
+    TITLES,
     named,
 )
 from benchmarks.lee2018.claims import OBJECTIVE, RIVALS
 from benchmarks.pages import RESULTS
+from benchmarks.pages.drawing import errorbars
 from benchmarks.pages.rows import MISSING, Rows, markdown, side, summarised
 
 CASES = cases.CASES
 METRICS = ("test_accuracy", "nonprivate_train_objective")
 QUOTED = ".05 .1 .76"
-TITLES = {"adult": "Adult", "bank": "Bank", "ipums": "IPUMS-BR", "kddcup99": "KDDCup99"}
 
 
 def said(rows: Rows) -> Mapping[str, str]:
@@ -178,10 +179,8 @@ def _picture(rows: Rows, table: str) -> Figure:
         style: dict[str, Any] = {"ls": "--"} if flat else {"marker": "osD^v<>pP*X"[number % 11]}
         style["color"] = mpl.colormaps["tab20"](number)
         for place, column in zip(axes, METRICS, strict=True):
-            told = [rows.summary(table, named(method, epsilon), column) for epsilon in EPSILONS]
-            points = [(e, one) for e, one in zip(EPSILONS, told, strict=True) if one is not None]
-            means, margins = [one.mean for _, one in points], [one.margin or 0.0 for _, one in points]
-            place.errorbar([e for e, _ in points], means, yerr=margins, label=METHODS[method], capsize=2, **style)
+            told = {epsilon: rows.summary(table, named(method, epsilon), column) for epsilon in EPSILONS}
+            errorbars(place, told, label=METHODS[method], capsize=2, **style)
     axes[0].set(ylabel="accuracy on held-out folds", title=table)
     axes[1].set(xscale="log", xlabel="epsilon", ylabel="training objective", yscale="log")
     axes[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))

@@ -7,11 +7,16 @@ one that is older than its numbers without drawing it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.pages import page_of, template_of
-from benchmarks.pages.rows import MISSING, Rows
+from benchmarks.pages.rows import MISSING, Rows, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FIELD = "Rows"
 
@@ -37,6 +42,21 @@ def redraw(name: str, folder: Path) -> None:
     for picture, figure in page.pictures(Rows.read(page.CASES, folder)).items():
         figure.savefig(folder / f"{picture}.png", dpi=100, metadata={"Software": None, FIELD: digest(folder)})
     (folder / "README.md").write_text(text(name, folder), encoding="utf-8")
+
+
+def errorbars(axes: Axes, points: Mapping[float, Summary | None], **style: Any) -> None:
+    """A line through the means by x, with intervals, of those that have rows; nothing where none has."""
+    known = {x: one for x, one in points.items() if one is not None}
+    if known:
+        margins = [one.margin or 0.0 for one in known.values()]
+        axes.errorbar([*known], [one.mean for one in known.values()], margins, **style)
+
+
+def over_epsilon(axes: Axes, epsilons: Sequence[float], **labels: Any) -> None:
+    """A logarithmic axis with a tick at each epsilon."""
+    axes.set(xscale="log", **{"xlabel": "epsilon", **labels})
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
 
 
 def digest(folder: Path) -> str:

@@ -28,6 +28,11 @@ class Summary:
     n: int
     stale: bool = False
 
+    @property
+    def percent(self) -> Summary:
+        """The same in percent, or in points of a hundredth."""
+        return Summary(100 * self.mean, self.margin and 100 * self.margin, self.n, self.stale)
+
     def text(self, digits: int = 4, signed: bool = False) -> str:
         """As tables and sentences say it."""
         mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
@@ -81,6 +86,23 @@ class Rows:
         found = self.summary(table, name, column)
         return MISSING if found is None else found.text(digits)
 
+    def has(self, table: str) -> bool:
+        """Whether any case of a table has rows."""
+        return any(key[0] == table and self.of(*key) is not None for key in self.cases)
+
+    def n(self, table: str, name: str) -> str:
+        """The number of a case's trials, or deals of folds."""
+        found = self.summary(table, name)
+        return "" if found is None else str(found.n)
+
+    def epochs(self, table: str, name: str) -> str:
+        """The fewest and the most epochs of a case's trials."""
+        found = self.of(table, name)
+        if found is None:
+            return ""
+        least, most = int(found["epochs"].min()), int(found["epochs"].max())
+        return str(least) if least == most else f"{least} to {most}"
+
     def minus(self, one: tuple[str, str], two: tuple[str, str], column: str = "test_accuracy") -> Summary | None:
         """Of the differences of trials of one seed and fold; a deal of folds is one difference."""
         ours, theirs = self.of(*one), self.of(*two)
@@ -118,6 +140,11 @@ def side(found: Summary | None, of: float = 0.0) -> int | None:
     if found is None or found.margin is None:
         return None
     return 1 if found.mean - found.margin > of else -1 if found.mean + found.margin < of else 0
+
+
+def percent(found: Summary | None, signed: bool = False) -> str:
+    """The cell of a table in percent, or in points."""
+    return MISSING if found is None else found.percent.text(2, signed)
 
 
 def summarised(values: pd.Series, stale: bool) -> Summary:

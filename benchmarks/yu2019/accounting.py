@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.yu2019.cases import SOLVED
 from dpsgd_cli.accounting import accountants, renyi
+from dpsgd_cli.accounting.accountants.additive import largest_order
 from dpsgd_cli.accounting.accountants.composition import amplified, classical_gaussian
-from dpsgd_cli.accounting.accountants.zcdp import largest_order
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.loading import load_recipe

@@ -137,19 +137,6 @@ def _selection_costs(rows: Rows) -> str:
     return ", ".join(f"{kind} {cost}" for kind, cost in costs.items())
 
 
-def _n(rows: Rows, table: str, name: str) -> str:
-    found = rows.summary(table, name)
-    return "" if found is None else str(found.n)
-
-
-def _epochs(rows: Rows, table: str, name: str) -> str:
-    found = rows.of(table, name)
-    if found is None:
-        return ""
-    least, most = int(found["epochs"].min()), int(found["epochs"].max())
-    return str(least) if least == most else f"{least} to {most}"
-
-
 def _rho(rows: Rows, table: str, name: str) -> str:
     found = rows.of(table, name)
     return "" if found is None else f"{found['rho'].iloc[0]:.6g}"
@@ -163,18 +150,14 @@ def _table_2(rows: Rows) -> str:
         theirs = "" if kind == "uniform" else f"{PUBLISHED[kind] - PUBLISHED['uniform']:+.3f}"
         gain = "" if kind == "uniform" else rows.gain(("table2", kind), ("table2", "uniform"))
         lines.append(
-            [kind, str(PUBLISHED_EPOCHS[kind]), _epochs(rows, "table2", kind), f"{PUBLISHED[kind]:.3f}",
-             rows.text("table2", kind), _n(rows, "table2", kind), theirs, gain, _rho(rows, "table2", kind)]
+            [kind, str(PUBLISHED_EPOCHS[kind]), rows.epochs("table2", kind), f"{PUBLISHED[kind]:.3f}",
+             rows.text("table2", kind), rows.n("table2", kind), theirs, gain, _rho(rows, "table2", kind)]
         )  # fmt: skip
     return markdown(header, lines)
 
 
-def _any(rows: Rows, table: str) -> bool:
-    return any(rows.of(*key) is not None for key in rows.cases if key[0] == table)
-
-
 def _controls(rows: Rows) -> str:
-    if not _any(rows, "control"):
+    if not rows.has("control"):
         return MISSING
     header = ("control of", "epochs", "test accuracy, paper", "ours", "trials", "what the decay adds, paper",
               "ours, same seeds", "what fewer epochs add, ours")  # fmt: skip
@@ -186,7 +169,7 @@ def _controls(rows: Rows) -> str:
                 str(EPOCHS[kind]),
                 f"{SAME_LENGTH[kind]:.3f}",
                 rows.text("control", kind),
-                _n(rows, "control", kind),
+                rows.n("control", kind),
                 f"{PUBLISHED[kind] - SAME_LENGTH[kind]:+.3f}",
                 rows.gain(("table2", kind), ("control", kind)),
                 rows.gain(("control", kind), ("table2", "uniform")),
@@ -197,7 +180,7 @@ def _controls(rows: Rows) -> str:
 
 
 def _as_published(rows: Rows) -> str:
-    if not _any(rows, "as-published"):
+    if not rows.has("as-published"):
         return MISSING
     header = (
         "schedule",
@@ -216,14 +199,14 @@ def _as_published(rows: Rows) -> str:
         gain = "" if kind == "uniform" else rows.gain(("as-published", kind), ("as-published", "uniform"))
         spent = "" if found is None else f"{found['epsilon'].iloc[0]:.3f}"
         lines.append(
-            [kind, f"{PUBLISHED[kind]:.3f}", rows.text("as-published", kind), _n(rows, "as-published", kind), theirs,
+            [kind, f"{PUBLISHED[kind]:.3f}", rows.text("as-published", kind), rows.n("as-published", kind), theirs,
              gain, _rho(rows, "as-published", kind), spent]
         )  # fmt: skip
     return markdown(header, lines)
 
 
 def _without(rows: Rows) -> str:
-    if not _any(rows, "non-private"):
+    if not rows.has("non-private"):
         return MISSING
     lines = []
     for kind in SCHEDULES:
@@ -238,7 +221,7 @@ def _without(rows: Rows) -> str:
 
 def _cancer(rows: Rows) -> str:
     lines = [
-        [kind, text, rows.text("cancer", kind), _n(rows, "cancer", kind), _epochs(rows, "cancer", kind),
+        [kind, text, rows.text("cancer", kind), rows.n("cancer", kind), rows.epochs("cancer", kind),
          "" if kind == "uniform" else rows.gain(("cancer", kind), ("cancer", "uniform"))]
         for kind, text in CANCER.items()
     ]  # fmt: skip
@@ -253,7 +236,7 @@ def _cancer_rates(rows: Rows) -> str:
             continue
         lines.append(
             [f"{rate:g}", rows.text("cancer", one), rows.text("cancer", two),
-             rows.gain(("cancer", two), ("cancer", one)), _epochs(rows, "cancer", two)]
+             rows.gain(("cancer", two), ("cancer", one)), rows.epochs("cancer", two)]
         )  # fmt: skip
     return markdown(("learning rate", "uniform", "validation", "validation over uniform", "its epochs"), lines)
 
@@ -281,9 +264,9 @@ def _selection(rows: Rows) -> str:
     if found is None:
         return MISSING
     lines = [
-        ["private selection", rows.text("selection", "private selection"), _n(rows, "selection", "private selection")]
+        ["private selection", rows.text("selection", "private selection"), rows.n("selection", "private selection")]
     ]
-    lines += [[f"{kind}, all records", rows.text("table2", kind), _n(rows, "table2", kind)] for kind in CANDIDATES]
+    lines += [[f"{kind}, all records", rows.text("table2", kind), rows.n("table2", kind)] for kind in CANDIDATES]
     chosen = [CANDIDATES[int(index)] for index in found["chosen_candidate"]]
     return markdown(("", "test accuracy", "trials"), lines) + f"\n\nChosen: {', '.join(chosen)}."
 

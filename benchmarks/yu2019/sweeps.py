@@ -186,9 +186,7 @@ def _cells(rows: Rows, key: Key) -> list[str]:
     found = rows.of(*key)
     if found is None:
         return [MISSING, "", "", ""]
-    epochs = sorted({int(value) for value in found["epochs"]})
-    length = str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return [rows.text(*key), str(len(found)), length, f"{found['rho'].iloc[0]:.4g}"]
+    return [rows.text(*key), rows.n(*key), rows.epochs(*key), f"{found['rho'].iloc[0]:.4g}"]
 
 
 def sweep(rows: Rows, table: str, label: str) -> str:

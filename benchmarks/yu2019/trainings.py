@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from benchmarks.pages.drawing import errorbars
 from benchmarks.pages.rows import Rows
 from benchmarks.yu2019.accounting import framed
 from benchmarks.yu2019.cases import CIFAR, LENGTHS, NON_PRIVATE, SCHEDULES
@@ -67,15 +68,12 @@ def _spread(rows: Rows) -> Figure:
 def _sweep(rows: Rows, table: str) -> Figure:
     """Accuracy by one number, with intervals, and the epochs that the budget allowed."""
     figure, axes = framed()
-    told = [(float(name), rows.summary(*at(table, name)), rows.of(*at(table, name))) for name in SWEEPS[table]]
-    xs, ys, errors = [], [], []
-    for x, one, found in told:
-        if one is not None and found is not None:
-            xs, ys, errors = [*xs, x], [*ys, one.mean], [*errors, one.margin or 0]
-            axes.annotate(
-                f"{found['epochs'].mean():.0f}", (x, one.mean), xytext=(4, 5), textcoords="offset points", fontsize=7
-            )
-    axes.errorbar(xs, ys, yerr=errors, marker="o", capsize=4, linewidth=1.2)
+    told = {float(name): rows.summary(*at(table, name)) for name in SWEEPS[table]}
+    for (x, one), name in zip(told.items(), SWEEPS[table], strict=True):
+        if one is not None:
+            length = f"{rows.summary(*at(table, name), 'epochs').mean:.0f}"  # type: ignore[union-attr]
+            axes.annotate(length, (x, one.mean), xytext=(4, 5), textcoords="offset points", fontsize=7)
+    errorbars(axes, told, marker="o", capsize=4, linewidth=1.2)
     if table == "decay":
         axes.set_xscale("log")
     axes.set(xlabel=f"{SWEEPS_SAID[table]} (beside each point: epochs)", ylabel="test accuracy, 95% interval")
@@ -86,11 +84,8 @@ def _lengths(rows: Rows) -> Figure:
     """Accuracy by number of epochs, a curve a kind of noise."""
     figure, axes = framed()
     for kind in KINDS:
-        told = [(epochs, rows.summary(*at("length", f"{kind} {epochs}"))) for epochs in LENGTHS]
-        found = [(epochs, one.mean, one.margin or 0) for epochs, one in told if one is not None]
-        if found:
-            xs, ys, errors = zip(*found, strict=True)
-            axes.errorbar(xs, ys, yerr=errors, marker="o", markersize=3, capsize=3, label=kind, color=COLOURS[kind])
+        told = {float(epochs): rows.summary(*at("length", f"{kind} {epochs}")) for epochs in LENGTHS}
+        errorbars(axes, told, marker="o", markersize=3, capsize=3, label=kind, color=COLOURS[kind])
     axes.set(xlabel="epochs", ylabel="test accuracy, 95% interval")
     axes.legend(fontsize=8)
     return figure

@@ -6,16 +6,14 @@ Text output is in `report.py`, accountants are in `accounting/accountants/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dpsgd_cli.account.cases import Case
-from dpsgd_cli.account.solving import Target
+from dpsgd_cli.account.cases import Case, Target
 from dpsgd_cli.accounting import renyi
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import number
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants import Accountant, number
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.mechanism import Release, merge
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.tradeoff import RATES, Attacker, best_attacker, strongest
@@ -142,26 +140,18 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
     Unless the user named accountants, a picture shows the accountant with the smallest proved epsilon of each case.
     Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
     """
-    cases = [case for case, _ in questions]
-    columns: dict[str, list[float | None]] = {}
-    shown: list[str] = []
-    reasons: list[str] = []
-    for case, named in questions:
-        own: dict[str, Accountant] = {}
-        epochs = case.by_epoch()
-        prefix = _prefix(case, cases)
-        if len(cases) == 1:
-            columns[NOISE] = case.noise_multipliers()
-        if with_rho and (rhos := _rho_curve(epochs)) is not None:
-            columns[f"{prefix}rho"] = list(rhos)
-        for accountant in named:
-            try:
-                columns[f"{prefix}{accountant.name}"] = [*accountant.curve(epochs, case.delta)]
-                own[f"{prefix}{accountant.name}"] = accountant
-            except UnsupportedMechanism as refusal:
-                reasons.append(str(refusal))
-        shown += own if named_by_user else _least(own, columns)
-    return _series("epochs", columns, reasons, shown)
+    # a case without a statement is refused here, not left out
+    epochs = {id(case): case.by_epoch() for case, _ in questions}
+    extra: list[dict[str, list[float | None]]] = []
+    for case, _ in questions:
+        extra.append({NOISE: case.noise_multipliers()} if len(questions) == 1 else {})
+        if with_rho and (rhos := _rho_curve(epochs[id(case)])) is not None:
+            extra[-1]["rho"] = list(rhos)
+
+    def curve(case: Case, accountant: Accountant) -> list[float | None]:
+        return [*accountant.curve(epochs[id(case)], case.delta)]
+
+    return _series("epochs", questions, curve, named_by_user, extra)
 
 
 def parameter_curve(
@@ -171,21 +161,14 @@ def parameter_curve(
 
     Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
     """
-    cases = [case for case, _ in questions]
-    columns: dict[str, list[float | None]] = {}
-    shown: list[str] = []
-    reasons: list[str] = []
-    for case, named in questions:
-        own: dict[str, Accountant] = {}
-        for accountant in named:
-            rows = [price(case.with_value(axis, point), accountant) for point in points]
-            if all(row.epsilon is None for row in rows):
-                reasons.append(f"{accountant.name}: {rows[0].note}")
-            else:
-                columns[f"{_prefix(case, cases)}{accountant.name}"] = [row.epsilon for row in rows]
-                own[f"{_prefix(case, cases)}{accountant.name}"] = accountant
-        shown += own if named_by_user else _least(own, columns)
-    return _series(axis, columns, reasons, shown, list(points))
+
+    def curve(case: Case, accountant: Accountant) -> list[float | None]:
+        rows = [price(case.with_value(axis, point), accountant) for point in points]
+        if all(row.epsilon is None for row in rows):
+            raise UnsupportedMechanism(f"{accountant.name}: {rows[0].note}")
+        return [row.epsilon for row in rows]
+
+    return _series(axis, questions, curve, named_by_user, points=list(points))
 
 
 def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Series:
@@ -272,11 +255,28 @@ def _least(own: dict[str, Accountant], columns: dict[str, list[float | None]]) -
 
 def _series(
     axis: str,
-    columns: dict[str, list[float | None]],
-    reasons: Sequence[str],
-    shown: list[str],
+    questions: Sequence[Question],
+    curve: Callable[[Case, Accountant], list[float | None]],
+    named_by_user: bool,
+    extra: Sequence[dict[str, list[float | None]]] = (),
     points: list[float] | None = None,
 ) -> Series:
+    """Return `curve` of each case and accountant that covers it, after the `extra` columns of the case."""
+    cases = [case for case, _ in questions]
+    columns: dict[str, list[float | None]] = {}
+    shown: list[str] = []
+    reasons: list[str] = []
+    for index, (case, named) in enumerate(questions):
+        own: dict[str, Accountant] = {}
+        prefix = _prefix(case, cases)
+        columns |= {f"{prefix}{name}": values for name, values in (extra[index] if extra else {}).items()}
+        for accountant in named:
+            try:
+                columns[f"{prefix}{accountant.name}"] = curve(case, accountant)
+                own[f"{prefix}{accountant.name}"] = accountant
+            except UnsupportedMechanism as refusal:
+                reasons.append(str(refusal))
+        shown += own if named_by_user else _least(own, columns)
     if not set(columns) - {NOISE}:
         raise UnsupportedMechanism("no accountant covers this:\n" + "\n".join(dict.fromkeys(reasons)))
     longest = max(len(values) for values in columns.values())

@@ -11,19 +11,86 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
-from dpsgd_cli.accounting.joint_composition import ASSUMED, FIXED
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
 from dpsgd_cli.accounting.statement import epsilon_at_least
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
+from dpsgd_cli.results.guarantee import ASSUMED, FIXED
 
 BATCH_SIZE = "batch-size"
+_MOST_USES = float(1 << 26)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Budget: epsilon at the case's delta, or rho."""
+
+    epsilon: float | None = None
+    rho: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
+        limit = self.rho if self.rho is not None else self.epsilon
+        if limit is None:
+            raise UsageError("give a budget: --target-epsilon or --target-rho, or one in the recipe")
+        if not 0 < limit < math.inf:
+            raise UsageError(f"the budget is {limit!r}, but must be positive and finite")
+        return limit
+
+
+def afforded(
+    build: Callable[[float], Sequence[Release]],
+    parameter: str,
+    target: Target,
+    accountant: Accountant,
+    delta: float,
+    records: int | None = None,
+) -> float:
+    """Return the value of `parameter` whose releases spend as much of the budget at `delta` as possible, and no more.
+
+    A batch size, for which `records` is given, may be as large as `records`. With fixed epochs, a partial step counts
+    as whole: the next larger batch size is then too expensive, but an even larger one may not be.
+
+    Guarantee: the price of `build(answer)`, by `accountant` (zCDP for a budget in rho), is at most the budget. If the
+    price is monotone, no value that is more expensive by more than the precision fits.
+    Raises InfeasibleBudget if no value fits, or if nothing limits a whole number, UnsupportedMechanism as the
+    accountant does.
+    """
+    if parameter == "noise-multiplier":
+        span = NOISE
+    else:
+        most = _MOST_USES if records is None else float(records)
+        span = Interval(parameter, cheap=1.0, expensive=most, start=1.0, whole=True)
+    if target.rho is not None:
+        span = dataclasses.replace(span, precision=0.0)
+
+    def gap(value: float) -> float:
+        spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
+        return gap_of(spent, target.limit)
+
+    found = solve_at_limit(gap, span)
+    if found is None and span.whole:
+        what = f"not one of the {parameter}" if records is None else f"not even {parameter} 1"
+        raise InfeasibleBudget(f"{what} fits the budget {target.limit:g}; add noise or raise it")
+    if found is None:
+        raise InfeasibleBudget(
+            f"{accountant.name}: not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it, or"
+            " take fewer steps"
+        )
+    if found == span.expensive and span.whole and records is None:
+        raise InfeasibleBudget(
+            f"more than {found:.0f} {parameter} fit the budget {target.limit:g}; nothing limits them"
+        )
+    return found
 
 
 class Case(ABC):
@@ -40,8 +107,11 @@ class Case(ABC):
     together: int | None
 
     @abstractmethod
-    def each_trial(self) -> list[list[Release]]:
-        """Return releases that bound the cost of each trial: those that were made, or the trial's budget."""
+    def each_trial(self) -> list[list[list[Release]]]:
+        """Return releases that bound the cost of each trial, by part of the data (`ledger.by_part`).
+
+        They are those that were made, or the trial's budget. Most trials have one part.
+        """
 
     @abstractmethod
     def each_curve(self) -> list[list[list[Release]]]:
@@ -54,6 +124,14 @@ class Case(ABC):
             return self.described
         return f"{self.described.split('; ')[0]}; {count(self.together, 'trial')} together"
 
+    def joined(self, others: Sequence[Case]) -> Case:
+        """Return one case with the trials of several; UsageError unless all of them record their trials."""
+        raise UsageError("--trials adds up results and ledgers, or the trials of one recipe: name one recipe at a time")
+
+    def own_trials(self) -> int:
+        """Return the number of trials that the case itself has; UsageError if it has none."""
+        raise UsageError("--trials all: numbers have no trials of their own; give how many")
+
     def repeated(self, trials: int) -> Case:
         """Return the case of `trials` trials priced jointly.
 
@@ -64,17 +142,18 @@ class Case(ABC):
         return case
 
     def trials(self) -> list[list[Release]]:
-        """Return the releases to price, per trial; the statement is for the most expensive trial.
+        """Return the releases to price, per trial and part of the data; the statement is for the most expensive.
 
-        Raises UnsupportedMechanism if the case has no statement.
+        Trials that are priced jointly are added up part by part. Raises UnsupportedMechanism if the case has no
+        statement.
         """
         self._check()
         made = self.each_trial()
         if self.together is None:
-            return made
+            return [part for parts in made for part in parts]
         if len(made) > 1:
-            return [[release for releases in made for release in releases]]
-        return [[Release(r.mechanism, r.count * self.together) for r in made[0]]]
+            return [[*itertools.chain(*parts)] for parts in itertools.zip_longest(*made, fillvalue=[])]
+        return [[Release(r.mechanism, r.count * self.together) for r in part] for part in made[0]]
 
     def by_epoch(self) -> list[list[Release]]:
         """Return the releases to price by epoch; for several trials that are not priced jointly, the longest trial's.
@@ -177,6 +256,8 @@ class Case(ABC):
         """Return the missing files that belong to the price; with any, `--max-epsilon` fails."""
         return []
 
+    recorded: bool = False
+    """True if the case consists of trials that ran."""
     assumed: str = FIXED
     """Assumption under which the costs of trials add up."""
 
@@ -262,8 +343,8 @@ class FlagCase(Case):
             TruncatedSum(noise, self.adjacency, self.batching, rate, records=records, largest_batch=largest), uses
         )
 
-    def each_trial(self) -> list[list[Release]]:
-        return [[self.release(self.uses)]]
+    def each_trial(self) -> list[list[list[Release]]]:
+        return [[[self.release(self.uses)]]]
 
     def each_curve(self) -> list[list[list[Release]]]:
         left = self.uses

@@ -1,4 +1,8 @@
-"""Ledgers as cases: `ledger.jsonl` files by themselves, in a result directory, or of a whole sweep."""
+"""Ledgers as cases: `ledger.jsonl` files by themselves, in a result directory, or of a whole sweep; and checkpoints.
+
+A checkpoint, of an unfinished run, is priced like the result that `dpsgd train --finish` makes of it
+(`training/checkpoint.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.ledger import LedgerEntry, read_entries, read_seeds, to_price
+from dpsgd_cli.accounting.ledger import LedgerEntry, by_part, entries_from_lines, priced_parts, read_entries, read_seeds
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.evaluated import identities_in, records_of
-from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
+from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
+from dpsgd_cli.training.checkpoint import Charges, read_released
+
+T = TypeVar("T")
 
 DEFAULT_DELTA = 1e-5
 LEDGER = "ledger.jsonl"
@@ -44,16 +52,23 @@ class LedgerCase(Case):
     gone: tuple[Path, ...] = ()
     together: int | None = None
 
-    @classmethod
-    def joined(cls, cases: Sequence[LedgerCase]) -> LedgerCase:
+    recorded = True
+
+    def joined(self, others: Sequence[Case]) -> LedgerCase:
         """Return one case with the ledgers of several sources, each file once, at their smallest delta."""
+        cases = [self, *(case for case in others if isinstance(case, LedgerCase))]
+        if len(cases) <= len(others):
+            super().joined(others)
 
         def every(name: str) -> tuple[Path, ...]:
             return tuple({path.resolve(): path for case in cases for path in getattr(case, name)}.values())
 
         label = " and ".join(dict.fromkeys(case.label for case in cases))
         delta = min(case.delta for case in cases)
-        return cls(every("paths"), label, delta, every("alone"), every("choices"), every("gone"))
+        return LedgerCase(every("paths"), label, delta, every("alone"), every("choices"), every("gone"))
+
+    def own_trials(self) -> int:
+        return len(self.entries)
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
@@ -72,8 +87,7 @@ class LedgerCase(Case):
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
         trials = count(len(self.entries), "trial")
         stated = "; the most expensive trial is stated" if len(self.entries) > 1 else ""
-        whose = "" if self.unit is None else f", all rows of a {self.unit} together"
-        return f"{self.label}: {files}{trials}, delta {self.delta:g}{whose}{stated}"
+        return f"{self.label}: {files}{trials}, delta {self.delta:g}{unit_words(self.unit)}{stated}"
 
     @property
     def unit(self) -> str | None:
@@ -89,13 +103,13 @@ class LedgerCase(Case):
         names = {e.release.mechanism.batching for e in training if isinstance(e.release.mechanism, GaussianSum)}
         return "+".join(sorted(names)) or "full"
 
-    def each_trial(self) -> list[list[Release]]:
-        return [to_price(trial) for trial in self.entries]
+    def each_trial(self) -> list[list[list[Release]]]:
+        return [priced_parts(trial) for trial in self.entries]
 
     @cached_property
     def _apart(self) -> str | None:
         if self.choices:
-            return f"{self.choices[0]} tells of a private choice among runs that left no ledger: its price is its own"
+            return f"{self.choices[0]} records a private choice among runs that left no ledger; its price is its own"
         runs = [
             _run(
                 path.parent,
@@ -133,7 +147,7 @@ class LedgerCase(Case):
         return [f"{path}: {GONE}" for path in self.gone]
 
     def own_remarks(self) -> list[str]:
-        told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        told = [f"{self.label}: {ADAPTIVE}"] if self.spends_a_budget() else []
         seeded = any(seed is not None for path in self.paths for seed in read_seeds(path) or ())
         told += [f"{self.label}: {EXPERIMENT}"] if seeded else []
         return told + [f"{path}: {ALONE}" for path in self.alone] + self.missing()
@@ -144,13 +158,13 @@ class LedgerCase(Case):
 
     def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
-            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN} (see history.csv)")
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE} (see history.csv)")
         return [_by_epoch(trial) for trial in self.entries]
 
 
 def _by_epoch(trial: Sequence[LedgerEntry]) -> list[list[Release]]:
     epochs: dict[int, list[Release]] = {}
-    for entry in trial:
+    for entry in by_part(trial)[0]:
         epochs.setdefault(entry.epoch or 0, []).append(entry.release)
     return [epochs[epoch] for epoch in sorted(epochs)]
 
@@ -219,3 +233,81 @@ def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | N
     provenance = read_whole(directory)["provenance"]
     text = recipe_text_of(directory / "recipe.yaml")
     return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))
+
+
+@dataclass(frozen=True)
+class CheckpointCase(LedgerCase):
+    """All trials of a checkpoint's recipes; `released` is the content of the file."""
+
+    released: Charges | None = None
+
+    @property
+    def told(self) -> Charges:
+        assert self.released is not None
+        return self.released
+
+    @cached_property
+    def by_ledger(self) -> list[list[list[LedgerEntry]]]:
+        """Ledger entries of each recipe's trials, in order; the charges of `Charges.rest` come last."""
+        path = self.paths[0]
+        trials = []
+        for trial, lines in enumerate(self.told.ledgers):
+            found = entries_from_lines([*lines, *self.told.rest[trial]], f"{path}: trial {trial}")
+            if list(found) != [trial]:
+                raise DataError(f"{path}: trial {trial} has no ledger, or that of another trial; train again")
+            trials.append(found[trial])
+        return _by_recipe(trials, self.told.trials)
+
+    @cached_property
+    def seeds(self) -> list[int | None]:
+        """Seed of each trial; None for noise from the operating system."""
+        if not self.by_ledger:  # raises DataError for damaged lines
+            return []
+        both = zip(self.told.ledgers, self.told.rest, strict=True)
+        return [json.loads([*made, *rest][0]).get("seed") for made, rest in both]
+
+    @cached_property
+    def _apart(self) -> str | None:
+        runs = []
+        seeds = _by_recipe(self.seeds, self.told.trials)
+        for text, trials, own in zip(self.told.recipes, self.by_ledger, seeds, strict=True):
+            records = records_of(data_in(text), folds_in(text), self.told.data)
+            mechanism, unit = trials[0][0].release.mechanism, trials[0][0].unit
+            runs.append(Run(self.label, own, adjacency_label(mechanism.adjacency, unit), records))
+        return why_apart(runs, len(self.entries))
+
+    def own_remarks(self) -> list[str]:
+        told, whole = self.told, self.told.watched or self.spends_a_budget()
+        what = "its whole plan, because the end may depend on what was released" if whole else "these epochs"
+        remarks = [
+            f"{self.label}: stands after {told.done} of at most {count(told.epochs, 'epoch')}; the statement is of"
+            f" {what}. Epochs that a killed process trained after it were never released"
+        ]
+        remarks += [f"{self.label}: {ADAPTIVE}"] if self.spends_a_budget() else []
+        return remarks + ([f"{self.label}: {EXPERIMENT}"] if any(seed is not None for seed in self.seeds) else [])
+
+    def uncovered(self) -> list[str]:
+        return list(self.told.uncovered_steps)
+
+
+def _by_recipe(trials: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
+    """Split a list with one item per trial into one list per recipe; `sizes` are the recipes' numbers of trials."""
+    found, begin = [], 0
+    for size in sizes:
+        found.append(list(trials[begin : begin + size]))
+        begin += size
+    return found
+
+
+def read_checkpoint(path: Path, delta: float | None) -> CheckpointCase:
+    """Return the case of a checkpoint; `delta` None means the smallest delta of its recipes.
+
+    Raises DataError for a missing file or training without privacy, RunError for a damaged file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such checkpoint; give a result directory, a ledger, a checkpoint or a recipe")
+    released = read_released(path)
+    stated = [value for value in released.deltas if value is not None]
+    if not stated:
+        raise DataError(f"{path}: was trained without privacy, so there is nothing to account for")
+    return CheckpointCase((path,), path.name, delta or min(stated), released=released)

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dpsgd_cli.account.solving import least_factor
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.accounting.search import PRECISION, Interval, gap_of, solve_at_limit
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
+from dpsgd_cli.errors import DpsgdError, InfeasibleBudget, PrivacyError, UsageError
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import COINS, evaluated_on, tested_section
 from dpsgd_cli.schedules.settings import Schedule, Uniform
 from dpsgd_cli.training.plans import plan_and_outline
+
+_FACTOR = Interval("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)
+# a scaled schedule's formula and its scaled values differ by rounding
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,11 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
     """
     data = None if terms.data_of is None else load_recipe(terms.data_of)
     first = [(source, load_recipe(source, _shared(terms, data))) for source in sources]
-    _see_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
+    _check_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
     seeds = {loaded.recipe.seed for _, loaded in first if loaded.recipe.seed is not None}
     repeats = terms.repeats or max((loaded.recipe.repeats for _, loaded in first), default=1)
-    same = [f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
+    booked = any(one.recipe.privacy is not None and one.recipe.privacy.book is not None for _, one in first)
+    same = ["seed=null" if booked else f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
     labels = _labels(first)
     found: list[tuple[str, float | None, LoadedRecipe]] = []
     for (source, loaded), label in zip(first, labels, strict=True):
@@ -76,7 +83,7 @@ def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
     return [*given, *terms.overrides]
 
 
-def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
+def _check_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
     """Raise UsageError before training if recipes would be tested on different records of the same data.
 
     Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) but are accepted: their
@@ -98,8 +105,10 @@ def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
 
 
 def _seeded(recipe: Recipe) -> list[str]:
-    """Return the override for seeded noise: paired comparisons need seeds."""
-    return ["privacy.noise_source=seeded"] if recipe.privacy is not None else []
+    """Return the override for seeded noise: paired comparisons need seeds. No book covers them, so one unpairs."""
+    if recipe.privacy is None:
+        return []
+    return [f"privacy.noise_source={'seeded' if recipe.privacy.book is None else 'secure'}"]
 
 
 def _budget(recipe: Recipe, epsilon: float, delta: float) -> list[str]:
@@ -178,3 +187,30 @@ def _labels(recipes: Sequence[tuple[str, LoadedRecipe]]) -> list[str]:
     if twice is not None:
         raise UsageError(f"{twice} is given twice; a comparison needs different recipes")
     return labels
+
+
+def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
+    """Return the least factor f > 0 such that `plan`, with all noise multipliers times f, costs `epsilon` at `delta`.
+
+    Guarantee: by the plan's accountant it costs no more, including private preprocessing, whose noise stays. A factor
+    smaller by 1e-7 of it would cost more.
+    Raises InfeasibleBudget if no factor is enough, UnsupportedMechanism as the accountant does.
+    """
+
+    def scaled(factor: float) -> list[Release]:
+        releases = [*plan.preprocessing_releases]
+        for release in (release for epoch in plan.epochs for release in epoch):
+            mechanism = release.mechanism
+            assert isinstance(mechanism, GaussianSum)
+            times = replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor)
+            releases.append(Release(times, release.count))
+        return releases
+
+    accountant = accountants.get(plan.accountant)
+    found = solve_at_limit(lambda factor: gap_of(accountant.epsilon(scaled(factor), delta), epsilon), _FACTOR)
+    if found is None:
+        raise InfeasibleBudget(
+            f"{accountant.name}: no {_FACTOR.name} up to {_FACTOR.cheap:g} satisfies epsilon {epsilon:g} at delta"
+            f" {delta:g}; raise epsilon or delta, or take fewer steps"
+        )
+    return found * _ROUNDING

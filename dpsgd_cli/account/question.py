@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.account import answers
-from dpsgd_cli.account.cases import Case, FlagCase
-from dpsgd_cli.account.solving import Target
+from dpsgd_cli.account.cases import Case, FlagCase, Target
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
@@ -133,18 +132,21 @@ class AccountOptions:
         return "a price" if self.solve is self.target_epsilon is self.target_rho is None else "a budget"
 
     def _check_use(self) -> None:
-        usual = {"group": 1, "trials": "1"}
         unused = [
             f"--{name.replace('_', '-')}"
             for name in AccountOptions.__annotations__
-            if name not in ("arguments", *_USES[self.question])
-            and getattr(self, name) not in (None, False, (), usual.get(name))
+            if name not in ("arguments", *_USES[self.question]) and getattr(self, name) != USUAL[name]
         ]
         if unused:
             hint = next((_HINTS[name] for name in unused if name in _HINTS), "leave it out, or ask another question")
             raise UsageError(f"{self.question} does not use {', '.join(unused)}: {hint}")
         if self.law is not None and self.best_of is None:
             raise UsageError("--law is that of the number of trials of --best-of: give that, too, or leave --law out")
+
+
+USUAL: dict[str, Any] = dict.fromkeys(AccountOptions.__annotations__) | {"group": 1, "trials": "1"}
+"""Value of each option that is not given."""
+USUAL |= dict.fromkeys(("arguments", "batching", "accountant"), ()) | dict.fromkeys(("attacker", "curve"), False)
 
 
 def check_number(name: str, value: float | None) -> None:
@@ -158,34 +160,14 @@ def check_number(name: str, value: float | None) -> None:
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
 
 
-def demands_of(asked: AccountOptions, error: float) -> list[dict[str, Any]]:
-    """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
-    from dpsgd_cli.account.recipes import demand_of
-    from dpsgd_cli.recipe.loading import load_recipe
-
-    if not asked.sources:
-        raise UsageError("--excess-risk is about a convex recipe: name one")
-    return [demand_of(load_recipe(source, asked.overrides), error) for source in asked.sources]
-
-
 def cases_of(asked: AccountOptions) -> list[Case]:
     """Return the cases of the command line, in the order given."""
     cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
         return cases
     if len(asked.sources) > 1:
-        cases = [_as_one(cases)]
+        cases = [cases[0].joined(cases[1:])]
     return [case.repeated(_trial_count(asked.trials, case)) for case in cases]
-
-
-def _as_one(cases: list[Case]) -> Case:
-    """Return one case with all trials of several ledgers; UsageError if a source is not a ledger."""
-    from dpsgd_cli.account.ledgers import LedgerCase
-
-    ledgers = [case for case in cases if isinstance(case, LedgerCase)]
-    if len(ledgers) < len(cases):
-        raise UsageError("--trials adds up results and ledgers, or the trials of one recipe: name one recipe at a time")
-    return LedgerCase.joined(ledgers)
 
 
 def _flag_cases(asked: AccountOptions) -> list[Case]:
@@ -256,24 +238,14 @@ def _sampling_rate(asked: AccountOptions) -> float | None:
 
 
 def _source_case(asked: AccountOptions, source: str) -> Case:
-    from dpsgd_cli.account.checkpoints import read_checkpoint
-    from dpsgd_cli.account.ledgers import read_ledgers  # NumPy and pydantic, which flags do without
+    from dpsgd_cli.account.ledgers import read_checkpoint, read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
     from dpsgd_cli.training.checkpoint import ENDING
 
-    flags = {
-        "--noise-multiplier": asked.noise_multiplier,
-        "--sampling-rate": asked.sampling_rate,
-        "--batch-size": asked.batch_size,
-        "--records": asked.records,
-        "--largest-batch": asked.largest_batch,
-        "--steps": asked.steps,
-        "--batching": asked.batching or None,
-        "--adjacency": asked.adjacency,
-    }
-    extra = [name for name, value in flags.items() if value is not None]
+    extra = [name for name in _OF_NUMBERS if name != "epochs" and getattr(asked, name) != USUAL[name]]
     if extra:
-        raise UsageError(f"{', '.join(extra)}: {source} says that already; change a recipe with KEY=VALUE")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
+        raise UsageError(f"{flags}: {source} says that already; change a recipe with KEY=VALUE")
     is_checkpoint = source.endswith(ENDING)
     ledgers = read_checkpoint(Path(source), asked.delta) if is_checkpoint else read_ledgers(source, asked.delta)
     if ledgers is None:
@@ -284,18 +256,12 @@ def _source_case(asked: AccountOptions, source: str) -> Case:
 
 
 def _trial_count(text: str, case: Case) -> int:
-    recorded = getattr(case, "entries", None)
-    if recorded is not None:
-        if text != "all":
-            raise UsageError(
-                f"--trials {text}: {case.label} records its trials; give all, or leave it out for the most expensive"
-            )
-        return len(recorded)
+    if case.recorded and text != "all":
+        raise UsageError(
+            f"--trials {text}: {case.label} records its trials; give all, or leave it out for the most expensive"
+        )
     if text == "all":
-        recipe = getattr(case, "recipe", None)
-        if recipe is None:
-            raise UsageError("--trials all: numbers have no trials of their own; give how many")
-        return int(recipe.trials)
+        return case.own_trials()
     # no more digits than the bound has, since very long numbers are slow to parse
     if not text.isdecimal() or len(text) > len(str(MOST_USES)) or not 1 <= int(text) <= MOST_USES:
         raise UsageError(
@@ -347,7 +313,9 @@ def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
                 told = answers.attacker_of(case)
                 found = [dataclasses.replace(row, attacker=told) for row in found]
         else:
-            found = answers.afford(case, named, parameter, _target(asked, case))
+            given = asked.target_epsilon is not None or asked.target_rho is not None
+            target = Target(asked.target_epsilon, asked.target_rho) if given else case.budget()
+            found = answers.afford(case, named, parameter, target)
         rows += [dataclasses.replace(row, case=index) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
         raise UnsupportedMechanism(_reasons(rows))
@@ -383,12 +351,6 @@ def _free_parameter(asked: AccountOptions, case: Case) -> str | None:
     return free
 
 
-def _target(asked: AccountOptions, case: Case) -> Target:
-    if asked.target_epsilon is not None or asked.target_rho is not None:
-        return Target(asked.target_epsilon, asked.target_rho)
-    return case.budget()
-
-
 def series_of(asked: AccountOptions, cases: list[Case]) -> answers.Series:
     """Return the curve of `--curve` or `--over`; UsageError for a bad axis."""
     questions = [(case, _accountants(asked, case)) for case in cases]
@@ -405,7 +367,7 @@ def series_of(asked: AccountOptions, cases: list[Case]) -> answers.Series:
         return answers.divergence_curve(sampling_rate, asked.noise_multiplier, points)
     if axis == answers.FALSE_POSITIVES:
         if not (points[0] > 0 and points[-1] < 1):
-            raise UsageError(f"--over {asked.over}: rates of false alarms are above 0 and below 1")
+            raise UsageError(f"--over {asked.over}: false positive rates are above 0 and below 1")
         return answers.tradeoff_curve(cases, points)
     if axis.replace("-", "_") in _NUMBERS:
         for point in points:

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.account.cases import BATCH_SIZE, Case
-from dpsgd_cli.account.solving import RepeatedAccountant, Target
-from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.account.cases import BATCH_SIZE, Case, Target
+from dpsgd_cli.accounting.accountants import Accountant, Derived
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
@@ -26,13 +25,11 @@ from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.privacy import Privacy
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema import Privacy, Recipe
 from dpsgd_cli.results.evaluated import run_of
-from dpsgd_cli.results.guarantee import CHOSEN, EXPERIMENT
+from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.schedules.settings import Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
-from dpsgd_cli.users.settings import PERSON
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,16 @@ class RecipeCase(Case):
             plan = self.plan
         except (PrivacyError, UsageError) as error:
             return f"{self.recipe.name}: as it stands, {error}"
-        before = f", {count(len(plan.before), 'private preprocessing release')}" if plan.before else ""
+        before = (
+            f", {count(len(plan.preprocessing_releases), 'private preprocessing release')}"
+            if plan.preprocessing_releases
+            else ""
+        )
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
-        whose = "" if self.recipe.data.unit is None else f", all rows of a {PERSON} together"
         batches = f"{plan.sampling.batching} batches{noise}{before}"
-        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{whose}"
+        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{unit_words(self.recipe.data.unit)}"
 
     @property
     def delta(self) -> float:  # type: ignore[override]
@@ -89,8 +89,12 @@ class RecipeCase(Case):
         assert plan is not None
         return plan
 
-    def each_trial(self) -> list[list[Release]]:
-        return [self.plan.to_price]
+    def own_trials(self) -> int:
+        return self.recipe.trials
+
+    def each_trial(self) -> list[list[list[Release]]]:
+        held_out = list(self.plan.held_out)
+        return [[self.plan.priced_releases, *([held_out] if held_out else [])]]
 
     def why_apart(self, trials: int) -> str | None:
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
@@ -106,10 +110,10 @@ class RecipeCase(Case):
 
     def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
-            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN}")
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
-            epochs[0] = [*self.plan.before, *epochs[0]]
+            epochs[0] = [*self.plan.preprocessing_releases, *epochs[0]]
         return [epochs]
 
     def parameters(self) -> dict[str, bool]:
@@ -195,10 +199,35 @@ def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epoc
     return RecipeCase(loaded, loaded.recipe, delta)
 
 
+class RepeatedAccountant(Derived, stated=False):
+    """Accountant for `trials` published trials, given the releases of one of them."""
+
+    def __init__(self, accountant: Accountant, trials: int) -> None:
+        super().__init__(accountant)
+        self._trials = trials
+        self.name = f"{trials} x {accountant.name}"  # type: ignore[misc]
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        return self.accountant.epsilon(self._all(releases), delta)
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        return self.accountant.delta(self._all(releases), epsilon)
+
+    def _all(self, releases: Sequence[Release]) -> list[Release]:
+        return [Release(release.mechanism, release.count * self._trials) for release in releases]
+
+
 def _share(rho: float, trials: int) -> float:
     """Return the largest rho per trial such that `trials` trials cost at most `rho` in total."""
     share = rho / trials
     return math.nextafter(share, 0.0) if trials * share > rho else share
+
+
+def demands_of(sources: Sequence[str], overrides: Sequence[str], error: float) -> list[dict[str, Any]]:
+    """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
+    if not sources:
+        raise UsageError("--excess-risk is about a convex recipe: name one")
+    return [demand_of(load_recipe(source, overrides), error) for source in sources]
 
 
 def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers of `dpsgd account` as text: table, JSON or CSV. Pictures are in `picture.py`."""
+"""Answers of `dpsgd account`: table, JSON, CSV, or a picture of curves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpsgd_cli.account.answers import Row, Series
+from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series
 from dpsgd_cli.account.cases import Case
-from dpsgd_cli.accounting.tradeoff import Attacker, attacker_text
-from dpsgd_cli.common.rounding import epsilon_text, metric_text
+from dpsgd_cli.accounting.tradeoff import Attacker
+from dpsgd_cli.common.text_format import epsilon_text, metric_text
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.results.guarantee import attack_words
 
 _WIDTH = 118
+_FAR_APART = 20.0
+"""Ratio of the curves' last values above which a picture has a logarithmic scale."""
+_UPWARDS = {"order": "Renyi divergence", FALSE_POSITIVES: "TPR"}
 
 
 def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
@@ -82,6 +87,39 @@ def series_json(series: Series) -> str:
     return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in body], indent=2)
 
 
+def draw(series: Series, path: str) -> None:
+    """Draw the columns `series.shown` into `path`, whose ending selects the format.
+
+    Raises RunError if the picture cannot be written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    from dpsgd_cli.results.pictures import COLOURS, DASHES
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
+    ends = []
+    for number, name in enumerate(series.shown):
+        values = [math.nan if value is None else value for value in series.columns[name]]
+        ends += [value for value in values if value > 0 and math.isfinite(value)][-1:]
+        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        axes.plot(series.points, values, label=name, color=colour, linestyle=dashes)
+    if ends and max(ends) > _FAR_APART * min(ends):
+        axes.set_yscale("log")
+    axes.set_xlabel(series.axis)
+    axes.set_ylabel(_UPWARDS.get(series.axis, "epsilon"))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot write the picture: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
 def _header(rows: Sequence[Row]) -> list[str]:
     names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
     solved = [name.replace("-", " ") for name in _solved_names(rows)]
@@ -115,10 +153,10 @@ def _solved_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _attacker_line(row: Row, several: bool) -> str:
-    assert row.attacker is not None
-    whose = f"{row.source or row.batching}: " if several else ""
-    told = attacker_text(row.attacker.mu, row.attacker.true_positives, row.attacker.proved_by)
-    return f"{whose}the best attacker {told}"
+    attacker = row.attacker
+    assert attacker is not None
+    words = attack_words(attacker.mu, attacker.true_positives, attacker.proved_by)
+    return f"{f'{row.source or row.batching}: ' if several else ''}strongest attack: {words}"
 
 
 def _attacker_record(attacker: Attacker) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class BatchingKind:
         if sorted([*self.proved, *self.unproved]) != sorted(NEIGHBOURS):
             raise ValueError(f"each of {', '.join(NEIGHBOURS)} must be proved, or unproved with a reason, and not both")
         if self.adjacency not in self.proved:
-            raise ValueError(f"adjacency {self.adjacency} is what is stated where nobody says, but is not proved")
+            raise ValueError(f"adjacency {self.adjacency} is the default, but is not proved")
         if self.sampled and self.losses is None:
             raise ValueError("batches that amplify must name their dominating losses")
 
@@ -181,7 +181,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
     "fixed": BatchingKind(
         adjacency="replace-one",
         claim="a step is a Gaussian on a batch drawn without replacement (pld, rdp); replace-one",
-        sampler="dpsgd_cli.batching.run:fixed_sampler",
+        sampler="dpsgd_cli.batching.run:FixedSampler",
         sampled=True,
         by_epoch=False,
         recorded="gaussian",
@@ -211,7 +211,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampled=True,
         by_epoch=True,
         recorded="gaussian",
-        losses="dpsgd_cli.accounting.allocation:losses",
+        losses="dpsgd_cli.accounting.sampled_pairs:allocated",
         divergence=None,
         amplifies_pairs=False,
         proved=("add-remove", "zero-out"),

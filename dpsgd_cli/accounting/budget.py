@@ -13,10 +13,8 @@ from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import split_delta
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
-from dpsgd_cli.accounting.accountants.zcdp import rho_of, total_rho
+from dpsgd_cli.accounting.accountants import Accountant, split_delta
+from dpsgd_cli.accounting.accountants.additive import rho_of, total_mu_squared, total_rho
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold

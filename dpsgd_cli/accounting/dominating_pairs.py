@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, ZeroConcentrated
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import FailedAccountant
 
 Floats = NDArray[np.floating]
@@ -59,7 +59,7 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
 
     Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
     adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2). Sampled Gaussians: the pair that the batching
-    names (`sampled_pairs.py`, `allocation.py`). All others: `_pure`.
+    names (`sampled_pairs.py`, `loss_composition.py`). All others: `_pure`.
     """
     if isinstance(mechanism, GaussianSum):
         if not mechanism.sampled:

@@ -40,8 +40,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.base import Derived
+from dpsgd_cli.accounting.accountants import Accountant, Derived
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,

@@ -13,20 +13,17 @@ data        All trials use the same data. For different data it is unknown if a 
 adjacency   All trials are stated for the same adjacency.
 
 Guarantee: given the records that are left out, neighbouring data sets then differ in one record of the part that all
-trials train on. Each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole
-is their sequential composition. A trial's releases may depend on earlier trials. The number of trials and the noise of
-each may not, because a sum that was chosen on the way is no bound (`ledger.py`).
-If one of these conditions does not hold, or is not known, no joint guarantee is given. Parts of one trial (the
-candidates of `private-selection`) are covered by that method's own proof, and count as one trial here.
+trials train on. Each trial is bounded by its own ledger (`ledger.priced_releases`), their noise is independent, and the
+whole is their sequential composition. A trial's releases may depend on earlier trials. The number of trials and the
+noise of each may not, because a sum that was chosen on the way is no bound (`ledger.py`). If one of these conditions
+does not hold, or is not known, no joint guarantee is given. Parts of one trial (the candidates of `private-selection`)
+are covered by that method's own proof, and count as one trial here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-
-FIXED = "added up for trials whose number and settings were fixed beforehand, not chosen by what other trials found"
-ASSUMED = "added up as if each had noise of its own and none measured, without noise, records that another trained on"
 
 
 @dataclass(frozen=True)
@@ -121,16 +118,3 @@ def _adjacency(runs: Sequence[Run]) -> str | None:
         return f"{without} has no privacy"
     stated = sorted({run.adjacency for run in runs if run.adjacency is not None})
     return f"they are stated for different adjacencies ({', '.join(stated)})" if len(stated) > 1 else None
-
-
-def scope(run: Run) -> str:
-    """Describe in words which trials the epsilon of a result covers."""
-    if run.seeds is not None and len(run.seeds) == 1:
-        return "its one trial; with trials of other results it adds up only where `dpsgd account --trials all` says so"
-    reason = why_apart([run])
-    if reason is not None:
-        return f"each trial on its own; no statement about several of them, published together or as a mean: {reason}"
-    return (
-        "each trial on its own; all trials of this result together, and means over them, cost the sum of their ledgers"
-        " (`dpsgd account --trials all`)"
-    )

@@ -7,20 +7,20 @@ A filter (`budget.py`) proves its budget, fixed in advance, and nothing less. If
 earlier releases, the sum of what was spent is itself a random output. It does not bound the privacy of the method that
 led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
 So each entry of such a trial states the most that its filter ever admits (`budget_cap`, the key `within` of a line),
-and `to_price` returns that instead. If everything was fixed beforehand, the releases are the bound.
+and `priced_releases` returns that instead. If everything was fixed beforehand, the releases are the bound.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared, total_rho
 from dpsgd_cli.accounting.budget import Filter
 from dpsgd_cli.accounting.mechanism import (
     GaussianSum,
@@ -37,7 +37,7 @@ from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.text_format import quoted, shortened
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 
-Phase = Literal["before", "train"]
+Phase = Literal["before", "train", "held-out"]
 
 # Relative tolerance between two orders of adding up the same charges.
 _ROUNDING = 1e-9
@@ -60,7 +60,7 @@ class LedgerEntry:
     unit: str | None = None
 
 
-def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
+def priced_releases(entries: Iterable[LedgerEntry]) -> list[Release]:
     """Return releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
 
     Guarantee: a release that was fixed beforehand is priced as it is. Releases that were chosen during the trial are
@@ -70,6 +70,23 @@ def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
     entries = list(entries)
     caps = dict.fromkeys(entry.budget_cap for entry in entries if entry.budget_cap is not None)
     return merge([*(e.release for e in entries if e.budget_cap is None), *map(Release, caps)])
+
+
+def by_part(entries: Iterable[LedgerEntry]) -> list[list[LedgerEntry]]:
+    """Return the entries of the training records, and then those of held-out records, if there are any.
+
+    A record is in one part, so releases on different parts compose in parallel: the price of all of them is the
+    greatest of the parts' prices, at every delta (proof: `evaluation/price.py`).
+    """
+    entries = list(entries)
+    training = [entry for entry in entries if entry.phase != "held-out"]
+    held_out = [entry for entry in entries if entry.phase == "held-out"]
+    return [training, held_out] if held_out else [training]
+
+
+def priced_parts(entries: Iterable[LedgerEntry]) -> list[list[Release]]:
+    """Return `priced_releases` of each part; the largest of their prices bounds the trial."""
+    return [priced_releases(part) for part in by_part(entries)]
 
 
 def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Release]]:
@@ -85,7 +102,8 @@ class Ledger:
     """The releases of one trial, in order.
 
     `covers_before`: whether the filter counts private preprocessing. `budget_cap`: the most that the filter ever
-    admits, if releases are chosen from earlier ones; else None. `unit`: that of every entry.
+    admits, if releases are chosen from earlier ones; else None. `unit`: that of every entry. `held_out`: the planned
+    releases on held-out records, each of which may be made once; the filter does not count them.
     """
 
     filter: Filter | None = None
@@ -93,6 +111,7 @@ class Ledger:
     entries: list[LedgerEntry] = field(default_factory=list)
     budget_cap: Mechanism | None = None
     unit: str | None = None
+    held_out: list[Release] = field(default_factory=list)
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
@@ -103,6 +122,12 @@ class Ledger:
         stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
         if release.mechanism.adjacency != stated:
             raise PrivacyError(f"a release stated for {release.mechanism.adjacency} cannot follow one for {stated}")
+        if phase == "held-out":
+            if release not in self.held_out:
+                raise PrivacyError("a release on held-out records that was not planned, or was made before")
+            self.held_out.remove(release)
+            self.entries.append(LedgerEntry(release, phase, None, None, self.unit))
+            return
         counted = phase == "train" or self.covers_before
         if self.filter is not None and counted:
             self.filter.admit(release)
@@ -137,9 +162,9 @@ class Ledger:
         return merge([entry.release for entry in self.entries])
 
     @property
-    def to_price(self) -> list[Release]:
-        """The releases to price for a statement about the trial: see the function `to_price`."""
-        return to_price(self.entries)
+    def training(self) -> list[LedgerEntry]:
+        """The entries that are not of held-out records."""
+        return [entry for entry in self.entries if entry.phase != "held-out"]
 
 
 def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
@@ -204,7 +229,8 @@ def _entry(record: dict[str, Any]) -> LedgerEntry:
 
 def _check_order(entries: Iterable[LedgerEntry], source: str) -> None:
     """Raise DataError if the epochs of `entries` go back: the file then holds two runs, which may share noise."""
-    times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in entries]
+    last = {"before": -1.0, "held-out": math.inf}
+    times = [last.get(entry.phase, entry.epoch or 0) for entry in entries]
     if times != sorted(times):
         raise DataError(f"{source}: its epochs go back: {_TWO_RUNS}")
 
@@ -238,11 +264,11 @@ def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
-    """Return, for each trial of a `ledger.jsonl`, the releases whose price bounds it (see `to_price`).
+    """Return, for each trial of a `ledger.jsonl`, the releases whose price bounds it (see `priced_releases`).
 
     Raises DataError for a missing, empty or damaged file.
     """
-    return {trial: to_price(entries) for trial, entries in read_entries(path).items()}
+    return {trial: priced_releases(entries) for trial, entries in read_entries(path).items()}
 
 
 def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:

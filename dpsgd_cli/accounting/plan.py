@@ -1,7 +1,7 @@
 """Plans: exact noise multipliers, epochs and price, before any data is read.
 
 Guarantee: the ledger of `Plan.ledger()` refuses what the budget does not cover. The planners are `price.py` of each
-method; `methods/planning.py` calls the one that a recipe's method names.
+method; `methods/descriptor.py` calls the one that a recipe's method names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants, budget
 from dpsgd_cli.accounting.accountants import Accountant, Guarantee
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.accounting.budget import Budget, Filter
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry
@@ -71,7 +71,7 @@ class Facts:
     """
 
     records: int
-    before: Sequence[Release] = ()
+    preprocessing_releases: Sequence[Release] = ()
     groups: int | None = None
     feature_bound: float | None = None
     public_records: int = 0
@@ -101,31 +101,34 @@ class PlannedNoise:
 class Plan:
     """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t.
 
-    `chooses`: whether the method may choose what to release, or when to stop, from what it released before. If so, only
-    the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is the
-    recipe's, with every `auto` number solved for; None for methods without a schedule. `postprocessing_epochs` follow
-    the last release, and only use earlier releases. `correlated` describes correlated noise; None if it is independent.
+    `is_adaptive`: whether the method may choose what to release, or when to stop, from what it released before. If so,
+    only the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is
+    the recipe's, with every `auto` number solved for; None for methods without a schedule. `postprocessing_epochs`
+    follow the last release, and only use earlier releases. `correlated` describes correlated noise; None if it is
+    independent. `held_out` are the releases that measure held-out records at the end (`evaluation/price.py`); each
+    costs no more than the training, with which it composes in parallel, so no other property counts them.
     """
 
     sampling: Sampling
     noise_multipliers: tuple[float, ...]
     sensitivity: float
     groups: int
-    before: tuple[Release, ...]
+    preprocessing_releases: tuple[Release, ...]
     epochs: tuple[tuple[Release, ...], ...]
     accountant: str
     delta: float
     budget: Budget
     covers_before: bool
-    chooses: bool
+    is_adaptive: bool
     schedule: Schedule | None = None
     postprocessing_epochs: int = 0
     correlated: PlannedNoise | None = None
+    held_out: tuple[Release, ...] = ()
 
     @property
     def releases(self) -> list[Release]:
         """All releases of the whole run, private preprocessing included."""
-        return [*self.before, *(release for epoch in self.epochs for release in epoch)]
+        return [*self.preprocessing_releases, *(release for epoch in self.epochs for release in epoch)]
 
     @property
     def most_epochs(self) -> int:
@@ -134,12 +137,14 @@ class Plan:
 
     def released_by(self, done: int) -> dict[int | None, list[Release]] | None:
         """Return the releases of the first `done` epochs, keyed as in `charged_by_epoch`; None if a method chooses."""
-        return None if self.chooses else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
+        return (
+            None if self.is_adaptive else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
+        )
 
     def rest(self, made: Sequence[LedgerEntry], done: int, watched: bool) -> list[LedgerEntry]:
         """Return charges to add to `made`, one trial's entries, if training ends after `done` epochs and is published.
 
-        Guarantee: `made` and these together bound the trial (`ledger.to_price`).
+        Guarantee: `made` and these together bound the trial (`ledger.priced_releases`).
         - Releases were planned, and none of them was seen before the end (not `watched`). The moment of stopping does
           not depend on them, so those of the finished epochs are all. The result is empty.
         - Releases were planned, and metrics by epoch were watched. The person who stopped may have chosen the moment by
@@ -150,7 +155,7 @@ class Plan:
         if self.budget_cap is not None:
             cap, named = self.budget_cap, any(entry.budget_cap is not None for entry in made)
             return [] if named else [LedgerEntry(Release(cap, 0), "train", 0, cap, _unit(made))]
-        if self.chooses:
+        if self.is_adaptive:
             counted = sum(1 for entry in made if self.covers_before or entry.phase == "train")
             return [LedgerEntry(release, "train", done - 1, unit=_unit(made)) for release in self._counted[counted:]]
         later = range(done, len(self.epochs)) if watched else ()
@@ -158,11 +163,11 @@ class Plan:
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of the whole run, private preprocessing included."""
-        return accountants.get(self.accountant).guarantee(self.to_price, self.delta)
+        return accountants.get(self.accountant).guarantee(self.priced_releases, self.delta)
 
     def rho(self) -> float | None:
         """Return the total zCDP; None if no accountant has one (sampled batches)."""
-        return rho_of(self.to_price)
+        return rho_of(self.priced_releases)
 
     @property
     def budget_cap(self) -> Mechanism | None:
@@ -170,17 +175,18 @@ class Plan:
 
         Without a filter of mu^2 the ledger admits only what is planned, in order, and charges what is left out.
         """
-        return budget.one_gaussian(self.budget, self.accountant, self.sampling.adjacency) if self.chooses else None
+        return budget.one_gaussian(self.budget, self.accountant, self.sampling.adjacency) if self.is_adaptive else None
 
     @property
-    def to_price(self) -> list[Release]:
+    def priced_releases(self) -> list[Release]:
         """Releases whose price bounds that of every run: those planned, or the most that the filter ever admits."""
-        cap = self.budget_cap
-        return self.releases if cap is None else [*(() if self.covers_before else self.before), Release(cap)]
+        if self.budget_cap is None:
+            return self.releases
+        return [*(() if self.covers_before else self.preprocessing_releases), Release(self.budget_cap)]
 
     def ledger(self) -> Ledger:
         """Return an empty ledger that enforces this plan's budget."""
-        return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap)
+        return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap, held_out=[*self.held_out])
 
     def _filter(self) -> Filter:
         if self.budget_cap is not None and self.budget is not None:

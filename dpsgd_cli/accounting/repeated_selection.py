@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.accounting.accountants.rdp import DIVERGENCES, Profile, Rdp
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Mechanism, PureDP, Release
 from dpsgd_cli.accounting.search import smallest
@@ -90,6 +90,9 @@ class BestOfTrials(Rdp):
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         return Accountant.curve(self, epochs, delta)
+
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        return Accountant.profile(self, releases, least)
 
     def divergence(self, profile: Profile) -> Callable[[float], float]:
         """Return D' of the published best as a function of the order, if `profile` is that of one trial."""

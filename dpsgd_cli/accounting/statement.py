@@ -1,8 +1,8 @@
 """The epsilon that is stated if no accountant is named, the least upper bound that applies; and warnings.
 
 Each bound is a theorem about the same releases, so the least of them is true. Releases must be fixed beforehand. For
-releases that are chosen during the run, only the theorem of the filter that admits them holds (`ledger.to_price`).
-Warnings are no errors: such a run may be an experiment.
+releases that are chosen during the run, only the theorem of the filter that admits them holds
+(`ledger.priced_releases`). Warnings are no errors: such a run may be an experiment.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant, number
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant, number
 from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.mechanism import KINDS, Mechanism, Release
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
 
 MOST_EPSILON = 100.0

@@ -21,16 +21,15 @@ Theorem 2.7 and Corollary 3.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
 
 RATES = (0.01, 0.001)
@@ -106,24 +105,6 @@ def strongest(attackers: Sequence[Attacker]) -> Attacker:
     found = {rate: max(one.true_positives[rate] for one in attackers) for rate in rates}
     names = ", ".join(dict.fromkeys(one.proved_by for one in attackers))
     return Attacker(found, max(one.right for one in attackers), names)
-
-
-def attacker_text(mu: float | None, true_positives: Mapping[float, float], proved_by: str) -> str:
-    """Describe the best attack in words; rates of a bound are rounded up.
-
-    >>> attacker_text(1.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
-    'finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
-    """
-    most = "" if mu is not None else "at most "
-    rates = [f"{percent(found)} at {rate * 100:g}%" for rate, found in true_positives.items()]
-    shown = ", ".join([f"{rates[0]} false alarms", *rates[1:]])
-    whose = f"by {proved_by}" if mu is None else f"exactly mu-Gaussian-DP with mu {epsilon_text(mu)}"
-    return f"finds {most}{shown}; {whose}"
-
-
-def percent(share: float) -> str:
-    """Return `share` as a percentage, rounded up because it bounds an attacker: `3.42%`."""
-    return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
 
 
 def power(profile: Callable[[float], float], false_positive_rate: float) -> float:

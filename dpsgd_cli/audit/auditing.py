@@ -9,22 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import choices, data_neighbours, discovered, grids, neighbours, outputs, report, votes
-from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, exact, judged
-from dpsgd_cli.audit.membership import Found, watched
-from dpsgd_cli.audit.stage import without_folds
+from dpsgd_cli.audit import choices, data_neighbours, discovered, neighbours, outputs
+from dpsgd_cli.audit.claim import (
+    PrivacyClaim,
+    best_cutoffs,
+    bound_of,
+    errors_at,
+    guesses_of,
+    law_of,
+    unsupported,
+)
+from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
+from dpsgd_cli.audit.parts import checks_of
+from dpsgd_cli.audit.stage import at_audit_size, without_folds
+from dpsgd_cli.audit.statistics import epsilon_of_guesses
+from dpsgd_cli.audit.watch import Watch, train
 from dpsgd_cli.common.interrupts import kill_is_interrupt
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.common.plugins import trusting
+from dpsgd_cli.common.plugins import named, trusting
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.base import OneShot, own_factory
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.least_squares.run import DpLeastSquares
@@ -37,10 +48,15 @@ from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.noise.selection import NoisyChoice
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
-from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
+from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import plan_of, resolve_auto
+
+Found = tuple[list[Finding], dict[str, Any], list[str]]
+"""Findings, further entries of the audit's document, and what was not audited, with the reason."""
+_CURVE_POINTS = 61
+_LEAST_RATE = 1e-6
 
 
 def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
@@ -50,6 +66,11 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """
     begun = time.perf_counter()
     recipe = loaded.recipe
+    if recipe.privacy is not None and recipe.privacy.book is not None:
+        # attacks draw from seeds, on random records, which no book counts
+        options = dataclasses.replace(options, reads_file=False)
+        recipe = recipe.changed(privacy=recipe.privacy.changed(book=None))
+        loaded = dataclasses.replace(loaded, recipe=recipe)
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
     outline = data.outline(recipe.data, loaded.base)
@@ -97,13 +118,13 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
         store.read_whole(result)
     settled = resolve_auto(loaded)
     of = loop.result_directory(settled, Path("results")) if result is None else result.resolve()
-    directory = audited.place(of.parent, of.name) if out is None else out / of.name
+    directory = store.audit_place(of.parent, of.name) if out is None else out / of.name
     with kill_is_interrupt():
         document = audit(settled, options)
-    files = report.write(document, directory)
+    files = write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)
-    for line in report.lines(document):
+    for line in lines(document):
         click.echo(line)
     click.echo(f"  written   {', '.join(str(file) for file in files)}")
     if document["refuted"]:
@@ -116,65 +137,37 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
     kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
     attacks = kinds[0] if kinds else _by_outputs
-    before, left_out = _of_the_file(loaded) if "D" in options.tiers else ([], [])
-    before += data_neighbours.compare_preprocessing(loaded, plan) if "D" in options.tiers else []
+    before: list[Finding] = []
+    left_out: list[str] = []
+    if "D" in options.tiers:
+        if options.reads_file:
+            try:
+                before += data_neighbours.compare_file(loaded)
+            except DataError as error:
+                left_out.append(f"the recipe's own file, which was not read: {error}")
+        else:
+            left_out.append("the recipe's own file: its book does not cover what is found in it without noise")
+        before += data_neighbours.compare_preprocessing(loaded, plan)
     before += [finding for finding in discovered.compare(loaded) if finding.tier in options.tiers]
-    beyond = _beyond(loaded, plan)
-    if beyond is not None:
-        return before, {}, [*left_out, beyond]
+    if plan.held_out:
+        found = data_neighbours.compare_held_out(loaded, plan)
+        before += [finding for finding in found if finding.tier in options.tiers]
+    if loaded.recipe.preconditioner is not None and plan.correlated is not None:
+        left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
+        return before, {}, left_out
     findings, told, more = attacks(loaded, outline, plan, options)
     if "C" in options.tiers and isinstance(runs, type) and issubclass(runs, _ON_GRID):
-        findings = [*findings, *grids.compare(loaded, outline, plan)]
+        findings = [*findings, *outputs.on_grid(loaded, outline, plan)]
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
-def _of_the_file(loaded: SettledRecipe) -> tuple[list[Finding], list[str]]:
-    """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
-    try:
-        moved = list(data_neighbours.compare_file(loaded))
-    except DataError as error:
-        return [], [f"the recipe's own file, which was not read: {error}"]
-    unit = "records" if loaded.recipe.data.unit is None else "records of users"
-    return [
-        exact(
-            "D",
-            f"{unit} that train, without {one.removed}",
-            f"a part lost {one.lost} and gained {one.gained}; {one.parts} changed",
-            "nobody else moves",
-            wrong,
-        )
-        for one, wrong in moved
-    ], []
-
-
-def _beyond(loaded: SettledRecipe, plan: Plan) -> str | None:
-    """Return the reason why no attack fits the recipe's gradients; None if one does."""
-    recipe = loaded.recipe
-    if recipe.preconditioner is not None and plan.correlated is not None:
-        return "gradients: no attack on correlated noise behind a preconditioner is known to dpsgd"
-    return None
-
-
 def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    findings: list[Finding] = []
-    told: dict[str, Any] = {}
-    left_out: list[str] = []
-    findings += _side_by_side(loaded, outline, plan, options)
+    findings = neighbours.compare(loaded, outline, plan) if "D" in options.tiers else []
     if not set("ABC") & set(options.tiers):
-        return findings, told, left_out
+        return findings, {}, []
     seen, told, left_out = watched(loaded, outline, plan, options)
     del told["charged"]
     return [*findings, *seen], told, left_out
-
-
-def _side_by_side(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> list[Finding]:
-    if "D" not in options.tiers:
-        return []
-    options.say("Tier D: neighbouring data, side by side")
-    return [
-        exact("D", one.name, f"{one.found}{f' ({one.worst})' if one.worst else ''}", one.allowed, one.refuted)
-        for one in neighbours.compare(loaded, outline, plan)
-    ]
 
 
 def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
@@ -223,7 +216,7 @@ def _by_votes(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options:
     if loaded.recipe.method.sanitised is not None:
         left_out.append("the price that votes show (method.sanitised)")
     draws = (20_000 if options.quick else 200_000) if set("ABC") & set(options.tiers) else 0
-    return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
+    return choices.attack_votes(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 
 def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
@@ -233,7 +226,7 @@ def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options
     """
     assert isinstance(plan, SelectionPlan)
     findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
-    findings += _side_by_side(loaded, outline, plan, options)
+    findings += neighbours.compare(loaded, outline, plan) if "D" in options.tiers else []
     left_out = ["the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one"]
     told: dict[str, Any] = {}
     if not set("ABC") & set(options.tiers):
@@ -248,6 +241,104 @@ def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options
         findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in seen]
         left_out += [f"candidate {number}: {one}" for one in more]
     return findings, told, left_out
+
+
+def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
+    """Return tiers A, B and C of one training with canaries.
+
+    The entry `charged` has all mechanisms of the first trial's ledger.
+    """
+    findings: list[Finding] = []
+    told: dict[str, Any] = {}
+    left_out: list[str] = []
+    size = options.size
+    options.say(f"Tiers A, B, C: {size.trials} trials, {size.canaries} canaries each")
+    watch, claim = train(at_audit_size(loaded, outline, plan, size))
+    staged = watch.staged
+    inside = staged.inside
+    told["training"] = {
+        "trials": len(inside),
+        "canaries": inside.shape[1],
+        "in": int(inside.sum()),
+        "out": int((~inside).sum()),
+        "changed": staged.changed,
+        "epsilon_audited": claim.epsilon,
+        "epsilon_of_gradients": None if unsupported(claim) else claim.own_epsilon,
+    }
+    told["charged"] = [entry.release.mechanism for entry in staged.trials.context.ledgers[0].entries]
+    if "C" in options.tiers:
+        findings += checks_of(watch, options.confidence)
+    findings += [one for one in membership(watch, claim, options, told, left_out) if one.tier in options.tiers]
+    return findings, told, left_out
+
+
+def membership(
+    watch: Watch, claim: PrivacyClaim, options: AuditOptions, told: dict[str, Any], left_out: list[str]
+) -> list[Finding]:
+    """Return tiers A and B from the canaries' scores; add to `told` and `left_out`.
+
+    The many canaries of one trial belong to one run. Tier B counts them as independent, which they are in every member
+    of the claim's family:
+
+    - Each canary has its own coordinate and its own coin, and noise on different coordinates is independent.
+    - Membership in Poisson batches is independent.
+    - Membership in shuffled batches is known to the attacker, as the theorem that prices them allows.
+    - Membership in batches of a fixed or a largest size is negatively associated, so counts vary less.
+
+    Tier C tests the independence. Tier A does not assume it: its bound is for guesses about one run, and only the coins
+    have to be independent (`statistics.one_run_p_value`).
+    """
+    reason = unsupported(claim)
+    staged = watch.staged
+    if reason is not None:
+        left_out.append(f"tiers A and B: no trade-off curve is known of the claim: {reason}")
+        return []
+    inside, confidence, delta = staged.inside, options.confidence, claim.delta
+    positives, negatives = int(inside.sum()), int((~inside).sum())
+    cutoffs = best_cutoffs(law_of(staged.plan, staged.trials.context.ledgers), positives, negatives, confidence)
+    errors, guesses = errors_at(watch.scores, inside, cutoffs.threshold), guesses_of(watch.scores, inside, cutoffs)
+    alone = epsilon_of_guesses(guesses, delta, confidence)
+    sharp = claim.curve.proved_by != "rdp"
+    stands = claim.standing(errors, confidence) if sharp else None
+    bound = bound_of(stands)
+    names = ("false_positive", "false_negative")
+    told["membership"] = {
+        "threshold": cutoffs.threshold,
+        "guesses": {"made": guesses.made, "right": guesses.right, "of": guesses.canaries},
+        "errors": vars(errors),
+        "rates": dict(zip(names, errors.rates, strict=True)),
+        "rates_at_least": dict(zip(names, errors.lower(confidence), strict=True)),
+        "rates_at_most": dict(zip(names, errors.upper(confidence), strict=True)),
+        **({"curves": _curves(claim, stands)} if options.curves and sharp else {}),
+        "mu": claim.curve.mu,
+    }
+    claimed = f"at most {epsilon_text(claim.epsilon)}"
+    found = [
+        Finding(
+            "A", "membership guessed", f"epsilon at least {alone:.3f}: {guesses.right} of {guesses.made} guesses right",
+            claimed, lambda level: epsilon_of_guesses(guesses, delta, level) > claim.epsilon, epsilon=alone,
+        )
+    ]  # fmt: skip
+    if not sharp:
+        left_out.append("tier B: of this claim's trade-off curve only a bound by Renyi divergences is known")
+        return found
+    found.append(
+        Finding(
+            "B", "membership by score", f"epsilon at least {bound:.3f}: {errors.false_positives} of"
+            f" {errors.negatives} false positives, {errors.false_negatives} of {errors.positives} false negatives",
+            claimed, lambda level: claim.refuted_by(errors, level), epsilon=bound,
+        )
+    )  # fmt: skip
+    return found
+
+
+def _curves(claim: PrivacyClaim, stands: PrivacyClaim | None) -> dict[str, list[float]]:
+    """Return the false negative rates that the claim allows, and those not refuted, by false positive rate."""
+    # denser near 0, where curves are steep
+    at = np.clip(np.linspace(0, 1, _CURVE_POINTS) ** 2, _LEAST_RATE, 1 - _LEAST_RATE)
+    allowed = [[1 - one.curve.power(float(rate)) for rate in at] for one in (claim, stands) if one is not None]
+    blind = list(1 - at)
+    return {"false_positive": list(at), "claimed": allowed[0], "refuted": allowed[1] if len(allowed) > 1 else blind}
 
 
 _ON_GRID = (DpSgd, DpAgd, OutputPerturbation, DpLeastSquares)

@@ -110,8 +110,8 @@ class CanaryLayer(Layer):
     def forget(self) -> None:
         self.own[0].forget()
 
-    def erase(self, bad: Tensor) -> None:
-        self.own[0].erase(bad)
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        self.own[0].zero_nonfinite(bad)
 
     def _canaries(self) -> Tensor:
         """Return the number of each row's canary (R or 1, B), or -1.

@@ -11,6 +11,7 @@ never from those of the audited run. A choice by the observed scores would need 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,11 +19,12 @@ import numpy as np
 
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, ZeroConcentrated, merge
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.accounting.tradeoff import TradeoffCurve, curve_of
 from dpsgd_cli.audit.statistics import Errors, Guesses, epsilon_of_guesses, mu_of_errors
-from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.preconditioning.price import LABELS as PRECONDITIONERS
 
 GRADIENT = "gradient"
@@ -158,6 +160,37 @@ class PrivacyClaim:
                     seen = moved * drawn + mechanism.noise_multiplier * random.standard_normal(count)
                     scores += score(seen, mechanism.noise_multiplier, rate, shift)
         return out, inside
+
+
+def claim_of(plan: Plan, ledgers: Sequence[Ledger]) -> PrivacyClaim:
+    """Return the claim: the first trial's charges if releases are planned, the budget if they are chosen.
+
+    Raises PrivacyError if trials were charged differently.
+    """
+    stated = plan.guarantee()
+    cap = plan.budget_cap
+    if isinstance(cap, GaussianSum):
+        return PrivacyClaim((Release(cap),), stated.epsilon, plan.delta)
+    if isinstance(cap, ZeroConcentrated):
+        # the Gaussian whose zCDP is exactly rho
+        one = GaussianSum(1 / math.sqrt(2 * cap.rho), cap.adjacency)
+        return PrivacyClaim((Release(one),), stated.epsilon, plan.delta)
+    found = [(*before_gradients(ledger), *gradients(ledger).values()) for ledger in ledgers]
+    if any(one != found[0] for one in found):
+        raise PrivacyError("trials of one recipe were charged differently; nothing can be said of all of them together")
+    return PrivacyClaim(found[0], stated.epsilon, plan.delta)
+
+
+def law_of(plan: Plan, ledgers: Sequence[Ledger]) -> PrivacyClaim:
+    """Return the distribution from which thresholds are chosen, as the first trial's ledger states it.
+
+    If releases are chosen, these are its charges for gradients, less than the claimed budget; else the claim. A ledger
+    is public and does not depend on scores.
+    """
+    claim = claim_of(plan, ledgers)
+    made = [entry.release for entry in ledgers[0].entries]
+    own = [one for one in made if isinstance(one.mechanism, GaussianSum) and one.mechanism.label == GRADIENT]
+    return PrivacyClaim(tuple(merge(own)), claim.epsilon, claim.delta) if plan.is_adaptive else claim
 
 
 def bound_of(stands: PrivacyClaim | None) -> float:

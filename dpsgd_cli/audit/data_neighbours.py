@@ -4,8 +4,9 @@ The file: every record but the removed one must stay where it was. No model is t
 records are divided as training would divide them: into splits, folds and teachers' parts. Then the first record, a
 record from the middle and one of several identical records are removed in turn (with `privacy.unit`: all records of
 that user), and the rest is divided again. Under add-remove, a training part must stay the same, or lose one record and
-gain none. Under replace-one and zero-out, the record is overwritten with zeros instead; a part may then lose one record
-and gain one.
+gain none. If held-out records are private, they are a part like the training records, and one part alone may change.
+Under replace-one and zero-out, the record is overwritten with zeros instead; a part may then lose one record and gain
+one.
 
 Records are compared by their bytes, never by the keys that the division uses.
 
@@ -16,20 +17,27 @@ non-private. Each step learns from random rows, and again with one record change
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.adjacency import replace_factor
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import discovered
-from dpsgd_cli.audit.findings import Finding, exact
+from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.data.users import in_memory
+from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.evaluation import strategy
+from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
@@ -39,18 +47,8 @@ _MOST_TRIALS = 5
 _RECORDS = 40
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """Result of one removal: the most records that any training part lost and gained, and how many parts changed."""
-
-    removed: str
-    lost: int
-    gained: int
-    parts: int
-
-
-def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
-    """Yield the result of each removal, and whether it refutes the claim; nothing if the recipe divides no records.
+def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
+    """Yield the finding on each removal; nothing if the recipe divides no records.
 
     Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
     """
@@ -62,7 +60,8 @@ def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
     whole = _trained_on(source, loaded)
     for name, row in _rows_to_remove(source.train).items():
         gone = _theirs(source.train, row)
-        rest = _trained_on(dataclasses.replace(source, train=_without(source.train, gone, recipe)), loaded)
+        removed = dataclasses.replace(source, train=_without(source.train, gone, recipe))
+        rest = _trained_on(removed, loaded)
         changes = [(one - other, other - one) for one, other in zip(whole, rest, strict=True)]
         lost, gained = (max(sum(change[i].values()) for change in changes) for i in (0, 1))
         parts = sum(any(change) for change in changes)
@@ -70,7 +69,18 @@ def compare_file(loaded: SettledRecipe) -> Iterator[tuple[Moved, bool]]:
         # with folds, several trials have the record; of teachers, only one
         most = 1 if isinstance(recipe.method, PateMethod) else len(changes)
         wrong = lost > allowed or gained > (allowed if recipe.data.by_place else 0) or parts > most
-        yield Moved(name, lost, gained, parts), wrong
+        unit = "records" if recipe.data.unit is None else "records of users"
+        moved = f"a part lost {lost} and gained {gained}; {parts} changed"
+        yield exact_finding("D", f"{unit} that train, without {name}", moved, "nobody else moves", wrong)
+        if recipe.data.evaluation == "private":
+            before, after = (_held_out(one, loaded) for one in (source, removed))
+            left, came = sum((before - after).values()), sum((after - before).values())
+            both = sum((whole[0] & before).values()) > _twice(source.train)
+            wrong = left + lost > 1 or came > (1 if recipe.data.by_place else 0) or (left > 0 and parts > 0) or both
+            told = f"the held-out part lost {left} and gained {came}; {'some' if both else 'no'} records are in both"
+            yield exact_finding(
+                "D", f"held-out records, without {name}", told, "one part changes, by one record", wrong
+            )
 
 
 def _head(source: RawDataset) -> RawDataset:
@@ -126,13 +136,62 @@ def _trained_on(source: RawDataset, loaded: SettledRecipe) -> list[Counter[bytes
     return [Counter(_bytes(part))]
 
 
+def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
+    """Yield findings on the release that measures private held-out records, made of random records and outputs.
+
+    Its price must be at most the claim's. One record more, with the same random draws, must move the released sum by at
+    most the sensitivity. The noise must have the stated deviation: the squares of 64 releases are a chi-square
+    variable, which is outside of five deviations once in a million audits.
+    """
+    (release,), rng = plan.held_out, np.random.default_rng(0)
+    mechanism = release.mechanism
+    assert isinstance(mechanism, GaussianSum)
+    claim, accountant = plan.guarantee().epsilon, accountants.get(plan.accountant)
+    own = accountant.epsilon([release], plan.delta)
+    yield exact_finding(
+        "D", "price of the held-out part", f"{own:.6g}", f"at most {claim:.6g}", own > claim * (1 + 1e-9)
+    )
+    regression, records = loaded.recipe.data.task == "regression", 60
+    y = rng.uniform(-1, 1, records) if regression else rng.integers(0, 2, records)
+    outputs = rng.normal(0, 1, (records, 1))
+
+    def made(rows: slice, seed: int) -> np.ndarray:
+        stream = SeededStreams(seed)
+        if regression:
+            noised = measure_numbers(y[rows], outputs[rows, 0], (-1, 1), release, stream, records).noised
+            return strategy.for_errors().matrix @ noised.linear
+        noised = measure_classes(y[rows], outputs[rows], release, stream, records).noised
+        return strategy.for_two_classes().matrix @ noised.linear
+
+    moves = [float(np.linalg.norm(made(slice(0, n + 1), 0) - made(slice(0, n), 0))) for n in range(records)]
+    most = mechanism.sensitivity / replace_factor(mechanism.adjacency)
+    moved = f"moved by at most {max(moves):.6g}"
+    yield exact_finding(
+        "D", "held-out sum, one record more", moved, f"at most {most:g}", max(moves) > most * (1 + 1e-9)
+    )
+    deviation = mechanism.noise_multiplier * mechanism.sensitivity
+    drawn = np.concatenate([made(slice(0, 0), seed) for seed in range(64)]) / deviation
+    off = abs(float((drawn**2).mean()) - 1) * math.sqrt(drawn.size / 2)
+    told = f"deviation {float(np.sqrt((drawn**2).mean())):.4f} of the stated one"
+    yield exact_finding("C", "noise of the held-out sum", told, "1", off > 5)
+
+
+def _held_out(source: RawDataset, loaded: SettledRecipe) -> Counter[bytes]:
+    return Counter(_bytes(preparation.held_out_rows(source, loaded.recipe.data, loaded.base)))
+
+
+def _twice(part: Part) -> int:
+    """Return how many records have an identical one before them; they may lie in different parts."""
+    return len(part) - len(set(_bytes(part)))
+
+
 def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     """Return a finding for each preprocessing step that may learn from rows."""
     recipe = loaded.recipe
     if recipe.data.features is not None:
         return []
     steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
-    charges = [release.mechanism for release in plan.before]
+    charges = [release.mechanism for release in plan.preprocessing_releases]
     found = []
     rows = _random_rows(layouts[0])
     for number, (step, layout) in enumerate(zip(steps, layouts, strict=False)):
@@ -145,10 +204,10 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
             told = "charged" if charged else "declared" if declared else "neither charged nor declared"
             refuted = not charged and not (declared and step.release is None)
             told = f"one record changes what is kept; {told}" if moves else told
-            found.append(exact("D", name, told, "charged or declared", refuted))
+            found.append(exact_finding("D", name, told, "charged or declared", refuted))
         rows = step.transform(layout, kept[0])(rows)
     drawn = sum(len(step.releases) for step in steps if isinstance(step, PrivateStep))
-    found.append(exact("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
+    found.append(exact_finding("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.audit.findings import Finding, by_p_value, exact
+from dpsgd_cli.audit.findings import Finding, by_p_value, exact_finding
 from dpsgd_cli.audit.statistics import too_little_noise
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Column, Layout
@@ -71,7 +71,7 @@ def _sensitivity(step: Discover, layout: Layout, adjacency: Adjacency) -> Findin
     sets = [_counted(step, np.vstack([rows, one]), layout) for one in [*hard, rows[0], np.full(len(rows[0]), np.nan)]]
     others = sets if NEIGHBOURS[adjacency].replaced else [_counted(step, rows, layout)]
     moved = max(_apart(one, other) for one in sets for other in others) / mechanism.sensitivity
-    return exact("D", "counts of private columns", f"moved by {moved:.6f} sensitivities at most", "at most 1",
+    return exact_finding("D", "counts of private columns", f"moved by {moved:.6f} sensitivities at most", "at most 1",
                  not moved <= _CLOSE)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Options of an audit, its findings, and the verdict on the claim.
+"""Options of an audit, its findings, the verdict on the claim, and the files: `audit.json`, a page and pictures.
 
 Each bound holds at the stated confidence by itself. For the verdict, the probability of error (1 - confidence) is
 divided by the number of findings that depend on chance (Bonferroni). A finding refutes the claim only at the resulting
@@ -7,9 +7,17 @@ confidence, so an audit refutes a true claim with probability at most 1 - confid
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from dpsgd_cli.common.text_format import epsilon_text
+from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
+from dpsgd_cli.results.files import to_json, write_whole
+from dpsgd_cli.results.pictures import COLOURS
+from dpsgd_cli.results.store import AUDIT
 
 TIERS = {
     "A": "without assumptions",
@@ -18,11 +26,10 @@ TIERS = {
     "D": "neighbouring data, the same randomness",
 }
 UNSEEN = {
-    "A": "How private a run is: only how badly these canaries' membership could be hidden. Even of a claim that is"
-    " exactly true it finds less than half.",
-    "B": "Noise of another law than the claimed one, and leaks that no canary's coordinate shows.",
-    "C": "What the ledger does not name, and numbers of one run's streams that repeat beyond it.",
-    "D": "Noise: whether what is added covers what neighbours differ in.",
+    "A": "The true epsilon: the lower bound from these canaries is less than half of it even if the claim is exact.",
+    "B": "Noise of another distribution than the claimed one, and leaks outside the canaries' coordinates.",
+    "C": "Releases that the ledger does not name, and random numbers that repeat in another run.",
+    "D": "Whether the noise is large enough to cover the difference between neighbours.",
 }
 
 
@@ -41,7 +48,10 @@ QUICK = AuditSize(trials=20, canaries=100, rows=3e5)
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture."""
+    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture.
+
+    `reads_file`: also compare what one record moves in the recipe's own file, which is read without noise.
+    """
 
     tiers: tuple[str, ...] = tuple(TIERS)
     confidence: float = 0.95
@@ -49,6 +59,7 @@ class AuditOptions:
     canaries: int | None = None
     quick: bool = False
     curves: bool = True
+    reads_file: bool = True
     say: Callable[[str], None] = lambda text: None
 
     @property
@@ -74,7 +85,7 @@ class Finding:
     chance: bool = True
     epsilon: float | None = None
     control: Callable[[float], bool] | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    p_value: float | None = None
 
 
 def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any]]:
@@ -90,7 +101,7 @@ def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any
             "refuted": one.refutes(each),
             **({} if one.epsilon is None else {"epsilon": one.epsilon}),
             **({} if one.control is None else {"control_refuted": one.control(each)}),
-            **one.more,
+            **({} if one.p_value is None else {"p_value": one.p_value}),
         }
         for one in findings
     ]
@@ -100,10 +111,139 @@ def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, cont
     """Return a finding with the p-values of the claim and its control. `told`: what was found, and what is claimed."""
     return Finding(
         tier, name, *told, lambda confidence: p_value < 1 - confidence,
-        control=lambda confidence: control < 1 - confidence, more={"p_value": p_value},
+        control=lambda confidence: control < 1 - confidence, p_value=p_value,
     )  # fmt: skip
 
 
-def exact(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
+def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
     """Return a finding that does not depend on chance."""
     return Finding(tier, name, found, claimed, lambda confidence: refuted, chance=False)
+
+
+def write(document: dict[str, Any], directory: Path) -> list[Path]:
+    """Write all files into `directory`, and return their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = draw(document, directory)
+    write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])), owner_only=True)
+    write_whole(directory / AUDIT, to_json(document), owner_only=True)
+    return [directory / AUDIT, directory / "audit.md", *drawn]
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """Return the lines that the command prints."""
+    claim, told = document["claim"], [f"{document['name']}: {verdict(document)}"]
+    told.append(
+        f"  claim     epsilon {epsilon_text(claim['epsilon'])} at delta {claim['delta']:g} ({claim['adjacency']})"
+    )
+    for tier, name in TIERS.items():
+        rows = [row for row in document["findings"] if row["tier"] == tier]
+        for row in rows if tier in "AB" else [row for row in rows if row["refuted"]]:
+            told.append(f"  tier {tier}    {row['name']}: {row['found']}{' - REFUTED' if row['refuted'] else ''}")
+        if rows and tier in "CD":
+            well = sum(not row["refuted"] for row in rows)
+            told.append(f"  tier {tier}    {name}: {well} of {len(rows)} as claimed")
+        weak = [row["name"] for row in rows if row.get("control_refuted") is False]
+        if weak:
+            told.append(f"            too few observations to refute a wrong claim: {', '.join(weak)}")
+    if document["refuted"] and not any(row["refuted"] and row["tier"] == "D" for row in document["findings"]):
+        told.append(
+            f"  at most {1 - document['confidence']:.2g} of audits refute a true claim by chance: repeat the audit with"
+            f" another seed (seed=1000)"
+        )
+    told += [f"  not audited: {reason}" for reason in document["not_audited"]]
+    return told
+
+
+def verdict(document: dict[str, Any]) -> str:
+    if document["refuted"]:
+        return f"REFUTED ({'; '.join(document['refuted_by'])})"
+    return "not refuted" if document["findings"] else "nothing was audited"
+
+
+def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
+    claim, training = document["claim"], document.get("training")
+    blocks: list[Block] = [
+        Heading(f"Audit of {document['name']}: {verdict(document)}", 1),
+        Text(
+            f"The claim: epsilon {epsilon_text(claim['epsilon'])} at delta {claim['delta']:g} ({claim['adjacency']}, by"
+            f" `{claim['accountant']}`). Each bound below holds at {document['confidence']:.0%}; what is called refuted"
+            " is so at that confidence for all rows together."
+        ),
+    ]
+    if training is not None:
+        changes = ", ".join(f"{name} {value}" for name, value in training["changed"].items()) or "nothing"
+        blocks.append(
+            Text(
+                f"{training['trials']} trials with {training['canaries']} canaries each: {training['in']} in,"
+                f" {training['out']} out. The rows are random. Also changed: {changes}. The claim at that size:"
+                f" epsilon {epsilon_text(training['epsilon_audited'])}."
+            )
+        )
+    blocks += [Text(f"![{name}]({name})") for name in pictures if name.endswith(".svg")]
+    for tier, name in TIERS.items():
+        rows = [row for row in document["findings"] if row["tier"] == tier]
+        if not rows:
+            continue
+        table = [[row["name"], row["found"], row["claimed"], _said(row)] for row in rows]
+        blocks += [
+            Heading(f"Tier {tier}: {name}"),
+            Table(("part", "found", "claimed", "verdict"), table),
+            Text(f"What this tier cannot see: {document['cannot_see'][tier]}"),
+        ]
+    if document["not_audited"]:
+        blocks += [Heading("Not audited"), Bullets(document["not_audited"])]
+    return blocks
+
+
+def _said(row: dict[str, Any]) -> str:
+    if row["refuted"]:
+        return "REFUTED"
+    return "too little to tell" if row.get("control_refuted") is False else "stands"
+
+
+def draw(document: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw the trade-off curves as SVG and PNG, and return the files; none if no canary was scored.
+
+    The picture shows false negatives over false positives. No attack should get below the claim's curve. The box
+    contains both true rates at the stated confidence. The dashed curve is that of the last member of the claim's family
+    that the box does not refute.
+    """
+    found = document.get("membership")
+    if found is None or "curves" not in found:
+        return []
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    claim, made = document["claim"], []
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
+        figure = Figure(figsize=(5.6, 5.2))
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        curves = found["curves"]
+        label = f"claimed: epsilon {claim['epsilon']:.3g}"
+        axes.plot(curves["false_positive"], curves["claimed"], color=COLOURS[0], label=label)
+        axes.fill_between(curves["false_positive"], curves["claimed"], color=COLOURS[0], alpha=0.08, linewidth=0)
+        bound = document["lower_bounds"].get("B")
+        if bound is not None:
+            axes.plot(curves["false_positive"], curves["refuted"], color=COLOURS[1], linestyle="--",
+                      label=f"refuted up to: epsilon {bound:.3g}")  # fmt: skip
+        rates, low, high = found["rates"], found["rates_at_least"], found["rates_at_most"]
+        corner = (low["false_positive"], low["false_negative"])
+        box = [high[name] - low[name] for name in ("false_positive", "false_negative")]
+        axes.add_patch(Rectangle(corner, *box, color=COLOURS[2], alpha=0.35, linewidth=0,
+                                 label=f"observed, {document['confidence']:.0%} each way"))  # fmt: skip
+        axes.plot(rates["false_positive"], rates["false_negative"], "+", color="black")
+        axes.plot([0, 1], [1, 0], color="grey", linewidth=0.8, linestyle=":", label="random guess")
+        axes.set(xlabel="false positives", ylabel="false negatives", xlim=(0, 1), ylim=(0, 1))
+        axes.set_title(f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}")
+        axes.legend(loc="upper right", frameon=False)
+        axes.grid(alpha=0.3)
+        figure.tight_layout()
+        for ending in ("svg", "png"):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
+            made.append(directory / f"trade-off.{ending}")
+            write_whole(made[-1], drawn.getvalue())
+    return made

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,20 +25,21 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.findings import AuditSize
-from dpsgd_cli.audit.stage import sized, smaller
+from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
+from dpsgd_cli.audit.stage import random_labels, sized, smaller, synthetic, without
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.engine.context import AuditHook
+from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
-from dpsgd_cli.training.loop import record, results_of
+from dpsgd_cli.training.evaluation import record, results_of
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, start
+from dpsgd_cli.training.start import DataOverride, Member, start
 
 _RECORDS = 48
 _STEPS = 40
@@ -46,17 +47,6 @@ _MOST_KEPT = 1 << 24
 _CLOSE = 1 + 1e-4
 _ROUNDED = 1e-4
 _PLACE = 5
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """One comparison of neighbours: its subject, what was found and what is allowed. `worst` names the neighbour."""
-
-    name: str
-    found: str
-    allowed: str
-    worst: str
-    refuted: bool
 
 
 @dataclass
@@ -80,7 +70,7 @@ class _Seen:
     public: dict[str, Any] = field(default_factory=dict)
 
 
-class _Follower:
+class _Follower(AuditHook):
     """Observer of a training. Given a `first` training, it replaces noisy means by those of the first."""
 
     def __init__(self, first: _Seen | None) -> None:
@@ -97,9 +87,6 @@ class _Follower:
         if self.first is not None:
             noisy.copy_(self.first.before[place][2])
         self.seen.before.append((mechanism, exact.clone(), noisy.clone()))
-
-    def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
-        raise AssertionError("only steps of descent are followed")
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
         del trial
@@ -133,7 +120,7 @@ def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarr
     }
 
 
-def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[PairedTest]:
+def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[Finding]:
     """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
     assert outline.input_shape is not None
     rows = worst_rows(outline.input_shape, outline.outputs)
@@ -160,8 +147,8 @@ def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[P
 def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | None) -> _Seen:
     """Train on `dataset`, and return the observations. With `lacks`, the place of one record is empty."""
     follower = _Follower(first)
-    share = _without if lacks else (lambda table: table)
-    at = start([member], stage=Stage(dataset, share=share, watcher=follower))
+    override = DataOverride(dataset, watcher=follower)
+    at = start([member], override=dataclasses.replace(override, share=without(_PLACE)) if lacks else override)
     most = max(2, min(_STEPS, _MOST_KEPT // at.context.pack.size))
     while at.done < at.method.epochs and not at.method.finished and len(follower.seen.sums) < most:
         noted = at.method.run_epoch(at.done)
@@ -180,12 +167,12 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
     return follower.seen
 
 
-def _is_look(entry: LedgerEntry) -> bool:
-    mechanism = entry.release.mechanism
-    return isinstance(mechanism, GaussianSum) and mechanism.label == "validation"
+def _judged(name: str, found: str, allowed: str, worst: str, refuted: bool) -> Finding:
+    """Return the finding on one comparison: its subject, what was found and is allowed, and the worst neighbour."""
+    return exact_finding("D", name, f"{found}{f' ({worst})' if worst else ''}", allowed, refuted)
 
 
-def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) -> list[PairedTest]:
+def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) -> list[Finding]:
     base = next(iter(seen.values()))
     sensitivity = next(
         e.release.mechanism.sensitivity
@@ -209,25 +196,26 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         }
     worst, noisy = max(moved, key=lambda name: moved[name]), max(noise, key=lambda name: noise[name])
     found = [
-        PairedTest("summed gradients", f"{moved[worst]:.6f} sensitivities at most, in {len(base.sums)} steps",
+        _judged("summed gradients", f"{moved[worst]:.6f} sensitivities at most, in {len(base.sums)} steps",
                    "at most 1", worst, moved[worst] > _CLOSE),
-        PairedTest("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
+        _judged("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
     found += _before(seen)
     if base.moments is not None:
         found.append(_preconditioner(seen, released_moments(plan).sensitivity))
     if base.looks and cut is not None and not cut.public:
-        charged = sum(_is_look(entry) for entry in base.entries)
+        mechanisms = [entry.release.mechanism for entry in base.entries]
+        charged = sum(isinstance(m, GaussianSum) and m.label == "validation" for m in mechanisms)
         told = f"{base.looks} taken, {charged} charged"
-        found.append(PairedTest("looks at validation records", told, "as many", "", charged < base.looks))
+        found.append(_judged("looks at validation records", told, "as many", "", charged < base.looks))
     usual = others[next(iter(seen))]
     for what in usual:
         differ = [name for name in others if others[name][what] != usual[what]]
-        found.append(PairedTest(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
+        found.append(_judged(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
     return found
 
 
-def _before(seen: dict[str, _Seen]) -> Iterator[PairedTest]:
+def _before(seen: dict[str, _Seen]) -> Iterator[Finding]:
     """Yield how far neighbours move each sum released before the first step. Each must be charged."""
     base = next(iter(seen.values()))
     charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
@@ -235,16 +223,16 @@ def _before(seen: dict[str, _Seen]) -> Iterator[PairedTest]:
         assert isinstance(mechanism, GaussianSum)
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), None)
         if own is None:
-            yield PairedTest(f"{mechanism.label} before training", "not charged", "charged", "", True)
+            yield _judged(f"{mechanism.label} before training", "not charged", "charged", "", True)
             continue
         apart = {name: float(torch.linalg.vector_norm(one.before[number][1] - exact)) for name, one in seen.items()}
         worst = max(apart, key=lambda name: apart[name])
         moved = apart[worst] / own.sensitivity
-        yield PairedTest(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
+        yield _judged(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
                          moved > _CLOSE)  # fmt: skip
 
 
-def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> PairedTest:
+def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Finding:
     """Return how far a record moves a preconditioner's second moments, and their noise, which must not move."""
     pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
     exact, noisy = next(iter(pairs.values()))
@@ -253,7 +241,7 @@ def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> PairedTest:
     noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
     told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
     off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
-    return PairedTest("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
+    return _judged("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
@@ -265,22 +253,7 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
     random = np.random.default_rng(0)
     shape, outputs = outline.input_shape, outline.outputs
     assert shape is not None
-
-    def labels(count: int) -> np.ndarray:
-        return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
-
-    x, y = random.random((records, *shape), dtype=np.float32), labels(records)
+    x, y = random.random((records, *shape), dtype=np.float32), random_labels(random, records, outputs)
     x[_PLACE], y[_PLACE] = (0.0, 0) if row is None else row
-    held, truth = random.random((8, *shape), dtype=np.float32), labels(8)
-    classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(
-        outline.name, x, y, held, truth, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held, validation_y=truth, cells=outline.cells,
-    )  # fmt: skip
-
-
-def _without(table: Table) -> Table:
-    """Return the table with one record's place left empty."""
-    own = torch.arange(table.rows, device=table.y.device)
-    own[_PLACE] = -1
-    return dataclasses.replace(table, own=own[None], held_out=(own < 0)[:, None], filled=False)
+    held, truth = random.random((8, *shape), dtype=np.float32), random_labels(random, 8, outputs)
+    return synthetic(outline, (x, y), (held, truth), validation_x=held, validation_y=truth, cells=outline.cells)

@@ -15,6 +15,8 @@ are independent, and tier A's bound from two error rates assumes nothing more. I
 tier B uses the same errors. The worst-case record is alone in its direction, and at least as long as the data allow.
 For objective perturbation, all other records are in that direction as well, with the other label, so that its loss is
 as steep as possible.
+
+The module also checks that a run without a seed releases only numbers on the public grid (`on_grid`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -34,23 +35,24 @@ from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, errors_at, log_ratio, threshold_of_gaussian
-from dpsgd_cli.audit.findings import Finding, by_p_value, exact
+from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.parts import noise_checks
-from dpsgd_cli.audit.stage import smaller
+from dpsgd_cli.audit.stage import at_audit_size, build_canaries, smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.audit.watch import ObservedNoise
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.plugins import named
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
-from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.engine.context import AuditHook
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.perturbation import run as perturbations
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
 from dpsgd_cli.methods.risks.risk import LinearRisk
+from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 _RECORDS = {"output-perturbation": 300}
 _FEW_RECORDS = 60
@@ -59,6 +61,12 @@ _LINES = 199
 _FEATURES = 20
 _SEEDS_APART = 100_000
 _CLOSE = 1 + 1e-6
+_GRID_SIZE = AuditSize(trials=1, canaries=4, rows=20_000)
+_SMALL = 2.0**47
+"""Number of grid steps up to which float64 shows whether a number is on the grid."""
+_OFF = 1 / 16
+_LEAST = 20
+"""Fewest released values for a check of the grid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Attack:
     told: dict[str, int]
 
 
-class _Released:
+class _Released(AuditHook):
     """Observer that notes each trial's release, if it is one Gaussian."""
 
     def __init__(self) -> None:
@@ -81,18 +89,6 @@ class _Released:
         del trials
         self.exact = exact[0].double().cpu().numpy() if self.exact is None else self.exact
         self.noisy.append(noisy.double().cpu().numpy().copy())
-
-    def drawn(self, step: int, batch: Batch) -> None:
-        del step, batch
-
-    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
-        raise AssertionError("only what is released once is noted")
-
-    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        raise AssertionError("only what is released once is noted")
-
-    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        raise AssertionError("only what is released once is noted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,26 +123,16 @@ def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool
     seed = (small.recipe.seed or 0) + (0 if present else _SEEDS_APART)
     own = dataclasses.replace(small, recipe=small.recipe.changed(seed=seed))
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
-    share = partial(_without_last, small.recipe.trials) if absent else _whole
     made = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")
     dataset = as_users(made, small.recipe.data)
-    at = start([Member(own, plan)], stage=Stage(dataset, share=share, watcher=seen))
+    override = DataOverride(dataset, watcher=seen)
+    if absent:
+        override = dataclasses.replace(override, share=without(-1, small.recipe.trials))
+    at = start([Member(own, plan)], override=override)
     while at.done < at.method.epochs and not at.method.finished:
         at.method.run_epoch(at.done)
         at.done += 1
     return _Side(at, seen)
-
-
-def without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
-    """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
-    records = min(_FEW_RECORDS, whole.sampling.records)
-    small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
-    shape = outline.input_shape
-    assert shape is not None
-    known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
-    made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
-    dataset = as_users(made, small.recipe.data)
-    return start([Member(small, plan_of(small, known))], stage=Stage(dataset, share=_whole, watcher=watcher))
 
 
 def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator[Finding]:
@@ -187,10 +173,9 @@ def _parts(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) ->
         )
         made.add(0, rows)
         made.noise.append(rows.astype(np.float32))
-    for one in noise_checks(made, confidence):
-        yield by_p_value("C", one.name, (one.found, one.claimed), one.p_value, one.control)
+    yield from noise_checks(made, confidence)
     moved = float(np.linalg.norm(_apart(sides))) / mechanism.sensitivity
-    yield exact("D", "release", f"{moved:.6f} sensitivities", "at most 1", not moved <= _CLOSE)
+    yield exact_finding("D", "release", f"{moved:.6f} sensitivities", "at most 1", not moved <= _CLOSE)
 
 
 def _apart(sides: Sequence[_Side]) -> np.ndarray:
@@ -228,7 +213,7 @@ def _by_density(sides: Sequence[_Side], confidence: float) -> tuple[Errors, floa
     return _counted(scores, mu, confidence), mu
 
 
-def _noise(method: ObjectivePerturbation) -> perturbations.Noise:
+def _noise(method: ObjectivePerturbation) -> perturbations.NoiseLevels:
     promised = method.promised[0]
     size, records = method.context.pack.size, len(method.context.table)
     return perturbations.noise_of(method.constants[0], records, size, promised.epsilon, promised.delta)
@@ -297,20 +282,105 @@ def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present
     (x, y), held = rows(records), rows(8)
     x[-1], y[-1] = 0.0, 1
     x[-1].reshape(-1)[0] = _LONG if present else (-_LONG if replaced else np.nan)
-    classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(
-        outline.name, x, y, *held, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
+    return synthetic(
+        outline, (x, y), held, validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
         keys=Keys.of_places([records + 8]), cells=outline.cells,
     )  # fmt: skip
 
 
-def _whole(table: Table) -> Table:
-    return table
+def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
+    """Return the distances of numbers from (k + 1/2) `step`, in steps, 0 to 1/2.
+
+    Numbers beyond 2^47 steps are left out.
+    """
+    places = np.asarray(released / step, dtype=np.float64).ravel()
+    places = places[np.abs(places) < _SMALL] - 0.5
+    return np.abs(places - np.rint(places))
 
 
-def _without_last(trials: int, table: Table) -> Table:
-    own = torch.arange(table.rows, device=table.y.device)
-    own[-1] = -1
-    held = (own < 0)[:, None].repeat(1, trials)
-    return dataclasses.replace(table, own=own.repeat(trials, 1), held_out=held, filled=False)
+class _GridWatch(AuditHook):
+    """Observer that notes the distance of released numbers from the grid, for each kind of release."""
+
+    def __init__(self) -> None:
+        self.off: dict[str, list[np.ndarray]] = {}
+        self.trials: Trials | None = None
+
+    def note(self, name: str, released: np.ndarray, step: np.ndarray | float) -> None:
+        self.off.setdefault(name, []).append(off_grid(released, step))
+
+    def _by_mechanism(self, mechanism: GaussianSum, released: np.ndarray) -> None:
+        assert self.trials is not None
+        records = self.trials.context.table.summed
+        deviation = torch.tensor(mechanism.noise_multiplier * mechanism.sensitivity, dtype=torch.float64)
+        step = Grid.of(released.shape[-1], records, [mechanism.noise_multiplier]).steps(deviation)
+        self.note(mechanism.label or "release", released, float(step))
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        del exact
+        assert isinstance(mechanism, GaussianSum)
+        self._by_mechanism(mechanism, noisy.cpu().numpy())
+
+    def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
+        del exact
+        assert self.trials is not None
+        mechanism = self.trials.context.ledgers[trials[0]].entries[-1].release.mechanism
+        assert isinstance(mechanism, GaussianSum)
+        self._by_mechanism(mechanism, noisy.double().cpu().numpy())
+
+
+def on_grid(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
+    """Train without a seed; check that all released numbers of each kind are on the public grid (tier C).
+
+    Each number must be (k + 1/2) q for an integer k and the q computed from public numbers (`noise/run.py`). Sums with
+    floating-point noise are not: n of them all pass with probability 8^-n. A number on the public grid is on no grid
+    that depends on data. Choices and votes release indices and decisions, not numbers.
+    """
+    privacy = loaded.recipe.privacy
+    assert privacy is not None
+    recipe = loaded.recipe.changed(seed=None, privacy=privacy.changed(noise_source=None))
+    free, watch = dataclasses.replace(loaded, recipe=recipe), _GridWatch()
+    if recipe.method.described.minibatch or recipe.method.kind == "dp-agd":
+        trials = build_canaries(at_audit_size(free, outline, plan, _GRID_SIZE), watch).trials
+    else:
+        trials = _without_seed(free, outline, plan, watch)
+    watch.trials = trials
+    if isinstance(trials.method, DpSgd):
+        _watch_sums(trials.method, watch)
+    for epoch in range(trials.method.epochs):
+        trials.method.run_epoch(epoch)
+        # a small model releases few numbers in an epoch
+        if all(sum(len(one) for one in own) >= _LEAST for own in watch.off.values()):
+            break
+    found = []
+    for name, own in watch.off.items():
+        off = np.concatenate(own)
+        apart = int((off > _OFF).sum())
+        told = f"{apart:,} of {off.size:,} numbers released without a seed are off the public grid"
+        refuted = apart > 0 or off.size < _LEAST
+        found.append(exact_finding("C", f"grid of {name}", told, f"none, of {_LEAST} or more", refuted))
+    return found
+
+
+def _watch_sums(method: DpSgd, seen: _GridWatch) -> None:
+    own = method.privatise
+
+    def privatise(epoch: int, step: int) -> None:
+        own(epoch, step)
+        grid, unit = method._grid(epoch), method.bounds.unit
+        scale = method._noise_scale(epoch) * getattr(method.step_noise, "_unit", 1.0)
+        size = grid.steps(scale if unit is None else scale * unit)
+        seen.note("sums of gradients", method.context.pack.sums.cpu().numpy(), size.cpu().numpy())
+
+    method.privatise = privatise  # type: ignore[method-assign]
+
+
+def _without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: AuditHook) -> Trials:
+    """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
+    records = min(_FEW_RECORDS, whole.sampling.records)
+    small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
+    shape = outline.input_shape
+    assert shape is not None
+    known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
+    made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
+    dataset = as_users(made, small.recipe.data)
+    return start([Member(small, plan_of(small, known))], override=DataOverride(dataset, watcher=watcher))

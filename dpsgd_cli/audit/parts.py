@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
+from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
 from dpsgd_cli.audit.watch import BEFORE, ObservedNoise, Watch
 
@@ -25,44 +25,44 @@ _LONGEST = 1500
 _FEW = 200
 
 
-@dataclass(frozen=True)
-class Check:
-    """One part of a mechanism: what was found and claimed, the p-value of the claim, and that of a wrong claim."""
-
-    name: str
-    found: str
-    claimed: str
-    p_value: float
-    control: float
+def _check(name: str, found: str, claimed: str, p_value: float, control: float) -> Finding:
+    """Return the finding on one part of a mechanism, with the p-values of the claim and of a wrong claim."""
+    return by_p_value("C", name, (found, claimed), p_value, control)
 
 
-def checks_of(watch: Watch, confidence: float) -> list[Check]:
+def checks_of(watch: Watch, confidence: float) -> list[Finding]:
     """Return every check that the run allows."""
     before = [check for noise in watch.before for check in _before(noise)]
     return [*before, *noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
 
 
-def _before(noise: np.ndarray) -> Iterator[Check]:
+def _before(noise: np.ndarray) -> Iterator[Finding]:
     """Check noise (R, n) of a release before the first step, in units of the ledger's noise."""
     squares, count = float(np.square(noise).sum()), noise.size
-    yield Check(
+    yield _check(
         "noise before training", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
         too_little_noise(squares, count), too_little_noise(squares / _WRONG**2, count),
     )  # fmt: skip
-    if len(noise) > 1 and noise.shape[1] >= 8:
-        largest, p = largest_correlation(noise)
-        mixed = noise.copy()
-        mixed[1] = _MIXED * mixed[0] + math.sqrt(1 - _MIXED**2) * mixed[1]
-        yield Check("independence of trials before training", f"correlation of at most {largest:.3f} in any pair", "0",
-                    p, largest_correlation(mixed)[1])  # fmt: skip
+    yield from _uncorrelated("trials before training", noise)
 
 
-def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Check]:
+def _uncorrelated(what: str, rows: np.ndarray) -> Iterator[Finding]:
+    """Check the correlations of any two of `rows` (n, m)."""
+    if len(rows) < 2 or rows.shape[1] < 8:
+        return
+    mixed = rows.copy()
+    mixed[1] = _MIXED * mixed[0] + math.sqrt(1 - _MIXED**2) * mixed[1]
+    largest, p = largest_correlation(rows)
+    yield _check(f"independence of {what}", f"correlation of at most {largest:.3f} in any pair", "0", p,
+                 largest_correlation(mixed)[1])  # fmt: skip
+
+
+def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Finding]:
     squares, count = sum(drew.squares.values()), sum(drew.counts.values())
     if not count:
         return
     bound = noise_bound(squares, count, confidence)
-    yield Check(
+    yield _check(
         "noise",
         f"at most {bound:.4f} times the ledger's ({count:,} draws)",
         "1",
@@ -77,7 +77,7 @@ def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Check]:
         worst = epochs[int(np.argmin(each))]
         ratio = math.sqrt(drew.squares[worst] / drew.counts[worst])
         place = "the preconditioner" if worst == BEFORE else f"epoch {worst}"
-        yield Check(
+        yield _check(
             "noise of each epoch",
             f"{ratio:.4f} times the ledger's in {place}, the farthest",
             "1",
@@ -90,27 +90,20 @@ def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Check]:
     yield from _by_coordinate(seen)
     few = seen.ravel()[:: max(1, seen.size // _MOST_TESTED)]
     flat = np.random.default_rng(1).uniform(-math.sqrt(3), math.sqrt(3), len(few))
-    yield Check("normality", "Kolmogorov and Smirnov", "standard normal", normal(few), normal(flat))
+    yield _check("normality", "Kolmogorov and Smirnov", "standard normal", normal(few), normal(flat))
     ways = {"steps": seen, "trials": seen.transpose(1, 0, 2), "coordinates": seen.transpose(2, 0, 1)}
     for what, rows in ways.items():
-        table = rows.reshape(len(rows), -1)
-        if len(table) < 2 or table.shape[1] < 8:
-            continue
-        mixed = table.copy()
-        mixed[1] = _MIXED * mixed[0] + math.sqrt(1 - _MIXED**2) * mixed[1]
-        largest, p = largest_correlation(table)
-        yield Check(f"independence of {what}", f"correlation of at most {largest:.3f} in any pair", "0", p,
-                    largest_correlation(mixed)[1])  # fmt: skip
+        yield from _uncorrelated(what, rows.reshape(len(rows), -1))
 
 
-def _by_coordinate(seen: np.ndarray) -> Iterator[Check]:
+def _by_coordinate(seen: np.ndarray) -> Iterator[Finding]:
     """Check the coordinate with the least noise of (T, R, c). A missing noise would not show in the average."""
     draws = seen.shape[0] * seen.shape[1]
     if draws < _FEW:
         return
     each = np.square(seen, dtype=np.float64).sum(axis=(0, 1))
     least, count = float(each.min()), len(each)
-    yield Check(
+    yield _check(
         "noise of each coordinate", f"at least {math.sqrt(least / draws):.4f} times the ledger's, of {count}", "1",
         min(1.0, count * too_little_noise(least, draws)), min(1.0, count * too_little_noise(least / _WRONG**2, draws)),
     )  # fmt: skip
@@ -139,18 +132,14 @@ def largest_correlation(rows: np.ndarray) -> tuple[float, float]:
     return r, float(min(1.0, pairs * 2 * stats.t.sf(t, length - 2)))
 
 
-def norm_checks(watch: Watch) -> Iterator[Check]:
+def norm_checks(watch: Watch) -> Iterator[Finding]:
     """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise."""
-
-    def over(largest: float) -> float:
-        return 0.0 if largest > _CLOSE else 1.0
-
     if watch.largest > 0:
-        yield Check("clipped norm", f"{watch.largest:.6f} sensitivities at most", "at most 1", over(watch.largest),
-                    over(_WRONG * watch.largest))  # fmt: skip
+        p, control = (0.0 if largest > _CLOSE else 1.0 for largest in (watch.largest, _WRONG * watch.largest))
+        yield _check("clipped norm", f"{watch.largest:.6f} sensitivities at most", "at most 1", p, control)
 
 
-def batch_checks(watch: Watch) -> Iterator[Check]:
+def batch_checks(watch: Watch) -> Iterator[Finding]:
     mechanism = watch.mechanism
     assert mechanism is not None
     law = _LAWS.get(mechanism.batching)
@@ -159,10 +148,10 @@ def batch_checks(watch: Watch) -> Iterator[Check]:
     elif law is not None and watch.batches.sizes:
         yield from law(watch, mechanism)
     elif mechanism.sampled:
-        yield Check("batches", "no batch was drawn by a sampler", f"{mechanism.batching} batches", 0.0, 0.0)
+        yield _check("batches", "no batch was drawn by a sampler", f"{mechanism.batching} batches", 0.0, 0.0)
 
 
-def _cyclic(watch: Watch, mechanism: CorrelatedSums) -> Iterator[Check]:
+def _cyclic(watch: Watch, mechanism: CorrelatedSums) -> Iterator[Finding]:
     """Check that every record is in the steps of one group only (exact), and that the batches of a cycle are Poisson.
 
     A cycle holds each record at most once.
@@ -174,23 +163,23 @@ def _cyclic(watch: Watch, mechanism: CorrelatedSums) -> Iterator[Check]:
     within = held[: cycles * bands].reshape(cycles, bands, *held.shape[1:])
     groups = within.any(axis=0).sum(axis=0)
     broken = float((groups > 1).mean())
-    yield Check("groups of records", f"{broken:.4%} of records in steps of two groups", "none",
+    yield _check("groups of records", f"{broken:.4%} of records in steps of two groups", "none",
                 0.0 if broken else 1.0, 0.0)  # fmt: skip
     yield from _independent(watch, mechanism, sizes[: cycles * bands].reshape(cycles, bands, -1).sum(axis=1),
                             np.asarray(within.any(axis=1)))  # fmt: skip
 
 
-def _poisson(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+def _poisson(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     yield from _independent(watch, mechanism, np.stack(watch.batches.sizes), watch.held())
 
 
-def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that sizes are binomial, cut at the largest batch, and that each batch is a uniform set of records."""
     assert isinstance(mechanism, TruncatedSum)
     sizes, held = np.stack(watch.batches.sizes), watch.held()
     records, largest = mechanism.records, mechanism.largest_batch
     over = float((sizes > largest).mean())
-    yield Check("largest batch", f"{int(sizes.max())} records", f"at most {largest}", 0.0 if over else 1.0, 0.0)
+    yield _check("largest batch", f"{int(sizes.max())} records", f"at most {largest}", 0.0 if over else 1.0, 0.0)
     law = stats.binom(records, mechanism.sampling_rate)
     drawn = np.arange(records + 1)
     chances, kept = law.pmf(drawn), np.minimum(drawn, largest)
@@ -200,38 +189,37 @@ def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
     def p_value(found: float) -> float:
         return float(2 * stats.norm.sf(abs(found - mean) / spread)) if spread else float(found == mean)
 
-    yield Check("mean batch size", f"{sizes.mean():.3f} ({sizes.size:,} batches)", f"{mean:.3f}",
+    yield _check("mean batch size", f"{sizes.mean():.3f} ({sizes.size:,} batches)", f"{mean:.3f}",
                 p_value(float(sizes.mean())), p_value(_WRONG * float(sizes.mean())))  # fmt: skip
     yield from _each_record(held, mean / records)
     yield from _over_time(held, mean / records)
 
 
-def _each_record(held: np.ndarray, rate: float) -> Iterator[Check]:
+def _each_record(held: np.ndarray, rate: float) -> Iterator[Finding]:
     """Check how often each watched record is in a batch: binomial for each record."""
     each = held.sum(axis=(0, 1))
     times = held.shape[0] * held.shape[1]
-    p, control = (float(np.min(_far(each, times, q))) * len(each) for q in (rate, min(1.0, _WRONG * rate)))
-    yield Check("inclusion of each record", f"{each.min() / times:.4f} to {each.max() / times:.4f}", f"{rate:.4f}",
+    # the rarest or the commonest record has the least p-value
+    p, control = (
+        min(far_from(float(count), times, q) for count in (each.min(), each.max())) * len(each)
+        for q in (rate, min(1.0, _WRONG * rate))
+    )
+    yield _check("inclusion of each record", f"{each.min() / times:.4f} to {each.max() / times:.4f}", f"{rate:.4f}",
                 min(1.0, p), min(1.0, control))  # fmt: skip
 
 
-def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: np.ndarray) -> Iterator[Check]:
+def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: np.ndarray) -> Iterator[Finding]:
     """Check that each record is independently in each of T batches.
 
     `sizes` (T, R) are the sizes of the batches; `held` (T, R, W) has the watched records in them.
     """
     staged = watch.staged
-    assert staged is not None
     rate, records = mechanism.sampling_rate, staged.plan.sampling.records
     total, draws = int(sizes.sum()), records * sizes.size
-    wrong = _WRONG * rate
-    yield Check(
-        "inclusion rate", f"{total / draws:.6f} ({draws:,} draws)", f"{rate:.6f}", far_from(total, draws, rate),
-        far_from(total, draws, min(1.0, wrong)),
-    )  # fmt: skip
+    yield _inclusion(total, draws, rate)
     variance = records * rate * (1 - rate)
     squares = float(np.square(sizes - records * rate).sum() / variance)
-    yield Check(
+    yield _check(
         "spread of batch sizes", f"{squares / sizes.size:.3f} times a binomial's variance", "1",
         _two_sided_normal(squares, sizes.size, records, rate),
         _two_sided_normal(squares / _WRONG, sizes.size, records, rate),
@@ -239,14 +227,24 @@ def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: 
     yield from _each_record(held, rate)
     yield from _over_time(held, rate)
     if held.shape[2] > 1:
-        one, other = held[:, :, 0:-1:2], held[:, :, 1::2]
-        both = int((one & other).sum())
-        yield Check("inclusion of pairs of records", f"{both / one.size:.6f}", f"{rate**2:.6f}",
-                    far_from(both, one.size, rate**2), far_from(int(one.sum()), one.size, rate**2))  # fmt: skip
+        yield _both("inclusion of pairs of records", held[:, :, 0:-1:2], held[:, :, 1::2], rate)
 
 
-def _over_time(held: np.ndarray, rate: float) -> Iterator[Check]:
-    """Check how often a record is in both of two batches: binomial for each pair, of rate^2 for independent draws."""
+def _inclusion(total: int, draws: int, rate: float) -> Finding:
+    """Check how often records are in batches, over all draws."""
+    return _check("inclusion rate", f"{total / draws:.6f} ({draws:,} draws)", f"{rate:.6f}",
+                  far_from(total, draws, rate), far_from(total, draws, min(1.0, _WRONG * rate)))  # fmt: skip
+
+
+def _both(name: str, one: np.ndarray, other: np.ndarray, rate: float) -> Finding:
+    """Check how often two events of probability `rate` happen together: binomial of rate^2 if independent."""
+    both = int((one & other).sum())
+    return _check(name, f"{both / one.size:.6f}", f"{rate**2:.6f}", far_from(both, one.size, rate**2),
+                  far_from(int(one.sum()), one.size, rate**2))  # fmt: skip
+
+
+def _over_time(held: np.ndarray, rate: float) -> Iterator[Finding]:
+    """Check how often a record is in both of two batches."""
     steps, trials, _ = held.shape
     ways: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if steps > 1:
@@ -256,16 +254,7 @@ def _over_time(held: np.ndarray, rate: float) -> Iterator[Check]:
     if trials > 1:
         ways["a trial and the next"] = (held[:, : trials // 2 * 2 : 2], held[:, 1 : trials // 2 * 2 : 2])
     for what, (one, other) in ways.items():
-        both = int((one & other).sum())
-        yield Check(
-            f"inclusion in {what}", f"{both / one.size:.6f}", f"{rate**2:.6f}", far_from(both, one.size, rate**2),
-            far_from(int(one.sum()), one.size, rate**2),
-        )  # fmt: skip
-
-
-def _far(counts: np.ndarray, times: int, rate: float) -> np.ndarray:
-    below, above = stats.binom.cdf(counts, times, rate), stats.binom.sf(counts - 1, times, rate)
-    return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)))
+        yield _both(f"inclusion in {what}", one, other, rate)
 
 
 def _two_sided_normal(squares: float, count: int, records: int, rate: float) -> float:
@@ -275,43 +264,40 @@ def _two_sided_normal(squares: float, count: int, records: int, rate: float) -> 
     return float(2 * stats.norm.sf(abs(squares - count) / spread))
 
 
-def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that every record is used once an epoch (exact), and that epochs and trials have independent partitions.
 
     The sizes of the batches are known.
     """
     del mechanism
     staged = watch.staged
-    assert staged is not None
     sizes = np.full(staged.plan.sampling.steps_per_epoch, staged.plan.sampling.batch_size)
     sizes[-1] -= sizes.sum() - staged.plan.sampling.records
     yield from _once_an_epoch(watch, float(np.square(sizes / sizes.sum()).sum()))
 
 
-def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that every record is used once an epoch (exact), in a step drawn independently of all other records."""
     yield from _once_an_epoch(watch, mechanism.sampling_rate)
     sizes, rate = np.stack(watch.batches.sizes), mechanism.sampling_rate
     staged = watch.staged
-    assert staged is not None
     if mechanism.steps > 1:
         # an epoch's T sizes have a fixed sum, so T - 1 degrees of freedom: Pearson's statistic for each epoch
         squares = float(np.square(sizes - staged.plan.sampling.records * rate).sum())
         squares /= staged.plan.sampling.records * rate
         free = sizes.size // mechanism.steps * (mechanism.steps - 1)
-        yield Check("spread of batch sizes", f"{squares / free:.3f} times a multinomial's", "1",
+        yield _check("spread of batch sizes", f"{squares / free:.3f} times a multinomial's", "1",
                     _two_sided(squares, free), _two_sided(squares / _WRONG**2, free))  # fmt: skip
 
 
-def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:
+def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Finding]:
     """Check that two partitions put a record into the same batch with probability `rate`."""
     staged = watch.staged
-    assert staged is not None
     held, per_epoch = watch.held(), staged.plan.sampling.steps_per_epoch
     whole = held[: len(held) // per_epoch * per_epoch].reshape(-1, per_epoch, *held.shape[1:])
     once = whole.sum(axis=1)
     broken = float((once != 1).mean())
-    yield Check("records of an epoch", f"{broken:.4%} of records not once", "each once", 0.0 if broken else 1.0, 0.0)
+    yield _check("records of an epoch", f"{broken:.4%} of records not once", "each once", 0.0 if broken else 1.0, 0.0)
     if per_epoch < 2:
         return
     batch = whole.argmax(axis=1)  # (E, R, W): the step of each record
@@ -320,7 +306,7 @@ def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:
         if not one.size:
             continue
         same = int((one == other).sum())
-        yield Check(f"the same batch in two {what}", f"{same / one.size:.4f}", f"{rate:.4f}",
+        yield _check(f"the same batch in two {what}", f"{same / one.size:.4f}", f"{rate:.4f}",
                     _matching(same, one.size, rate), _matching(one.size, one.size, rate))  # fmt: skip
 
 
@@ -330,22 +316,19 @@ def _matching(same: int, count: int, rate: float) -> float:
     return float(2 * stats.norm.sf(max(0.0, abs(same - count * rate) - 0.5) / spread))
 
 
-def _fixed(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+def _fixed(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that every batch has the same size (exact), and each record's inclusion over time."""
     staged = watch.staged
-    assert staged is not None
     held, rate, sizes = watch.held(), mechanism.sampling_rate, np.stack(watch.batches.sizes)
     other = float((sizes != staged.plan.sampling.batch_size).mean())
-    yield Check("size of batches", f"{sizes.min()} to {sizes.max()}", f"{staged.plan.sampling.batch_size}",
+    yield _check("size of batches", f"{sizes.min()} to {sizes.max()}", f"{staged.plan.sampling.batch_size}",
                 0.0 if other else 1.0, 0.0)  # fmt: skip
-    total, draws = int(held.sum()), held.size
-    yield Check("inclusion rate", f"{total / draws:.6f} ({draws:,} draws)", f"{rate:.6f}", far_from(total, draws, rate),
-                far_from(total, draws, min(1.0, _WRONG * rate)))  # fmt: skip
+    yield _inclusion(int(held.sum()), held.size, rate)
     yield from _each_record(held, rate)
     yield from _over_time(held, rate)
 
 
-_LAWS: dict[str, Callable[[Watch, GaussianSum], Iterator[Check]]] = {
+_LAWS: dict[str, Callable[[Watch, GaussianSum], Iterator[Finding]]] = {
     "poisson": _poisson,
     "shuffle": _shuffled,
     "fixed": _fixed,

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,16 +25,16 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import canaries as canary_inputs
 from dpsgd_cli.audit.findings import AuditSize
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import Watcher
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 _FEW_RECORDS = 64
 _CONVEX_RECORDS = 5000
@@ -155,7 +157,7 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] | None = None) -> StagedTrials:
+def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any] | None = None) -> StagedTrials:
     """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
     replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)
@@ -171,13 +173,13 @@ def build_canaries(made: SizedRecipe, watcher: Watcher, earlier: dict[str, Any] 
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
-    on = Stage(
+    on = DataOverride(
         as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
-    trials = start([Member(made.loaded, plan)], earlier, stage=on)
+    trials = start([Member(made.loaded, plan)], earlier, override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (
@@ -241,18 +243,38 @@ def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
         real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not made.silent)
         return np.concatenate([real, np.zeros((count, rows.shape[1] - real.shape[1]), np.float32)], axis=1)
 
-    def labels(count: int) -> np.ndarray:
-        return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
-
+    labels = partial(random_labels, random, outputs=outputs)
     x = np.concatenate([chance(made.others), rows])
     own = np.full(len(rows), made.label)
     y = np.concatenate([labels(made.others), own.astype(np.int64 if outputs > 1 else np.float32)])
     test, validation = chance(_TEST_RECORDS), chance(_TEST_RECORDS)
-    classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(
-        outline.name, x, y, test, labels(_TEST_RECORDS), False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=validation, validation_y=labels(_TEST_RECORDS),
-    )  # fmt: skip
+    truth = labels(_TEST_RECORDS)
+    return synthetic(outline, (x, y), (test, truth), validation_x=validation, validation_y=labels(_TEST_RECORDS))
+
+
+def synthetic(
+    outline: data.Outline, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], **more: Any
+) -> data.Dataset:
+    """Return a data set of synthetic rows: features and labels for training and for tests."""
+    classes = tuple(range(outline.outputs)) if outline.outputs > 1 else None
+    return data.Dataset(outline.name, *train, *test, False, classes, (), (), {}, norm_bound=outline.norm_bound, **more)
+
+
+def random_labels(random: np.random.Generator, count: int, outputs: int) -> np.ndarray:
+    """Return random classes, or random targets in [0, 1) for one output."""
+    return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
+
+
+def without(place: int, trials: int = 1) -> Callable[[Table], Table]:
+    """Return a function that leaves the place of one record of a table empty, in every trial."""
+
+    def share(table: Table) -> Table:
+        own = torch.arange(table.rows, device=table.y.device)
+        own[place] = -1
+        held = (own < 0)[:, None].repeat(1, trials)
+        return dataclasses.replace(table, own=own.repeat(trials, 1), held_out=held, filled=False)
+
+    return share
 
 
 def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:

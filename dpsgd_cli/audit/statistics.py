@@ -103,7 +103,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
     Guarantee: guesses of one run, or of several runs with their own coins, may depend on each other in any way. The
     coins are independent, and each canary changes the input of only one of the releases. The number of guesses is fixed
-    beforehand. RawDataset: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+    beforehand. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
     """
     made, right = guesses.made, guesses.right
     p = 1 / (1 + math.exp(-epsilon))
@@ -152,12 +152,6 @@ def far_from(count: float, trials: float, rate: float) -> float:
     """
     below, above = stats.binom.cdf(count, trials, rate), stats.binom.sf(count - 1, trials, rate)
     return float(min(1.0, 2 * min(below, above)))
-
-
-def uncorrelated(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the two-sided p-value of the correlation of standard normal pairs: sqrt(n) r is normal for large n."""
-    r = float((x * y).mean())
-    return float(2 * stats.norm.sf(abs(r) * math.sqrt(x.size)))
 
 
 def normal(x: np.ndarray) -> float:

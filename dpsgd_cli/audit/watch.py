@@ -1,4 +1,4 @@
-"""Observer of an audited training: batches, clipped sums, noise, and released values on canary coordinates.
+"""The audited training, and its observer: batches, clipped sums, noise, released values on canary coordinates.
 
 Noise is computed from what is released. It is the released mean times the public divisor, minus the clipped sums, in
 units of the ledger's noise multiplier times sensitivity. This shows noise that is added elsewhere and sums that are
@@ -8,10 +8,12 @@ the independent noise that the ledger charges for.
 
 from __future__ import annotations
 
+import io
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,8 +22,9 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
-from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
-from dpsgd_cli.audit.stage import StagedTrials
+from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
+from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.price import Toeplitz
@@ -60,11 +63,11 @@ class ObservedNoise:
         self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
 
 
-class Watch:
+class Watch(AuditHook):
     """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:
-        self.staged: StagedTrials | None = None
+        self._staged: StagedTrials | None = None
         self.batches = ObservedBatches()
         self.drew = ObservedNoise()
         self.before: list[np.ndarray] = []
@@ -77,9 +80,15 @@ class Watch:
         self._batch: Batch | None = None
         self._scale: tuple[int, np.ndarray, np.ndarray] | None = None
 
+    @property
+    def staged(self) -> StagedTrials:
+        """The observed trials; known from `begin` on."""
+        assert self._staged is not None
+        return self._staged
+
     def begin(self, staged: StagedTrials) -> None:
-        first = self.staged is None
-        self.staged = staged
+        first = self._staged is None
+        self._staged = staged
         self._scale = None
         if not first:
             return
@@ -109,7 +118,7 @@ class Watch:
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
         staged = self.staged
-        assert staged is not None and isinstance(mechanism, GaussianSum)
+        assert isinstance(mechanism, GaussianSum)
         entries = staged.trials.context.ledgers[0].entries
         charged = [e.release.mechanism for e in entries if e.phase == "before"]
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
@@ -121,7 +130,6 @@ class Watch:
 
     def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
         staged = self.staged
-        assert staged is not None
         multipliers, scales = self._of_ledgers(epoch)
         on = torch.from_numpy(scales).to(exact)
         running = multipliers > 0
@@ -136,7 +144,6 @@ class Watch:
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         staged = self.staged
-        assert staged is not None
         charged = [staged.trials.context.ledgers[trial].entries[-1].release.mechanism for trial in trials]
         gaussians = [one for one in charged if isinstance(one, GaussianSum)]
         assert len(gaussians) == len(trials), "a gradient was measured before it was charged"
@@ -156,7 +163,7 @@ class Watch:
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
         staged = self.staged
-        assert staged is not None and staged.vectors is not None
+        assert staged.vectors is not None
         mechanism = released_moments(staged.plan)
         unit = mechanism.sensitivity
         noise = noisy - exact
@@ -175,7 +182,6 @@ class Watch:
         The noise multiplier is 0 for a trial that has ended.
         """
         staged = self.staged
-        assert staged is not None
         if self._scale is not None and self._scale[0] == epoch:
             return self._scale[1:]
         charged = [last_gradient(ledger, epoch) for ledger in staged.trials.context.ledgers]
@@ -193,7 +199,6 @@ class Watch:
         C_l^2).
         """
         staged = self.staged
-        assert staged is not None
         privacy = staged.trials.recipe.privacy
         assert privacy is not None
         if not privacy.clipping.noise_by_layer:
@@ -211,7 +216,6 @@ class Watch:
 
     def _note_coordinates(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
-        assert staged is not None
         sampling, sensitivity = staged.plan.sampling, staged.plan.sensitivity
         weights = self._weights()
         unit = sensitivity if len(weights) == 1 else sum(w * b for w, b in weights) * _moves(sampling)
@@ -234,7 +238,7 @@ class Watch:
 
     def _note_vectors(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
-        assert staged is not None and staged.vectors is not None
+        assert staged.vectors is not None
         plan, rate = staged.plan, self._first.sampling_rate
 
         def on_coordinates(flat: Tensor) -> np.ndarray:
@@ -265,7 +269,6 @@ class Watch:
         The weighted sum is the projection that separates in from out best.
         """
         staged = self.staged
-        assert staged is not None
         privacy = staged.trials.recipe.privacy
         assert privacy is not None
         if len(staged.columns) == 1:
@@ -279,7 +282,6 @@ class Watch:
         With shuffled batches these are the canaries in a trial's batch: the theorem that prices a partition reveals it.
         """
         staged = self.staged
-        assert staged is not None
         batch = self._batch
         if self._first.batching != "shuffle" or batch is None or batch.rows is None:
             return np.ones((1, 1), dtype=bool)
@@ -288,7 +290,7 @@ class Watch:
     def _members(self, batch: Batch, places: np.ndarray) -> np.ndarray:
         """Return a mask (R, k) of the records at `places` (k,) that are in each trial's batch."""
         staged = self.staged
-        assert staged is not None and batch.rows is not None
+        assert batch.rows is not None
         rows = np.asarray(torch.as_tensor(batch.rows).cpu())
         there = np.ones(rows.shape, bool) if batch.mask is None else np.asarray(torch.as_tensor(batch.mask).cpu())
         held = np.zeros((len(rows), staged.plan.sampling.records + 1), dtype=bool)
@@ -348,3 +350,35 @@ class Blocks:
 
     def _sum(self, rows: deque[np.ndarray]) -> np.ndarray:
         return np.asarray(sum(weight * row for weight, row in zip(self._weights, rows, strict=False)))
+
+
+def train(made: SizedRecipe) -> tuple[Watch, PrivacyClaim]:
+    """Train all trials; return the observations and the claim in the trials' ledgers."""
+    watch = Watch()
+    staged = build_canaries(made, watch)
+    watch.begin(staged)
+    half = staged.trials.method.epochs // 2
+    _epochs(staged, half)
+    if half and not staged.trials.method.finished:
+        staged = _resumed(staged, made, watch)
+        watch.begin(staged)
+    _epochs(staged, staged.trials.method.epochs)
+    return watch, claim_of(staged.plan, staged.trials.context.ledgers)
+
+
+def _epochs(staged: StagedTrials, until: int) -> None:
+    trials = staged.trials
+    while trials.done < until and not trials.method.finished:
+        trials.method.run_epoch(trials.done)
+        trials.done += 1
+
+
+def _resumed(staged: StagedTrials, made: SizedRecipe, watch: Watch) -> StagedTrials:
+    """Return the training as another process would continue it from its checkpoint."""
+    file = io.BytesIO()
+    torch.save(staged.trials.checkpoint(staged.trials.snapshot()), file)
+    file.seek(0)
+    content = torch.load(file, weights_only=False)
+    again = build_canaries(made, watch, content)
+    again.trials.restore(content, Path("the audit's checkpoint"))
+    return again

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.engine.streams import Streams
-from dpsgd_cli.engine.tensors import Batch, sent
+from dpsgd_cli.engine.tensors import Batch, to_device
 
 BITS = 512
 _SCALE = 192
@@ -34,13 +34,19 @@ class Sampler(ABC):
     varies: bool = False
     """True if batch sizes are random."""
 
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self._batch_size = batch_size
+        self.steps_per_epoch = -(-records // batch_size)
+
     @abstractmethod
     def batch(self, step: int) -> Batch:
         """Return the batch of `step`, counted from 0 over the whole training."""
 
 
 class FullSampler(Sampler):
-    """Every record in every step.
+    """Every record in every step; `places` (R, N) lists them for trials that use few of a table's records.
 
     >>> FullSampler().batch(3)
     Batch(rows=None, mask=None, span=None)
@@ -48,26 +54,12 @@ class FullSampler(Sampler):
 
     steps_per_epoch = 1
 
-    def batch(self, step: int) -> Batch:
-        del step
-        return Batch(rows=None)
-
-
-class OwnSampler(Sampler):
-    """All of a trial's own records in every step, listed by place; for trials that use few of a table's records.
-
-    >>> OwnSampler(trials=2, records=3).batch(0).rows.tolist()
-    [[0, 1, 2], [0, 1, 2]]
-    """
-
-    steps_per_epoch = 1
-
-    def __init__(self, trials: int, records: int) -> None:
-        self._rows = np.tile(np.arange(records), (trials, 1))
+    def __init__(self, places: np.ndarray | None = None) -> None:
+        self._places = places
 
     def batch(self, step: int) -> Batch:
         del step
-        return Batch(rows=self._rows)
+        return Batch(rows=self._places)
 
 
 class BatchSizes:
@@ -152,11 +144,9 @@ class PoissonSampler(Sampler):
     varies = True
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        self._streams = streams
-        self._records = records
+        super().__init__(streams, records, batch_size)
         self.rate = batch_size / records
         self._sizes = batch_sizes(records, batch_size)
-        self.steps_per_epoch = -(-records // batch_size)
 
     def batch(self, step: int) -> Batch:
         drawn = []
@@ -217,12 +207,12 @@ class CyclicSampler(Sampler):
         batch_size: int,
         groups: Sequence[int],
     ) -> None:
+        super().__init__(streams, records, batch_size)
         self._groups = groups
         self._whole = [
             PoissonSampler([stream], records, own * batch_size) for stream, own in zip(streams, groups, strict=True)
         ]
         self._of = [_groups_of(stream, records, own) for stream, own in zip(lasting, groups, strict=True)]
-        self.steps_per_epoch = -(-records // batch_size)
 
     def batch(self, step: int) -> Batch:
         drawn = []
@@ -239,61 +229,39 @@ def _groups_of(stream: Streams, records: int, groups: int) -> np.ndarray:
     return np.minimum((uniform * groups).astype(np.int32), groups - 1)
 
 
-class SingleSampler(Sampler):
-    """One record per step, uniform over all records and independent of other steps (Lecture 15, Algorithm 3).
-
-    With a seed, indices come in blocks from normals through their distribution function. The number of steps in an
-    epoch is the number of records.
-
-    >>> from dpsgd_cli.engine.streams import SeededStreams
-    >>> sampler = SingleSampler([SeededStreams(0)], records=7)
-    >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
-    [5, 5, 6, 6, 2]
-    """
-
-    def __init__(self, streams: Sequence[Streams], records: int) -> None:
-        self._streams = streams
-        self._records = records
-        self.steps_per_epoch = records
-        self._block = -1
-        self._rows = np.empty((0, 0), dtype=np.int64)
-
-    def batch(self, step: int) -> Batch:
-        number, place = divmod(step, _SINGLE_BLOCK)
-        if number != self._block:
-            self._rows = np.stack([self._drawn(stream, number) for stream in self._streams])
-            self._block = number
-        return Batch(rows=self._rows[:, place : place + 1])
-
-    def _drawn(self, stream: Streams, number: int) -> np.ndarray:
-        if not stream.reproducible:
-            return stream.integers("single", number, self._records, _SINGLE_BLOCK)
-        uniform = torch.special.ndtr(stream.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)))
-        return np.minimum((uniform.numpy() * self._records).astype(np.int64), self._records - 1)
-
-
 class FixedSampler(Sampler):
     """Batches of fixed size: a uniform set of `batch_size` records, drawn independently at each step.
+
+    A batch of one record is uniform over all records (Lecture 15, Algorithm 3). These are drawn many steps at a time;
+    with a seed, from normals through their distribution function.
 
     >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> FixedSampler([SeededStreams(0)], records=7, batch_size=3).batch(1).rows.tolist()
     [[1, 3, 5]]
+    >>> single = FixedSampler([SeededStreams(0)], records=7, batch_size=1)
+    >>> [int(single.batch(step).rows[0, 0]) for step in range(5)]
+    [5, 5, 6, 6, 2]
     """
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        self._streams = streams
-        self._records = records
-        self._batch_size = batch_size
-        self.steps_per_epoch = -(-records // batch_size)
+        super().__init__(streams, records, batch_size)
+        self._block = -1
+        self._rows = np.empty((0, 0), dtype=np.int64)
 
     def batch(self, step: int) -> Batch:
-        drawn = [s.distinct("fixed", step, self._records, self._batch_size) for s in self._streams]
-        return Batch(rows=np.stack(drawn))
+        if self._batch_size > 1:
+            return Batch(np.stack([s.distinct("fixed", step, self._records, self._batch_size) for s in self._streams]))
+        number, place = divmod(step, _SINGLE_BLOCK)
+        if number != self._block:
+            self._rows = np.stack([self._singles(stream, number) for stream in self._streams])
+            self._block = number
+        return Batch(rows=self._rows[:, place : place + 1])
 
-
-def fixed_sampler(streams: Sequence[Streams], records: int, batch_size: int) -> Sampler:
-    """Return a sampler of batches of fixed size; for batches of one record it draws many steps at a time."""
-    return SingleSampler(streams, records) if batch_size == 1 else FixedSampler(streams, records, batch_size)
+    def _singles(self, stream: Streams, number: int) -> np.ndarray:
+        if not stream.reproducible:
+            return stream.integers("single", number, self._records, _SINGLE_BLOCK)
+        uniform = torch.special.ndtr(stream.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)))
+        return np.minimum((uniform.numpy() * self._records).astype(np.int64), self._records - 1)
 
 
 class AllocationSampler(Sampler):
@@ -312,9 +280,7 @@ class AllocationSampler(Sampler):
     varies = True
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        self._streams = streams
-        self._records = records
-        self.steps_per_epoch = -(-records // batch_size)
+        super().__init__(streams, records, batch_size)
         self._epoch = -1
         self._batches: list[list[np.ndarray]] = []
 
@@ -344,10 +310,7 @@ class ShuffleSampler(Sampler):
     """
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        self._streams = streams
-        self._records = records
-        self._batch_size = batch_size
-        self.steps_per_epoch = -(-records // batch_size)
+        super().__init__(streams, records, batch_size)
         self._epoch = -1
         self._order = np.empty((0, 0), dtype=np.int64)
 
@@ -360,80 +323,55 @@ class ShuffleSampler(Sampler):
         return Batch(rows=self._order[:, start : start + self._batch_size])
 
 
-class SteadySampler(Sampler):
-    """The batches of `whole`, padded to a multiple of `unit` rows, for steps that take `unit` rows at a time.
+class WrappedSampler(Sampler):
+    """The batches of `whole`, each passed through `change`, a function of the step and the batch."""
+
+    def __init__(self, whole: Sampler, change: Callable[[int, Batch], Batch] = lambda step, batch: batch) -> None:
+        self._whole = whole
+        self._change = change
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
+
+    def batch(self, step: int) -> Batch:
+        return self._change(step, self._whole.batch(step))
+
+
+def padded_to(unit: int, batch: Batch) -> Batch:
+    """Return `batch`, padded to a multiple of `unit` rows, for steps that take `unit` rows at a time.
 
     Every piece of every batch then has the same shape, so the result for a row cannot depend on the number of other
     rows (`precision.py` explains where that matters).
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
-    >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
+    >>> last = padded_to(4, Batch(np.array([[0]])))
     >>> last.rows.tolist(), last.mask.tolist()
     ([[0, 0, 0, 0]], [[True, False, False, False]])
     """
-
-    def __init__(self, whole: Sampler, unit: int) -> None:
-        self._whole = whole
-        self._unit = unit
-        self.steps_per_epoch = whole.steps_per_epoch
-
-    def batch(self, step: int) -> Batch:
-        whole = self._whole.batch(step)
-        if whole.rows is None:
-            return whole
-        drawn = np.asarray(whole.rows)
-        missing = -drawn.shape[1] % self._unit if drawn.shape[1] else self._unit
-        mask = np.ones(drawn.shape, dtype=bool) if whole.mask is None else np.asarray(whole.mask)
-        rows, own = (np.pad(x, ((0, 0), (0, missing))) for x in (drawn, mask))
-        return Batch(rows, own)
+    if batch.rows is None:
+        return batch
+    drawn = np.asarray(batch.rows)
+    missing = -drawn.shape[1] % unit if drawn.shape[1] else unit
+    mask = np.ones(drawn.shape, dtype=bool) if batch.mask is None else np.asarray(batch.mask)
+    rows, own = (np.pad(x, ((0, 0), (0, missing))) for x in (drawn, mask))
+    return Batch(rows, own)
 
 
-class PartSampler(Sampler):
-    """One process's part of every batch: `part(count)` is the slice of `count` places that this process handles.
+def part_of(part: Callable[[int], slice], rows: int, batch: Batch) -> Batch:
+    """Return one process's part of a batch of a table of `rows`: of `count` places, the slice `part(count)`.
 
     Guarantee: if the slices of all processes are disjoint and cover all places, and all processes draw the same whole
     batches, then each record of a batch is in the part of exactly one process.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
-    >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
-    >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
-    >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)
-    >>> first.batch(0).rows.tolist(), second.batch(0).rows.tolist()
-    ([[5]], [[1, 3]])
+    >>> whole = Batch(np.array([[5, 1, 3]]))
+    >>> [part_of(part, 7, whole).rows.tolist() for part in (lambda n: slice(0, n // 2), lambda n: slice(n // 2, n))]
+    [[[5]], [[1, 3]]]
     """
-
-    def __init__(self, whole: Sampler, part: Callable[[int], slice], rows: int) -> None:
-        self._whole = whole
-        self._part = part
-        self._rows = rows
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.varies = whole.varies
-
-    def batch(self, step: int) -> Batch:
-        whole = self._whole.batch(step)
-        if whole.rows is None:
-            own = self._part(self._rows)
-            return Batch(rows=None, span=(own.start, own.stop))
-        own = self._part(whole.rows.shape[1])
-        return Batch(whole.rows[:, own], None if whole.mask is None else whole.mask[:, own])
+    own = part(rows if batch.rows is None else batch.rows.shape[1])
+    if batch.rows is None:
+        return Batch(rows=None, span=(own.start, own.stop))
+    return Batch(batch.rows[:, own], None if batch.mask is None else batch.mask[:, own])
 
 
-class WatchedSampler(Sampler):
-    """The batches of `whole`; `told(step, batch)` is called after each draw."""
-
-    def __init__(self, whole: Sampler, told: Callable[[int, Batch], None]) -> None:
-        self._whole = whole
-        self._told = told
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.varies = whole.varies
-
-    def batch(self, step: int) -> Batch:
-        drawn = self._whole.batch(step)
-        self._told(step, drawn)
-        return drawn
-
-
-class AheadSampler(Sampler):
+class AheadSampler(WrappedSampler):
     """The batches of `whole`, drawn ahead in blocks of steps and stored on `device`.
 
     Guarantee: the rows of a step, padding aside, are those of `whole`. Batches of random size are padded to one of a
@@ -441,10 +379,8 @@ class AheadSampler(Sampler):
     """
 
     def __init__(self, whole: Sampler, device: torch.device) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._device = device
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.varies = whole.varies
         self._first = 0
         self._widths: list[int] = []
         self._rows = torch.empty(0)
@@ -477,8 +413,8 @@ class AheadSampler(Sampler):
         padded = self.varies or any(batch.mask is not None for batch in drawn)
         self._first = step
         self._widths = [width if padded else rows.shape[1] for rows in sets]
-        self._rows = sent(torch.from_numpy(block), self._device)
-        self._mask = sent(torch.from_numpy(mask), self._device) if padded else None
+        self._rows = to_device(torch.from_numpy(block), self._device)
+        self._mask = to_device(torch.from_numpy(mask), self._device) if padded else None
 
 
 def _rounded_up(width: int) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.batching.run import Sampler
-from dpsgd_cli.engine.tensors import Batch, Examples, Table, sent
+from dpsgd_cli.batching.run import Sampler, WrappedSampler
+from dpsgd_cli.engine.tensors import Batch, Examples, Table, to_device
 
 
 class StoredRows(Protocol):
@@ -103,7 +103,7 @@ class StreamedTable(Table):
     def _sent(self, read: tuple[Tensor, Tensor], mask: np.ndarray | Tensor | None) -> Examples:
         device = self.y.device
         x, y = (own.to(device, non_blocking=True) for own in read)
-        return x, y, None if mask is None else sent(torch.as_tensor(mask), device)
+        return x, y, None if mask is None else to_device(torch.as_tensor(mask), device)
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,15 @@ class ReadBatch(Batch):
     read: tuple[Tensor, Tensor] = field(kw_only=True)
 
 
-class ReadAhead(Sampler):
+class ReadAhead(WrappedSampler):
     """The batches of `whole`; a thread draws and reads the next one while a step is computed.
 
     If a step is requested that is not the next one, reading restarts there.
     """
 
     def __init__(self, whole: Sampler, table: StreamedTable) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._table = table
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.varies = whole.varies
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._next: tuple[int, Future[Batch]] | None = None
 

@@ -1,4 +1,4 @@
-"""Command `dpsgd account`: the privacy cost of a training, or what a budget affords. Needs no torch and no data.
+"""Command `dpsgd account`: the privacy cost of a training, or what a budget affords, without torch and without data.
 
 Flags are interpreted in `account/question.py`; tables are in `account/report.py`.
 """
@@ -11,9 +11,9 @@ import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.question import AccountOptions, cases_of, demands_of, rows_of, series_of
+from dpsgd_cli.account.question import AccountOptions, cases_of, rows_of, series_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 
 
 class Rate(click.ParamType):
@@ -29,71 +29,89 @@ class Rate(click.ParamType):
             self.fail(f"{value!r} is neither a number nor a batch size over records, such as 600/60000", param, ctx)
 
 
-@click.command("account", short_help="State what flags, a recipe, a result or a ledger cost in privacy.")
+@click.command("account", short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
 @TRUST_CODE
-@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
+@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise divided by sensitivity, equal in all steps.")
 @click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
-@click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")
-@click.option("--records", type=int, metavar="N", help="Of the training data; what a batch size is a share of.")
-@click.option("--largest-batch", type=int, metavar="M", help="Records that a truncated batch keeps at most.")
+@click.option("--batch-size", type=int, metavar="B", help="Expected batch size; with --records, instead of Q.")
+@click.option("--records", type=int, metavar="N", help="Number of training records.")
+@click.option("--largest-batch", type=int, metavar="M", help="Largest size of a truncated batch.")
 @click.option("--steps", type=int, metavar="T", help="Number of steps.")
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(
     "--batching",
     type=click.Choice(list(BATCHINGS)),
     multiple=True,
-    help="How records reach a step; poisson when --sampling-rate is given. Repeat it to compare.",
+    help="How batches are drawn; poisson if --sampling-rate is given. Repeat it to compare.",
 )
 @click.option(
     "--adjacency",
     type=click.Choice(["add-remove", "replace-one", "zero-out"]),
-    help="Which data sets are neighbours; left out, the batching's own.",
+    help="Which data sets are neighbours. Default: that of the batching.",
 )
 @click.option(
-    "--delta", type=float, metavar="D", help="Where epsilon is stated; 1e-5, or the recipe's or result's own."
+    "--delta", type=float, metavar="D", help="Delta of the statement. Default: that of the recipe or result, else 1e-5."
 )
 @click.option(
     "--accountant",
     multiple=True,
     metavar="NAME[@BATCHING]",
-    help="Repeatable; `all` adds variants to the usual ones; @BATCHING asks it about that batching only.",
+    help="Accountant; repeatable. `all`: every one. @BATCHING: for that batching only.",
 )
-@click.option("--target-epsilon", type=float, metavar="E", help="Solve for what this epsilon affords.")
-@click.option("--target-rho", type=float, metavar="R", help="The same for a budget in zCDP.")
+@click.option("--target-epsilon", type=float, metavar="E", help="Budget: solve for what this epsilon affords.")
+@click.option("--target-rho", type=float, metavar="R", help="Budget in zCDP: solve for what this rho affords.")
 @click.option(
     "--solve",
     metavar="NAME",
-    help="The free parameter: noise-multiplier, epochs, steps, batch-size; of a recipe: initial, decay, final, epochs,"
-    " batch-size.",
+    help="Parameter to solve for: noise-multiplier, epochs, steps, batch-size; in a recipe: initial, decay, final,"
+    " epochs, batch-size.",
 )
-@click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon instead.")
-@click.option("--max-epsilon", type=float, metavar="E", help="Exit with 1 unless some bound proves at most this.")
+@click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon.")
+@click.option("--max-epsilon", type=float, metavar="E", help="Exit with code 1 unless an upper bound is at most this.")
 @click.option(
-    "--excess-risk", type=float, metavar="A", help="Of a convex recipe: the T and n that Lecture 9 asks for at error A."
+    "--excess-risk",
+    type=float,
+    metavar="A",
+    help="Steps and records that Lecture 9 needs for excess risk A (convex recipe).",
 )
-@click.option("--attacker", is_flag=True, help="Also what the best attacker finds at 1% and 0.1% false alarms.")
-@click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
-@click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
-@click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
+@click.option("--attacker", is_flag=True, help="Also state the TPR of the strongest attack at FPR 1% and 0.1%.")
 @click.option(
-    "--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out."
+    "--group",
+    type=int,
+    default=1,
+    metavar="K",
+    help="Protection of K records (or users) together.",
 )
-@click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
+@click.option("--trials", default="1", metavar="N|all", help="Price N trials together (all: those of the source).")
+@click.option(
+    "--best-of",
+    type=float,
+    metavar="K",
+    help="Publish only the best of a random number of trials, mean K.",
+)
+@click.option(
+    "--law",
+    type=click.Choice(["geometric", "logarithmic", "poisson"]),
+    help="Law of the number of trials; geometric.",
+)
+@click.option("--curve", is_flag=True, help="Print epsilon by epoch, as CSV.")
 @click.option(
     "--over",
     metavar="NAME=FROM:TO:STEP",
-    help="Epsilon over a parameter; `order` shows Renyi divergences, `false-positives` the trade-off curve.",
+    help="Print epsilon over a parameter, as CSV. `order`: Renyi divergences; `false-positives`: the trade-off curve.",
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False), help="Also draw it: the accountants asked for, else the least bound."
+    "--plot",
+    type=click.Path(dir_okay=False),
+    help="Also draw the curve (of the least bound unless accountants are named).",
 )
-@click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Of the result on stdout.")
+@click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Format of the output.")
 def command(**given: Any) -> None:
-    """State what a training costs in privacy, or what a budget affords, before anyone trains.
+    """State the privacy cost of a training, or what a budget affords, without training.
 
     Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep), ledgers or
-    checkpoints. Every accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
+    checkpoints. Every accountant answers or says why it cannot. `upper` is a proven bound, `estimate` is not.
 
     \b
     What does it cost?
@@ -116,15 +134,15 @@ def command(**given: Any) -> None:
     """
     asked = AccountOptions(**given)
     if asked.excess_risk is not None:
-        click.echo(report.demands(demands_of(asked, asked.excess_risk), asked.format))
+        from dpsgd_cli.account.recipes import demands_of  # pydantic
+
+        click.echo(report.demands(demands_of(asked.sources, asked.overrides, asked.excess_risk), asked.format))
         return
     cases = cases_of(asked)
     if asked.curve or asked.over is not None:
         series = series_of(asked, cases)
         if asked.plot is not None:
-            from dpsgd_cli.account.picture import draw  # matplotlib
-
-            draw(series, asked.plot)
+            report.draw(series, asked.plot)
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return

@@ -108,17 +108,17 @@ def verify(names: tuple[str, ...], cards: Path | None) -> None:
 @command.command()
 @click.argument("kind", type=click.Choice(list(drawing.KINDS)))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many images.")
-@click.option("--side", type=click.IntRange(8, 512), help="Pixels a side.  [default: 28 strokes, 32 dead leaves]")
-@click.option("--channels", type=click.IntRange(1, 4), help="Colours.  [default: 1 strokes, 3 dead leaves]")
-@click.option("--hands", type=click.IntRange(2, 100), help="Draw variants: each of the strokes by so many hands.")
+@click.option("--count", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of images.")
+@click.option("--side", type=click.IntRange(8, 512), help="Pixels per side.  [default: 28 strokes, 32 dead leaves]")
+@click.option("--channels", type=click.IntRange(1, 4), help="Colour channels.  [default: 1 strokes, 3 dead leaves]")
+@click.option("--hands", type=click.IntRange(2, 100), help="Draw each of the strokes in this many hands (variants).")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Public seed.")
 def synthetic(
     kind: str, directory: Path, count: int, side: int | None, channels: int | None, hands: int | None, seed: int
 ) -> None:
-    """Write the images that shape features: DIR/KIND.npy, and the first hundred as DIR/KIND.png to look at.
+    """Write synthetic images to DIR/KIND.npy, and the first hundred to DIR/KIND.png.
 
-    They are those of `data.features` (patches) and `preprocess: rotate` of the same seed. No data set is read.
+    `data.features` (patches) and `preprocess: rotate` use these images, with the same seed. No data set is read.
 
     Example: dpsgd data synthetic dead-leaves drawn/ --count 200
     """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
 
 _WITHOUT_NOISE = (
-    "measured without noise: the statement protects nobody in these records; publish it only where they are public"
+    "measured without noise: the guarantee does not cover these records; publish this only if they are public"
 )
 _OF_PUBLIC = "measured without noise, on records that the result declares public"
 
@@ -19,13 +19,13 @@ _OF_PUBLIC = "measured without noise, on records that the result declares public
 @TRUST_CODE
 @click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.argument("labelled", type=click.Path(path_type=Path), required=False)
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the metrics.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Format of the metrics.")
 def command(result: Path, labelled: Path | None, form: str) -> None:
     """Measure the models of a result on the records in LABELLED.
 
-    LABELLED is laid out as the training data, labels too. Left out, the records that the result itself was tested on
-    are read again, which must give its own metrics. A measurement without noise: it costs the training data nothing,
-    and does not protect whoever is in the measured records.
+    LABELLED has the format of the training data, with labels. Without it, the test records of the result are read
+    again, which must give its own metrics. The metrics have no noise: they cost the training data no privacy, and do
+    not protect the measured records.
 
     \b
     Examples:

@@ -14,8 +14,8 @@ import click
 import yaml
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
-from dpsgd_cli.cli.trust import TRUST_CODE
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
@@ -59,7 +59,7 @@ def list_() -> None:
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with its defaults filled in.
 
-    What is printed is the same recipe again. Comments at its end say what it leaves to the data card or to the
+    The output is an equivalent recipe. Comments at its end name settings that come from the data card or from the
     operating system.
 
     \b
@@ -68,7 +68,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
     loaded = load_recipe(recipe, overrides)
-    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *unsaid(loaded.recipe, loaded.base)]))
+    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *implied_settings(loaded.recipe, loaded.base)]))
 
 
 @command.command()
@@ -96,22 +96,22 @@ def validate(recipes: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--target", required=True, help="The column (or array of an npz file) to be learnt.")
-@click.option("--task", type=click.Choice(["classification", "regression"]), help="Left out: by what the target holds.")
+@click.option("--target", required=True, help="Column (or array of an npz file) to predict.")
+@click.option("--task", type=click.Choice(["classification", "regression"]), help="Default: guessed from the target.")
 @click.option(
     "--private-bounds",
     is_flag=True,
     help="Have bounds and categories released with noise; look at names only.",
 )
 @click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; else to stdout.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def new(
     data: Path, target: str, task: Any, private_bounds: bool, categorical: tuple[str, ...], out: Path | None
 ) -> None:
     """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
 
-    It names the columns, their kinds, categories and the task. What was read from the file says so, and is for you to
-    confirm as public knowledge; bounds are for you to fill in.
+    It names the columns, their kinds, categories and the task. Values that were read from the file are marked: confirm
+    that they are public knowledge. Fill in the bounds yourself.
 
     With --private-bounds you need to know none of that: name the columns that hold categories, all others are numbers.
     Only column names, the number of records and the target are used. Training then releases bounds and categories with
@@ -139,8 +139,8 @@ def new(
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
-    used = " from the names of columns, the number of records and the target alone" * private_bounds
-    click.echo(f"{out}: written{used}; fill in what only you know, then `dpsgd train {out}`")
+    used = "written from the names of columns, the number of records and the target alone; " * private_bounds
+    click.echo(f"{out}: {used}fill in the marked lines, then run `dpsgd train {out}`")
 
 
 @command.command()
@@ -161,9 +161,9 @@ def schema() -> None:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Say layer by layer how the model of RECIPE is clipped, at what cost, and what is refused.
+    """Show for each layer of the model of RECIPE how it is clipped, its cost, and whether it is refused.
 
-    Of the data only the shape of a record is used. The exit code is 2 where something is refused.
+    Only the shape of a record is used, and no data. The exit code is 2 if a layer is refused.
 
     \b
     Examples:
@@ -172,27 +172,31 @@ def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
     """
     loaded = load_recipe(recipe, overrides)
 
-    from dpsgd_cli.cli.checking import told  # torch
+    from dpsgd_cli.training.build_models import model_report  # torch
 
-    for line in told(loaded):
+    for line in model_report(loaded):
         click.echo(line)
 
 
 @command.command("batching")
-@click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many records.")
+@click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of records.")
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, where sizes vary."
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Expected size if sizes vary.",
 )
-@click.option("--largest-batch", type=click.IntRange(min=1), help="For truncated-poisson; left out, the batch size.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+@click.option("--largest-batch", type=click.IntRange(min=1), help="For truncated-poisson. Default: the batch size.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws.")
 def show_batching(records: int, batch_size: int, largest_batch: int | None, seed: int) -> None:
     """Show the batches of one epoch, by kind, and what each is charged.
 
     Shuffled batches hold every record exactly once. In Poisson batches a record may be missing or appear several
-    times, and batches differ in size and may be empty: that is the randomness which amplification by sampling is
-    proved for, and which shuffled batches do not have (Yu et al. 2019, Table I). Truncated ones are the same, but for
-    what is beyond the largest batch. Batches of fixed size are drawn anew at each step. Random allocation puts every
-    record into one step, by itself, so that batches differ in size.
+    times, and batches differ in size and may be empty. Amplification by sampling is proved for this randomness, which
+    shuffled batches lack (Yu et al. 2019, Table I). Truncated batches are Poisson batches, cut at the largest size.
+    Batches of fixed size are drawn anew at each step. Random allocation puts every record into one step, independently
+    of the others, so batches differ in size.
 
     \b
     Examples:
@@ -230,7 +234,7 @@ def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = N
     return found
 
 
-def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
+def implied_settings(recipe: Recipe, base: Path = Path()) -> list[str]:
     """Return comment lines `# key: value (why)` for keys without a value or default in the recipe.
 
     Such keys stay out of a resolved recipe: their values come from the data card or the operating system, and writing

@@ -7,21 +7,27 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.results import publishing, report
-from dpsgd_cli.results.store import is_complete, is_hidden
+from dpsgd_cli.results import report
+from dpsgd_cli.results.store import is_complete, is_hidden, public_copy
 
 
 @click.command("report")
 @click.argument("places", metavar="RESULT_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--publish", "copy", type=click.Path(path_type=Path), metavar="DIR", help="Write a public copy to DIR.")
+@click.option(
+    "--publish",
+    "copy",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a public copy to DIR.",
+)
 def command(places: tuple[Path, ...], copy: Path | None) -> None:
-    """Write report.md and report.html: what a result guarantees and is worth, in plain words.
+    """Write report.md and report.html: the guarantee and the metrics of a result, in plain words.
 
-    `train` writes both; sweeps and comparisons leave it to this command, which takes a folder of results, too. The
-    page is made of public fields only, from files whose SHA-256 is checked first.
+    `train` writes both; for results of sweeps and comparisons, use this command, also on a folder of results. The
+    report contains public fields only, from files whose SHA-256 is checked first.
 
-    A result holds more than may be published: what is named `nonprivate_` is of training records, without noise.
-    `--publish DIR` writes a new folder with what may be handed on, and nothing else.
+    Do not publish a whole result: fields named `nonprivate_` are computed from training records without noise.
+    `--publish DIR` writes a new folder with everything that may be published, and nothing else.
 
     \b
     Examples:
@@ -32,7 +38,7 @@ def command(places: tuple[Path, ...], copy: Path | None) -> None:
     if copy is not None:
         if len(places) != 1 or not is_complete(places[0]):
             raise UsageError("--publish is for one result directory")
-        for page in report.write(publishing.publish(places[0], copy)):
+        for page in report.write(public_copy(places[0], copy)):
             click.echo(page)
         return
     for place in places:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
@@ -66,12 +67,14 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
               help="Folder of results, failures and tables.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
-@click.option("--shard", metavar="I/N", help="Run only every N-th cell, beginning with the I-th.")
+@click.option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on.")
 @click.option("--launcher", type=_Launcher(), default="local", show_default=True,
-              help="Where packs run.")  # fmt: skip
+              help="Where the trainings run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
+@BOOK
 @click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
-def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, **how: Any) -> None:
+def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, book: Path | None,
+        **how: Any) -> None:  # fmt: skip
     """Train every cell of SWEEP that has no result yet.
 
     SWEEP is a YAML file or the name of a shipped sweep; KEY=VALUE replaces a recipe key in every cell, or, below
@@ -87,7 +90,7 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
     from dpsgd_cli.sweep.session import SweepSession  # torch
 
     with trusting(really=not dry_run):
-        _open_and_run(SweepSession.open(sweep, overrides, out, shard), dry_run, how)
+        _open_and_run(SweepSession.open(sweep, with_book(overrides, book), out, shard), dry_run, how)
 
 
 def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> None:
@@ -101,7 +104,7 @@ def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> 
         failed = _run(session, **how)
     if failed and session.secret:
         raise RunError(
-            f"a run failed, so nothing is published; {session.place.path} says why, which is for your eyes only;"
+            f"a run failed, so nothing is published; {session.place.path} has the reason, which must stay private;"
             " --retry-failed tries again"
         )
     if failed:
@@ -111,25 +114,15 @@ def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> 
 @command.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR")
 def status(folder: Path) -> None:
-    """Say how far the sweeps in DIR are, and what failed.
+    """Show the progress and the failures of the sweeps in DIR.
 
     \b
     Example:
       dpsgd sweep status results/ci
     """
-    from dpsgd_cli.sweep.folder import statuses
+    from dpsgd_cli.sweep.folder import status_lines
 
-    for found in statuses(folder):
-        if found.secret:
-            over = (folder / f"{found.sweep}.result.json").exists()
-            click.echo(f"{found.sweep}: {'published' if over else 'begun; how far it is stays secret'}")
-            continue
-        click.echo(
-            f"{found.sweep}: {found.done} of {count(found.cells, 'cell')} done ({found.done_trials} of"
-            f" {count(found.trials, 'trial')}), {len(found.failed)} failed, {found.missing} missing"
-        )
-        for failure in found.failed:
-            click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
+    click.echo("\n".join(status_lines(folder)))
 
 
 def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
@@ -140,9 +133,9 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
     progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
     if finished and not session.secret:
-        click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
+        click.echo(f"{finished} of {len(session.cells)} cells have run before and are kept", err=True)
     try:
-        for outcome in launch(jobs, session.sweep.resources):
+        for outcome in session.outcomes(launch, jobs):
             if progress is not None:
                 progress.note(outcome)
     except RunError as error:

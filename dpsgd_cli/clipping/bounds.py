@@ -18,7 +18,7 @@ from torch import Tensor
 from dpsgd_cli.clipping.price import released_histogram
 from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.clipping.settings import ClippingKind, HistogramClipping, QuantileClipping
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
@@ -36,12 +36,12 @@ class Bounds:
     - `clipping`: the clipping of the step that `begin` started.
     - `sensitivities`: per trial, the largest L2 norm of a record's contribution to a sum, in the units of the charge.
     - `unit` (R, 1): the length of those units; None if it is 1.
-    - `beside` (R, n), float64: statistics that a step sums over its records and releases together with the gradients.
+    - `side_statistics` (R, n), float64: what a step sums over its records and releases together with the gradients.
     - `kept` (R, n) by name: tensors that change from step to step.
     """
 
     unit: Tensor | None = None
-    beside: Tensor | None = None
+    side_statistics: Tensor | None = None
 
     def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
         layers, first = len(context.pack.layers), kinds[0]
@@ -58,17 +58,17 @@ class Bounds:
         """Start a step: set its bounds from earlier releases."""
 
     def privatise(self, step: int, moves: Tensor, grid: Grid | None) -> None:
-        """Add noise to `beside` in place, so that it may be released.
+        """Add noise to `side_statistics` in place, so that it may be released.
 
         `moves` (R, 1) is 2 under replace-one, else 1. `grid` is the grid of the step's sums; None with seeded noise.
         Only one process calls it, with the sums of all processes.
         """
 
     def follow(self, divisor: float) -> None:
-        """Update the bounds from the released `beside`; `divisor` is the expected number of records (public)."""
+        """Update the bounds from the released `side_statistics`; `divisor`: the expected number of records (public)."""
 
-    def beside_unit(self, multipliers: Tensor) -> Tensor:
-        """Return the unit (R, 1) of `beside` in which its noise is `multipliers` (R, 1) times `moves`."""
+    def side_unit(self, multipliers: Tensor) -> Tensor:
+        """Return the unit (R, 1) of `side_statistics` in which its noise is `multipliers` (R, 1) times `moves`."""
         raise NotImplementedError
 
     def published(self) -> dict[str, list[float]]:
@@ -113,38 +113,38 @@ class QuantileBounds(Bounds):
         self._rate = column([kind.learning_rate for kind in own])
         self._noise = column([kind.count_noise for kind in own])
         self.kept = {"clip": self._first.clone()}
-        self.beside = torch.zeros_like(self._first)
+        self.side_statistics = torch.zeros_like(self._first)
         # streams of its own: those of the sums' noise begin with the same normals
         streams = [stream.under("clip-count") for stream in context.streams]
         self._normals = NoiseSource(streams, 1, self._first.device, PRECISION)
         self.begin()
 
     def begin(self) -> None:
-        assert self.beside is not None
-        self.beside.zero_()
+        assert self.side_statistics is not None
+        self.side_statistics.zero_()
         norms = self.kept["clip"].T.to(self.clipping.norms)
         self.clipping = replace(self.clipping, norms=norms, on_norms=self._count)
         self.unit = norms.T
 
     def _count(self, squares: Tensor, mask: Tensor | None) -> None:
         """Add 1/2 per gradient within its bound and -1/2 per other gradient; `squares` (M, R, B) are squared norms."""
-        assert self.beside is not None
+        assert self.side_statistics is not None
         within = squares.sum(dim=0).sqrt() <= self.clipping.norms[0].unsqueeze(-1)
         signed = within.to(PRECISION) - 0.5
-        self.beside += (signed if mask is None else torch.where(mask, signed, 0.0)).sum(dim=1, keepdim=True)
+        self.side_statistics += (signed if mask is None else torch.where(mask, signed, 0.0)).sum(dim=1, keepdim=True)
 
     def privatise(self, step: int, moves: Tensor, grid: Grid | None) -> None:
-        assert self.beside is not None
-        add_noise(self.beside, self._normals.draw(step), self._noise * moves, grid)
+        assert self.side_statistics is not None
+        add_noise(self.side_statistics, self._normals.draw(step), self._noise * moves, grid)
 
     def follow(self, divisor: float) -> None:
-        assert self.beside is not None
-        share = self.beside / divisor + 0.5
+        assert self.side_statistics is not None
+        share = self.side_statistics / divisor + 0.5
         clip = self.kept["clip"]
         clip.mul_(torch.exp(-self._rate * (share - self._quantile)))
         clip.copy_(clip.clamp(min=1e-6 * self._first, max=1e6 * self._first))
 
-    def beside_unit(self, multipliers: Tensor) -> Tensor:
+    def side_unit(self, multipliers: Tensor) -> Tensor:
         return self._noise / multipliers
 
     def published(self) -> dict[str, list[float]]:

@@ -81,7 +81,7 @@ class Compiled:
                 # warnings of the compiler about its own code, which a user cannot fix
                 warnings.simplefilter("ignore")
                 program = torch.compile(
-                    _written_down(pack, rows, loss, clipping),
+                    _traced_step(pack, rows, loss, clipping),
                     backend=self._backend,
                     fullgraph=True,
                     dynamic=False,
@@ -106,7 +106,7 @@ def _arguments(pack: Pack, rows: Examples, clipping: Clipping | None) -> list[Te
     return [pack.values, *ours, *([] if clipping is None else [clipping.norms])]
 
 
-def _written_down(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> GraphModule:
+def _traced_step(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> GraphModule:
     """Trace the operations of a step on tensors of these shapes: sums (R, P), losses and, with clipping, squared norms.
 
     Guarantee: the trace contains no value of these rows. It is made with tensors that have shapes but no values. So a

@@ -53,4 +53,8 @@ def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
 
 def released_histogram(plan: Plan) -> GaussianSum:
     """Return the mechanism that the plan has for the histogram."""
-    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label == LABEL)
+    return next(
+        m
+        for m in (one.mechanism for one in plan.preprocessing_releases)
+        if isinstance(m, GaussianSum) and m.label == LABEL
+    )

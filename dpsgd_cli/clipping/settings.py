@@ -24,7 +24,7 @@ class ClippingKind(Section):
     `factors`: `module:name` of the function that computes the factor of each gradient, from L2 bounds and L2 norms of
     gradients (tensors that broadcast) and `factor_settings`. No factor may leave a norm above its bound.
     `plain`: the recipe states the bounds, and gradients within them are unchanged. Theorems' learning rates, automatic
-    settings (`rule.py`) and advice about norms apply to these kinds only.
+    settings (`training/auto_rule.py`) and advice about norms apply to these kinds only.
     `held`: `module:name` of the class that holds the bounds of trials during training.
     `in_units`: the bound is unknown before training. Sums are charged in units of it, so `bounds` are 1.
     `moves`: the bound changes from step to step.
@@ -147,7 +147,7 @@ class OneLength(ClippingKind):
     |g| < C.
     """
 
-    norm: Positive = Field(1.0, description="L2 bound C of one record's gradient: goes with the learning rate.")
+    norm: Positive = Field(1.0, description="L2 bound C of one record's gradient; tune it with the learning rate.")
     layers: Literal["together", "apart"] = Field(
         "together", description="The whole gradient has one length, or each layer's its own, C / sqrt(layers)."
     )

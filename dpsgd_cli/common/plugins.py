@@ -6,13 +6,14 @@ before this user trusts it. Trust is in a content, by its SHA-256. To train is t
 inside `trusting()` (`--trust-code`, `trust_code=True`) any file, which is then remembered, too. Imports of a file are
 not covered.
 
-Callers check the attribute.
+Callers check the attribute. `named` imports the package's own code that settings name, so that these need no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import inspect
 import sys
 import types
@@ -24,13 +25,13 @@ from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.errors import RecipeError, UsageError
 
-Say = Callable[[str], None]
-_trusting: list[Say | None] = []
+Logger = Callable[[str], None]
+_trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
 
 
 @contextlib.contextmanager
-def trusting(say: Say | None = None, really: bool = True) -> Iterator[None]:
+def trusting(say: Logger | None = None, really: bool = True) -> Iterator[None]:
     """Allow any Python file that a recipe names to run inside the block, and remember each as trusted.
 
     `say` receives a line for each file that was not trusted before. If not `really`, the block changes nothing.
@@ -67,6 +68,12 @@ def _check_trusted(path: Path, code: bytes) -> None:
     with contextlib.suppress(OSError):
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.touch(mode=0o600)
+
+
+def named(name: str) -> Any:
+    """Return the attribute `name` of `module`, given as `module:name`; import the module."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def load_attribute(path: Path, name: str) -> Any:

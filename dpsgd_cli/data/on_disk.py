@@ -2,7 +2,7 @@
 
 A process holds only the rows that are asked for. They are read by their position in the file, not through a memory map,
 for three reasons. Pages of a map count as the process's memory until the system reclaims them. Their first access costs
-more than a read (`benchmarks/sampling.py` measures both). If the file has become shorter, access to a map ends the
+more than a read. If the file has become shorter, access to a map ends the
 process without a message. Each row is transformed on its own, each time it is read.
 
 `own_arrays.py` checks the content of a user's files; `batching/streamed.py` forms batches.

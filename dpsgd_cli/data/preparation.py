@@ -286,6 +286,13 @@ def training_rows(source: RawDataset, data: Data, base: Path) -> Part:
     return train
 
 
+def held_out_rows(source: RawDataset, data: Data, base: Path) -> Part:
+    """Return the held-out part of records as read, with its keys. Not for rows on disk, folds or users."""
+    test = _parts(_with_keys(source, data, base), data, base).test
+    assert isinstance(test, Part)
+    return test
+
+
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
@@ -424,6 +431,7 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
 def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
     """Return the declarations of the numbers of records, or of users."""
     what, records = "records" if data.unit is None else "users", sum(sizes.files)
+    private = data.evaluation == "private"
     measured = "what is measured on them is reported without noise."
     if data.folds is not None:
         train = places_of_a_fold(sizes.files, data.folds, data.by_place)
@@ -434,11 +442,7 @@ def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
             f"Each trial's own statement covers the {what} that it trained on.",
         )
     if sizes.exact:
-        return (
-            f"The number of training {what} is public: {sizes.train}.",
-            f"The {sizes.test} test {what} are public: {measured}",
-        )
-    return (
-        f"The number of {what} is public: {records}; at most {sizes.train} of them train.",
-        f"The test {what}, about {sizes.test}, are public: {measured}",
-    )
+        said = (f"The number of training {what} is public: {sizes.train}.",)
+        return said if private else (*said, f"The {sizes.test} test {what} are public: {measured}")
+    said = (f"The number of {what} is public: {records}; at most {sizes.train} of them train.",)
+    return said if private else (*said, f"The test {what}, about {sizes.test}, are public: {measured}")

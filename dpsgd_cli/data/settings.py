@@ -276,6 +276,11 @@ class Data(Section):
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
+    evaluation: Literal["private", "public"] | None = Field(
+        None,
+        description="How held-out records are measured: private (one noisy release at the end, which costs nothing"
+        " more: metrics with intervals), or public (left out; without noise, so they are declared public).",
+    )
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SeededStreams, Streams
-from dpsgd_cli.engine.tensors import Batch, Table, sent
+from dpsgd_cli.engine.tensors import Batch, Table, to_device
+from dpsgd_cli.errors import PrivacyError
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.ledger import Ledger
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
 
-class Watcher(Protocol):
+T = TypeVar("T")
+
+
+class AuditHook:
     """Observer that receives exact (NON-PRIVATE) values during training.
 
-    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher.
+    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher. Each
+    method does nothing here.
     """
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
@@ -86,7 +91,7 @@ class Context:
     keys: Keys | None = None
     cells: Callable[[], Sequence[Cells]] = tuple
     team: Team = field(default_factory=Team)
-    watcher: Watcher | None = None
+    watcher: AuditHook | None = None
 
     @property
     def trials(self) -> int:
@@ -101,7 +106,14 @@ class Context:
         pairs = zip(self.streams, self.pack.seeds, strict=True)
         return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
 
+    def plans_of(self, kind: type[T]) -> list[T]:
+        """Return the plan of each trial, all of class `kind`. Raises PrivacyError if one is missing or another."""
+        found = [plan for plan in self.plans if isinstance(plan, kind)]
+        if len(found) < len(self.plans):
+            raise PrivacyError(f"method {self.recipes[0].method.kind} was started without a plan of its own")
+        return found
+
     def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
         """Return one number per trial, shape (R, 1), on the training device, as `dtype` or the parameters' dtype."""
         own = torch.tensor(values, dtype=dtype or self.pack.values.dtype)
-        return sent(own, self.pack.values.device).unsqueeze(1)
+        return to_device(own, self.pack.values.device).unsqueeze(1)

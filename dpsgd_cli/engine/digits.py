@@ -61,7 +61,7 @@ _PI = Decimal(
 _EXACT = Context(prec=100)
 
 
-class Table(NamedTuple):
+class DigitTable(NamedTuple):
     """Tables of the sampler: `cells` for the common case and `others` for the remaining mass.
 
     `flat` and `bound` (1024,): number of slots of each cell of |N| in `cells` and in `others`. `cells` and `others`
@@ -78,7 +78,7 @@ class Table(NamedTuple):
 
 
 @cache
-def table() -> Table:
+def table() -> DigitTable:
     """Return the tables of the sampler, cached; `tests/engine/test_digits.py` checks every cell to 60 digits."""
     ends = np.exp(-np.square(np.arange(CELLS + 1) / 64) / 2) / math.sqrt(2 * math.pi) / 64
     flat = np.floor(ends[1:] * _SLOTS).astype(np.int64)
@@ -92,7 +92,7 @@ def table() -> Table:
         return np.pad(signed, (0, _SLOTS - len(signed))), len(signed)
 
     (cells, filled), (others, proposed) = slots(flat), slots(bound)
-    return Table(flat, bound, cells, others, filled, proposed)
+    return DigitTable(flat, bound, cells, others, filled, proposed)
 
 
 class Keystream:

@@ -1,7 +1,7 @@
 """Max-pooling over 2 x 2 windows at every position, by a few passes of vectorised maxima.
 
-On a CPU, PyTorch's kernel processes one number at a time. Maxima of shifted copies are faster (`python
-benchmarks/pooling.py`) and give the same outputs and gradients, including ties. PyTorch's kernel is used on other
+On a CPU, PyTorch's kernel processes one number at a time. Maxima of shifted copies are faster and
+give the same outputs and gradients, including ties. PyTorch's kernel is used on other
 devices, for other windows and strides, and for a compiler, which vectorises it.
 """
 

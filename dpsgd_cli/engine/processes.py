@@ -18,7 +18,8 @@ everywhere; process 0's is written.
 What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
 as their memory is.
 
-Not here: how batches and noise are drawn (`batching/run.py`, `noise.py`), what a process trains (`training/start.py`).
+Not here: how batches and noise are drawn (`batching/run.py`, `noise/run.py`), what a process trains
+(`training/start.py`).
 """
 
 from __future__ import annotations

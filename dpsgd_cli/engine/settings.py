@@ -14,10 +14,10 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind
 class ModelKind(Section):
     """Base of the kinds of models: properties that are known before a model is built.
 
-    `by_rule`: the formulas of `rule.py`, which were tested on such models, choose `auto` settings.
+    `auto_tunable`: the formulas of `training/auto_rule.py`, which were tested on such models, choose `auto` settings.
     """
 
-    by_rule: ClassVar[bool] = False
+    auto_tunable: ClassVar[bool] = False
 
     @property
     def layers(self) -> int | None:
@@ -28,7 +28,7 @@ class ModelKind(Section):
 class OneLayer(ModelKind):
     """Settings that linear models share."""
 
-    by_rule = True
+    auto_tunable = True
     kind: str
     bias: bool | Auto = Field(
         "auto", description="Whether there is a constant beside the features; auto: unless the last step is bin."
@@ -76,7 +76,7 @@ class ConvexModel(OneLayer):
 
 
 class MlpModel(ModelKind):
-    by_rule = True
+    auto_tunable = True
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("relu", description="Between the layers.")

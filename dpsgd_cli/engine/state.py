@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,16 @@ from dpsgd_cli.engine.layers import Fallback, Layer, Session
 State = dict[str, Any]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (Tensor, lambda value: value.detach().clone()),
+    (np.ndarray, lambda value: value.copy()),
+    (torch.Generator, lambda value: value.get_state()),
+    (np.random.Generator, lambda value: str(value.bit_generator.state)),
+    (np.random.RandomState, lambda value: str(value.get_state())),
+    (random.Random, lambda value: value.getstate()),
+    ((bool, int, float, complex, str, bytes, type(None), np.generic, torch.Size), lambda value: value),
+)
+"""Kinds of values that are compared whole, and how each is copied."""
 _OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
 """Attributes of the package's layers that passes change, or that are covered separately; not of a user's modules."""
 
@@ -73,20 +82,9 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _leaves(name: str, value: Any, seen: set[int]) -> State:
     """Return copies of the leaves of `value` by name; `seen` holds the ids of visited containers."""
-    if isinstance(value, Tensor):
-        return {name: value.detach().clone()}
-    if isinstance(value, np.ndarray):
-        return {name: value.copy()}
-    if isinstance(value, torch.Generator):
-        return {name: value.get_state()}
-    if isinstance(value, np.random.Generator):
-        return {name: str(value.bit_generator.state)}
-    if isinstance(value, np.random.RandomState):
-        return {name: str(value.get_state())}
-    if isinstance(value, random.Random):
-        return {name: value.getstate()}
-    if isinstance(value, (*_PLAIN, np.generic, torch.Size)):
-        return {name: value}
+    for kinds, copied in _LEAVES:
+        if isinstance(value, kinds):
+            return {name: copied(value)}
     if id(value) in seen or isinstance(value, nn.Module | Session | type):
         return {}
     seen.add(id(value))

@@ -32,7 +32,7 @@ class Batch:
     span: tuple[int, int] | None = None
 
 
-def sent(here: Tensor, device: torch.device) -> Tensor:
+def to_device(here: Tensor, device: torch.device) -> Tensor:
     """Return a copy of the host tensor `here` on `device`; a copy to a GPU is asynchronous."""
     # torch does not reuse pinned memory before the copy from it is finished
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

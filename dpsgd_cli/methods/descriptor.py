@@ -1,4 +1,4 @@
-"""Descriptors of methods: all that the rest of the program knows of a method, stated beside its settings.
+"""Descriptors of methods: all that the rest of the program knows of a method, stated beside its settings. Planning.
 
 To add a method: a folder with its section and descriptor, and its name in the union `Method` (`settings.py`); a
 subclass of `dpsgd_cli.methods.base.Method` that runs it; a planner, unless it uses the gradient plan.
@@ -7,13 +7,21 @@ Nothing else lists methods.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Section
+from dpsgd_cli.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
+
 
 EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
@@ -34,17 +42,17 @@ class Descriptor:
     a method that refuses privacy.
     `privacy`: a privacy section is needed, refused or optional.
     `adjacencies`: the adjacencies that the proof covers; empty if the method refuses privacy.
-    `by_steps`: the method trains step by step over batches of one public width. So passes may be rounded
+    `minibatch`: the method trains step by step over batches of one public width. So passes may be rounded
     (`engine/precision.py` has the proof), compiled, and run on augmented records.
-    `in_processes`: the method uses the data only in the sum of `Team.add_up`, so several processes may train it and
+    `distributable`: the method uses the data only in the sum of `Team.add_up`, so several processes may train it and
     rows may stay on disk.
     `only_convex`: the method is for `model.kind: convex` alone, for example because its proof needs convexity.
-    `by_rule`: the formulas of `rule.py` choose its `auto` settings, if they cover the model as well.
+    `auto_tunable`: the formulas of `training/auto_rule.py` choose its `auto` settings, if they cover the model as well.
     `correlates`: every sum that it releases has the noise of its plan, which may be correlated.
-    `finds_bounds`: clip bounds may be computed from its releases (`clipping/bounds.py`).
+    `adaptive_clipping`: clip bounds may be computed from its releases (`clipping/bounds.py`).
     `by_unit`: the sensitivity of its releases is also proved if all rows of a user are protected together: it uses the
     mean of a user's clipped or bounded parts, and no row on its own.
-    `may_differ`: keys that are read trial by trial, so that recipes which differ in them train as one pack.
+    `per_trial_keys`: keys that are read trial by trial, so that recipes which differ in them train as one pack.
     """
 
     runs: str
@@ -52,12 +60,12 @@ class Descriptor:
     privacy: Literal["needed", "refused", "optional"]
     adjacencies: tuple[Adjacency, ...]
     only_convex: bool
-    by_steps: bool = False
-    in_processes: bool = False
-    by_rule: bool = False
-    may_differ: tuple[str, ...] = ()
+    minibatch: bool = False
+    distributable: bool = False
+    auto_tunable: bool = False
+    per_trial_keys: tuple[str, ...] = ()
     correlates: bool = False
-    finds_bounds: bool = False
+    adaptive_clipping: bool = False
     by_unit: bool = False
 
     def __post_init__(self) -> None:
@@ -82,3 +90,21 @@ class FullBatch(Section):
     @property
     def batch(self) -> None:
         """Return None: a batch is all records."""
+
+
+def plan_for(recipe: Recipe, facts: Facts) -> Plan:
+    """Return the plan of a private recipe.
+
+    Raises PrivacyError if no guarantee covers it, and InfeasibleBudget if nothing fits the budget.
+    """
+    method = recipe.method
+    if method.described.planner is None:
+        raise PrivacyError(f"method {method.kind} has no guarantee to plan; leave privacy out")
+    planner: Callable[[Recipe, Facts], Plan] = named(method.described.planner)
+    plan = planner(recipe, facts)
+    if plan.sampling.adjacency not in method.described.adjacencies:
+        proved = " or ".join(method.described.adjacencies)
+        raise PrivacyError(
+            f"method {method.kind} is proved for privacy.adjacency: {proved}, not {plan.sampling.adjacency}"
+        )
+    return plan

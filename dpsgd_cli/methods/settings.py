@@ -22,7 +22,7 @@ class PythonMethod(Gradient):
     """A user's own method: a class deriving from `dpsgd_cli.methods.base.Method`."""
 
     descriptor = Descriptor(
-        runs="dpsgd_cli.methods.creation:own",
+        runs="dpsgd_cli.methods.base:own",
         planner="dpsgd_cli.methods.dp_sgd.price:of_own_code",
         privacy="optional",
         adjacencies=EVERY_NEIGHBOUR,

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.price import Correlation, Toeplitz, Tree
 from dpsgd_cli.noise.run import Grid, NoiseSource, put_on_grid

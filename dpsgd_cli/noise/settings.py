@@ -48,11 +48,11 @@ class CorrelatedNoise(Section):
         """Return the number of groups that records are split into; a step samples from one of them."""
 
     @abstractmethod
-    def span(self, steps: int) -> int:
+    def block_length(self, steps: int) -> int:
         """Return the number of steps over which noise is correlated, for `steps` steps per epoch."""
 
     @abstractmethod
-    def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
+    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
         """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers."""
 
 
@@ -78,11 +78,11 @@ class BandedNoise(CorrelatedNoise):
             raise PrivacyError("privacy.noise.bands is auto: it has no value until the plan has chosen it")
         return self.bands
 
-    def span(self, steps: int) -> int:
+    def block_length(self, steps: int) -> int:
         del steps
         return self.groups
 
-    def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
+    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
         """Return one use per cycle of b steps, charged in the epoch of its first step, before anything is released.
 
         A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
@@ -112,10 +112,10 @@ class OnePassNoise(CorrelatedNoise):
     def groups(self) -> int:
         return 1
 
-    def span(self, steps: int) -> int:
+    def block_length(self, steps: int) -> int:
         return steps
 
-    def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
+    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
         """Return one use per epoch, in which each record takes part in one step."""
         del steps
         return [[(own, 1)] for own in multipliers]

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
@@ -91,4 +91,8 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
 
 def released_moments(plan: Plan) -> GaussianSum:
     """Return the mechanism that the plan has for a preconditioner; its label is the kind."""
-    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label in LABELS)
+    return next(
+        m
+        for m in (one.mechanism for one in plan.preprocessing_releases)
+        if isinstance(m, GaussianSum) and m.label in LABELS
+    )

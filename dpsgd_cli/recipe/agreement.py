@@ -22,7 +22,7 @@ from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.preconditioning.settings import Marginals
-from dpsgd_cli.schedules.settings import UNSAID
+from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -36,8 +36,34 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += _discovery(recipe)
+    found += [*_discovery(recipe), *_evaluation(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+
+
+def _evaluation(recipe: Recipe) -> list[str]:
+    """Refuse a private evaluation whose proof (`evaluation/price.py`) does not cover the recipe."""
+    data, where = recipe.data, "data.evaluation: private"
+    if data.evaluation != "private":
+        return []
+    if recipe.privacy is None:
+        return [f"{where} measures at the price of a private training; without privacy, leave it out"]
+    if recipe.folds is not None:
+        return [f"{where}: with folds each record trains some trials and measures another; leave folds out"]
+    if recipe.privacy.unit is not None:
+        return [f"{where} is proved for single records, not for users; leave it out, which declares them public"]
+    if data.split is None:
+        return [f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}"]
+    problems = []
+    if isinstance(data.split.test, int) and not data.by_place:
+        problems.append(
+            f"data.split.test: a cut to an exact count moves a second record where one is removed, so {where} needs a"
+            " fraction, say 0.2"
+        )
+    if data.public is not None and data.public.cut_from == "test":
+        problems.append("data.public: cut from the held-out records, which are private; cut it from train")
+    if data.task == "regression" and data.target_bounds is None:
+        problems.append(f"data.target_bounds: missing; {where} bounds errors by them")
+    return problems
 
 
 def _off_grid(recipe: Recipe) -> list[str]:
@@ -84,13 +110,13 @@ def _discovery(recipe: Recipe) -> list[str]:
 
 def _by_steps(word: str = " and ") -> str:
     """Return the names of the methods that train step by step, joined by `word`."""
-    return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
+    return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.minibatch))
 
 
 def _rounding(recipe: Recipe) -> list[str]:
     """Refuse rounded passes unless batches have one public width: `engine/precision.py` proves no other pass."""
     dtype = recipe.runtime.dtype
-    if dtype not in ("bfloat16", "tf32") or recipe.method.described.by_steps:
+    if dtype not in ("bfloat16", "tf32") or recipe.method.described.minibatch:
         return []
     return [f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"]
 
@@ -99,7 +125,7 @@ def _compiling(recipe: Recipe) -> list[str]:
     if not recipe.runtime.compile:
         return []
     problems = []
-    if not recipe.method.described.by_steps:
+    if not recipe.method.described.minibatch:
         kind = recipe.method.kind
         problems.append(
             f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
@@ -152,7 +178,7 @@ def _augment(recipe: Recipe) -> list[str]:
     if recipe.data.augment is None:
         return []
     problems = []
-    if not recipe.method.described.by_steps:
+    if not recipe.method.described.minibatch:
         problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {_by_steps(' or ')}")
     if recipe.data.features is not None:
         problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
@@ -170,7 +196,7 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
     if privacy is not None and privacy.budget_covers == "training":
         problems.append(f"privacy.budget_covers: {where} is a share of the whole budget; use total")
     if privacy is not None and privacy.schedule.adaptive:
-        problems.append(f"privacy.schedule: {where} goes with schedules that are known beforehand; use another")
+        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
     if model.kind not in ("linear", "convex"):
         problems.append(f"{where}: is for model.kind linear or convex, not {model.kind}; leave it out")
     elif isinstance(model, ConvexModel) and (model.l2 or model.radius is not None):
@@ -198,7 +224,7 @@ def _validation(recipe: Recipe) -> list[str]:
     follows = privacy is not None and privacy.schedule.adaptive
     problems = []
     if recipe.method.kind == "private-selection":
-        if privacy is not None and privacy.schedule not in UNSAID:
+        if privacy is not None and privacy.schedule not in DEFAULT_SCHEDULES:
             problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
         if recipe.data.task != "classification":
             problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
@@ -259,7 +285,7 @@ def _privacy(recipe: Recipe) -> list[str]:
     # a resolved recipe holds the defaults of an unset norm and schedule
     unused = [
         key
-        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", UNSAID))
+        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", DEFAULT_SCHEDULES))
         if getattr(privacy, key) not in unsaid
     ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
@@ -274,7 +300,7 @@ def _clipping(recipe: Recipe) -> list[str]:
         problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
     if isinstance(recipe.method, Gradient) and recipe.method.one_by_one:
         problems.append(f"privacy.clipping: {kind} is not for steps over single records; use kind: flat, or draw more")
-    if recipe.privacy.clipping.in_units and not recipe.method.described.finds_bounds:
+    if recipe.privacy.clipping.in_units and not recipe.method.described.adaptive_clipping:
         problems.append(
             f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
         )

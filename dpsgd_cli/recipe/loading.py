@@ -43,6 +43,7 @@ IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 NOT_IN_HASH = (
     "description",
     "save_model",
+    "privacy.book",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
     *("runtime.checkpoint_seconds", "runtime.tensorboard"),
 )
@@ -168,6 +169,8 @@ def named_files(recipe: Recipe) -> list[str]:
     for features in recipe.data.extractors:
         if isinstance(features, PretrainedFeatures):
             names.append(features.result)
+    if recipe.privacy is not None and recipe.privacy.book is not None:
+        names.append(recipe.privacy.book)
     return names + own_code(recipe) + own_weights(recipe)
 
 
@@ -248,7 +251,7 @@ def recipe_hash(recipe: Recipe) -> str:
         *sections, last = key.split(".")
         here = content
         for section in sections:
-            here = here[section]
+            here = here.get(section, {})
         here.pop(last, None)
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]

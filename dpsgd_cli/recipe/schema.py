@@ -8,18 +8,84 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
+from dpsgd_cli.accounting.accountants import ACCOUNTANTS
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
-from dpsgd_cli.common.sections import Count, NonNegative, Section
+from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
+from dpsgd_cli.clipping.settings import Clipping, FlatClipping
+from dpsgd_cli.common.sections import Count, Delta, NonNegative, Section
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.settings import Model
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned
 from dpsgd_cli.methods.settings import Method
+from dpsgd_cli.noise.settings import CorrelatedNoise, IndependentNoise, Noise, NoiseSource
 from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.agreement import method_problems
-from dpsgd_cli.recipe.privacy import Privacy
+from dpsgd_cli.schedules.settings import ByRule, Schedule
+from dpsgd_cli.users.settings import Unit
+
+_ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed.in_recipes))
+
+
+def _accountant(name: str) -> str:
+    if name not in _ACCOUNTANTS:
+        raise PydanticCustomError("enum", "is not the name of an accountant")
+    return name
+
+
+class Privacy(Section):
+    adjacency: Adjacency | None = Field(
+        None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
+    )
+    unit: Unit | None = Field(
+        None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
+    )
+    clipping: Clipping = Field(FlatClipping(), description="How one record's (or user's) gradient is bounded.")
+    schedule: Schedule = Field(ByRule(), description="The noise multiplier by epoch.")
+    budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
+    budget_covers: Literal["total", "training"] = Field(
+        "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
+    )
+    delta: Delta | None = Field(None, description="Delta of the statement; the budget's own when it has one.")
+    accountant: Annotated[
+        str, AfterValidator(_accountant), WithJsonSchema({"type": "string", "enum": list(_ACCOUNTANTS)})
+    ] = Field(
+        "auto",
+        description="Theorem that enforces an epsilon budget, gives the least noise for it and states epsilon. auto:"
+        " exact (gaussian) for full and shuffle, else the least upper bound of all that apply.",
+    )
+    book: str | None = Field(
+        None,
+        description="The budget book of the table, relative to the recipe: `dpsgd budget create` makes one. What a"
+        " run may release is charged to it before the run starts.",
+    )
+    noise: Noise | None = Field(
+        None, description="Correlation of the noise between steps; left out, all noise is independent."
+    )
+    noise_source: NoiseSource | None = Field(
+        None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
+    )
+
+    @property
+    def correlated(self) -> CorrelatedNoise | None:
+        """Return the kind of noise if it is correlated between steps; None for independent noise."""
+        if self.noise is None or isinstance(self.noise, IndependentNoise):
+            return None
+        return self.noise
+
+    @property
+    def stated_delta(self) -> float:
+        """The delta of the statement, in (0, 1); PrivacyError if none is given, or two that differ."""
+        stated = self.budget.delta if isinstance(self.budget, EpsilonBudget) else None
+        if stated is not None and self.delta not in (None, stated):
+            raise PrivacyError(f"privacy.delta is {self.delta}, but privacy.budget.delta is {stated}; give one")
+        delta = stated or self.delta
+        if delta is None:
+            raise PrivacyError("no delta: give privacy.delta (smaller than 1 / number of records, say 1.0e-5)")
+        return delta
 
 
 class Runtime(Section):
@@ -63,7 +129,7 @@ class Recipe(Section):
     privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
     runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget", "auto"] = Field(
-        "auto", description="How long to train; auto: by a rule where noise is solved for, else until-budget."
+        "auto", description="How long to train; auto: from public facts where noise is solved for, else until-budget."
     )
     seed: int | None = Field(None, ge=0, description="First trial's seed (trial i uses seed + i); none: secure.")
     repeats: Annotated[int, Field(ge=1, le=100_000)] = Field(1, description="Trials, trained together.")
@@ -82,9 +148,26 @@ class Recipe(Section):
                 problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
             if self.privacy.noise_source == "seeded" and self.seed is None:
                 problems.append("privacy.noise_source: seeded needs a seed")
+            if self.privacy.book is not None:
+                problems += self._problems_of_the_book()
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _problems_of_the_book(self) -> list[str]:
+        """Return why a book (`privacy.book`) cannot cover the recipe, as far as its settings say."""
+        problems = []
+        if self.seed is not None:
+            problems.append(
+                "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
+                " seed out (seed=null), or leave privacy.book out of an experiment"
+            )
+        if self.runtime.tensorboard:
+            problems.append(
+                "runtime.tensorboard: shows metrics of a training that a resumed one repeats; a book counts each run"
+                " once, so leave one of them out"
+            )
+        return problems
 
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:

@@ -17,12 +17,29 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding
 h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
-th:first-child,td:first-child,td.text,th.text{text-align:left}
+th:first-child,td:first-child{text-align:left}
 td:last-child,th:last-child{white-space:normal;text-align:left;min-width:9rem}th{vertical-align:bottom;white-space:normal}
 th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
 th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
 figure{margin:1rem 0}img,svg{max-width:100%;height:auto}
 pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
+"""
+SCRIPT = """
+const number = text => parseFloat(text.replace(/^(about|at most) /, ""));
+for (const head of document.querySelectorAll("table.sortable th")) {
+  head.querySelector("button").addEventListener("click", () => {
+    const table = head.closest("table"), column = head.cellIndex, down = head.ariaSort === "ascending";
+    const key = row => row.cells[column].textContent;
+    const order = (a, b) => {
+      const x = key(a), y = key(b), numeric = !isNaN(number(x)) && !isNaN(number(y));
+      if (x === "" || y === "") return (x === "") - (y === "");
+      return (numeric ? number(x) - number(y) : x.localeCompare(y)) * (down ? -1 : 1);
+    };
+    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(order));
+    for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+    head.ariaSort = down ? "descending" : "ascending";
+  });
+}
 """
 
 
@@ -50,10 +67,26 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of finished texts; the first column is text."""
+    """A table of finished texts; the first column is text. In HTML, a `sortable` table is sorted by its headers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    sortable: bool = False
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """A list of terms with their descriptions; a term is printed once if it has several."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Details:
+    """A text that HTML hides behind a title, and that Markdown leaves out."""
+
+    title: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -65,13 +98,13 @@ class Commands:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG element; Markdown leaves it out."""
+    """An SVG or `img` element; Markdown leaves it out."""
 
-    svg: str
+    element: str
     title: str
 
 
-Block = Heading | Text | Bullets | Table | Commands | Picture
+Block = Heading | Text | Bullets | Table | Definitions | Details | Commands | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -80,19 +113,16 @@ def markdown(blocks: Sequence[Block]) -> str:
 
 
 def html(blocks: Sequence[Block]) -> str:
-    """Return the blocks as an HTML page. Its title is the first heading."""
+    """Return the blocks as an HTML page. Its title is the first heading; its only script sorts tables."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    return html_page(title, "\n".join(map(_in_html, blocks)))
-
-
-def html_page(title: str, body: str, script: str = "") -> str:
-    """Return an HTML page around `body`, which is HTML already."""
+    body = "\n".join(map(_in_html, blocks))
+    script = f"<script>{SCRIPT}</script>" if 'class="sortable"' in body else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n"
         f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>\n</main>"
-        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
+        f"{script}</body></html>\n"
     )
 
 
@@ -109,7 +139,9 @@ def _in_markdown(block: Block) -> str:
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
         case Commands(lines):
             return "\n".join(["```sh", *lines, "```"])
-        case Picture():
+        case Definitions(items):
+            return "\n".join(f"- {_plain(term)}: {_plain(text)}" for term, text in items)
+        case Picture() | Details():
             return ""
 
 
@@ -121,19 +153,32 @@ def _in_html(block: Block) -> str:
             return f"<p>{_marked(text)}</p>"
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in items)}</ul>"
-        case Table(header, rows):
-            head = "".join(f'<th scope="col">{_marked(cell)}</th>' for cell in header)
+        case Table(header, rows, sortable):
+            names = [
+                f'<button type="button">{_marked(name)}</button>' if sortable else _marked(name) for name in header
+            ]
+            head = "".join(f'<th scope="col">{name}</th>' for name in names)
             body = "\n".join(f"<tr>{''.join(f'<td>{_marked(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+            kind = ' class="sortable"' if sortable else ""
+            table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
             return f'<div class="wide">{table}</div>'
+        case Definitions(items):
+            before = [None, *(term for term, _ in items)]
+            parts = [
+                f"{'' if term == last else f'<dt>{_marked(term)}</dt>'}<dd>{_marked(text)}</dd>"
+                for (term, text), last in zip(items, before, strict=False)
+            ]
+            return f"<dl>{''.join(parts)}</dl>"
+        case Details(title, text):
+            return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
         case Commands(lines):
             return f"<pre>{escape(chr(10).join(lines))}</pre>"
-        case Picture(svg, title):
-            return f'<figure role="img" aria-label="{escape(title)}">{svg}</figure>'
+        case Picture(element, title):
+            return f'<figure role="img" aria-label="{escape(title)}">{element}</figure>'
 
 
 def _marked(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False).replace(" +- ", " \u00b1 "))
 
 
 def _plain(text: str) -> str:

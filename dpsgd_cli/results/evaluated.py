@@ -1,14 +1,16 @@
 """Identity of the records that a recipe is tested on, from its `data:` section, its folds and the files' hashes.
 
 Metrics on different test records are different quantities, so their differences are not reported
-(`results/differences.py`).
+(`results/comparison.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -25,6 +27,20 @@ OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
 COINS = "coins"
 """Keys of `tested_section` for the column that names users, and for coins by place (`splits.py`)."""
+_NOT_READING = (
+    "name",
+    "cards",
+    "path",
+    "test_path",
+    "preprocess",
+    "features",
+    "split",
+    "validation",
+    "public",
+    "augment",
+    "evaluation",
+)
+"""Keys of `tested_section` that do not change the content of a record as read; files are compared by their hashes."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +176,24 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
     if any(file not in identities for file in files_of(data)):
         return None
     tested = evaluated_on(data, folds, identities)
-    return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)
+    read = _read_as(data) if folds is None else ""
+    how = "measured with noise" if data.get("evaluation") == "private" else "tested"
+    return Records(tested.source, f"{how} on {tested.records}{public_validation(data)}{read}", folds)
+
+
+def _read_as(data: Mapping[str, Any]) -> str:
+    """Return words for the settings by which records are read, if coins of their content as read cut them; else "".
+
+    With other settings (a column less, another list of classes) other records are held out (`data/splits.py`). The
+    content of a user's own table does not depend on bounds, unless they fill missing values.
+    """
+    cut = data.get("split") or data.get("validation") or data.get("public") or _usual_cut(data)
+    if cut is None or COINS in data or OWNER in data:
+        return ""
+    fixed = {key: value for key, value in data.items() if key not in _NOT_READING}
+    if "path" in data and not data.get("missing"):
+        fixed.pop("bounds", None)
+    return f", read as {sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:

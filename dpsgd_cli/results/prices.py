@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.base import number
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
-from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.accountants import number
+from dpsgd_cli.accounting.accountants.additive import rho_of
+from dpsgd_cli.accounting.ledger import Ledger, priced_parts
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
@@ -53,7 +53,10 @@ def _curve(accountant: str, epochs: tuple[tuple[Release, ...], ...], delta: floa
 def attacker(ledgers: Sequence[Ledger]) -> Row | None:
     """Return the best attacker on the trial that reveals most; None if no accountant has a profile of the trial."""
     try:
-        found = strongest([_attacker(tuple(merge([unscaled(r) for r in ledger.to_price]))) for ledger in ledgers])
+        priced = [
+            merge([unscaled(r) for r in releases]) for ledger in ledgers for releases in priced_parts(ledger.entries)
+        ]
+        found = strongest([_attacker(tuple(releases)) for releases in priced])
     except (UnsupportedMechanism, FailedAccountant):
         return None
     rates = {f"{rate:g}": share for rate, share in found.true_positives.items()}

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,7 +29,8 @@ from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.evaluated import section_with
-from dpsgd_cli.results.result import NONPRIVATE, Row, mark_nonprivate
+from dpsgd_cli.results.files import to_csv
+from dpsgd_cli.results.result import NONPRIVATE, Result, Row, mark_nonprivate
 from dpsgd_cli.users.settings import Unit
 
 RESULT = "result.json"
@@ -50,32 +51,41 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 class ResultFile:
     """Properties of a file (or a folder of files) beside `result.json`. No field has a default.
 
+    - `content`: a function that makes the file from a `Result` (None: this result has no such file). `result.json`
+      holds its hash. `content` is None for files that are made from a finished result.
     - `unreleased`: whether it holds values computed from training rows without noise, so that its hash is marked and it
       must not be published; `of-uncovered-steps`: only if a preprocessing step computed such values.
-    - `hashed`: it is written with `result.json`, which holds its hash; other files are made from the result later.
     - `always`: every result has it.
     - `lines`: it is text, whose lines are counted.
     """
 
+    content: Callable[[Result], bytes | None] | None
     unreleased: Literal["never", "always", "of-uncovered-steps"]
-    hashed: bool
     always: bool
     lines: bool
 
 
+def _lines_of(result: Result) -> bytes:
+    return "".join(f"{line}\n" for line in result.ledger).encode()
+
+
+def _csv(rows: list[Row]) -> bytes:
+    return to_csv(rows).encode()
+
+
 FILES: dict[str, ResultFile] = {
-    "recipe.yaml": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
-    "trials.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
-    "history.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
-    "ledger.jsonl": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
+    "recipe.yaml": ResultFile(unreleased="never", always=True, lines=True, content=lambda found: found.recipe.encode()),
+    "trials.csv": ResultFile(unreleased="always", always=True, lines=True, content=lambda found: _csv(found.trials)),
+    "history.csv": ResultFile(unreleased="always", always=True, lines=True, content=lambda found: _csv(found.history)),
+    "ledger.jsonl": ResultFile(unreleased="never", always=True, lines=True, content=_lines_of),
     # beside the weights, it holds what steps without noise learned from training rows
-    MODEL: ResultFile(unreleased="of-uncovered-steps", hashed=True, always=False, lines=False),
-    "report.md": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
-    "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
-    "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
+    MODEL: ResultFile(unreleased="of-uncovered-steps", always=False, lines=False, content=lambda found: found.model),
+    "report.md": ResultFile(unreleased="never", always=False, lines=True, content=None),
+    "report.html": ResultFile(unreleased="never", always=False, lines=True, content=None),
+    "tensorboard": ResultFile(unreleased="always", always=False, lines=False, content=None),
 }
 """Every file of a result, by name. `place` and `sealed` refuse any other name."""
-HASHED = tuple(name for name, file in FILES.items() if file.hashed)
+HASHED = tuple(name for name, file in FILES.items() if file.content is not None)
 WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
 
 

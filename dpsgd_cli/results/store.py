@@ -1,4 +1,4 @@
-"""Result directories on disk: written completely or not at all, found again by a hash of the recipe.
+"""Result directories on disk: written completely or not at all, found by a hash of the recipe; and public copies.
 
 A directory is `<out>/<recipe name>-<8 hex>`. It is assembled under a hidden name beside its final place and then
 renamed, so that a reader sees a complete directory or none.
@@ -13,6 +13,7 @@ left to do.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import secrets
@@ -21,21 +22,30 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from dpsgd_cli.common.package_files import MODEL
-from dpsgd_cli.errors import DataError, RunError
+from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
+from dpsgd_cli.recipe.loading import (
+    RECIPE_FOLDER,
+    LoadedRecipe,
+    dump_recipe,
+    load_recipe,
+    named_files,
+    own_code,
+    resolved,
+)
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
-from dpsgd_cli.results.result import Result, Row
+from dpsgd_cli.results.result import NONPRIVATE, Result, Row, public
 
 _AT_ONCE = 16
-_HANDED_ON = ("recipe.yaml", "ledger.jsonl")
-"""Files that never hold a `nonprivate_` value. Other staged files can be read by their owner only."""
 _RECORD = ".publishing"
 Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
 FAILED = ".failed.json"
 """Ending of the name of a record of a sweep's failed cell, which lies where the cell's result would be."""
+AUDIT = "audit.json"
 INDEX = ".sweep.json"
 """Ending of the name of a file that lists the cells of a sweep."""
 
@@ -68,6 +78,21 @@ def read_whole(directory: Path) -> Row:
     return document
 
 
+def audit_place(out: Path, name: str) -> Path:
+    """Return the folder for the audit of the result `name` in `out` (`audit/`); it does not have to exist."""
+    return out / "audits" / name
+
+
+def read_audit(directory: Path) -> Row | None:
+    """Return the audit of the result in `directory`; None if there is none, it is damaged, or its hash is another's."""
+    there = directory.resolve()
+    try:
+        found = read_json(audit_place(there.parent, there.name) / AUDIT)
+    except DataError:
+        return None
+    return found if there.name.endswith(f"-{found.get('hash')}") else None
+
+
 def prepare_place(directory: Path) -> None:
     """Create the parent folder of `directory` and check, before any training, that it can be written.
 
@@ -86,26 +111,21 @@ def prepare_place(directory: Path) -> None:
         ) from error
 
 
-def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
+def stage_result(directory: Path, result: Result) -> Path:
     """Write every file of `result` into a folder with a hidden name beside `directory`, and return the folder.
 
-    `model` is the content of `model.safetensors` (`engine/bundle.py`), or None. An OSError (a full disk) names the
-    file, leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
+    Files that may hold a `nonprivate_` value can be read by their owner only. An OSError (a full disk) names the file,
+    leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
     """
     staging = hidden_name(directory)
-    files: dict[str, bytes] = {
-        "recipe.yaml": recipe_text.encode(),
-        "trials.csv": to_csv(result.trials).encode(),
-        "history.csv": to_csv(result.history).encode(),
-        "ledger.jsonl": "".join(f"{line}\n" for line in result.ledger).encode(),
-    }
-    if model is not None:
-        files[MODEL] = model
+    made = {name: file.content(result) for name, file in reading.FILES.items() if file.content is not None}
+    files = {name: content for name, content in made.items() if content is not None}
+    shared = [name for name in files if reading.FILES[name].unreleased == "never"]
     files[reading.RESULT] = to_json(reading.sealed(finite(result.document()), files)).encode()
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():
-            mode = 0o666 if name in _HANDED_ON else 0o600
+            mode = 0o666 if name in shared else 0o600
             with open(os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
     except BaseException as error:
@@ -196,3 +216,92 @@ def missing_cells(folder: Path) -> list[Path]:
         cells = [index.parent / cell["directory"] for cell in read_json(index)["cells"]]
         found += [cell for cell in cells if not is_complete(cell) and not Path(f"{cell}{FAILED}").is_file()]
     return found
+
+
+def public_copy(directory: Path, out: Path) -> Path:
+    """Write the public copy of the result in `directory` to the new folder `out`, and return it.
+
+    The copy consists of releases charged to the ledgers, the recipe, and declared public data. It leaves out all
+    fields, columns and hashes marked `nonprivate_`, checkpoints, event files, audits, and folders: only the last name
+    of a path stays. The Python files that the recipe names are copied, because the model cannot be used without them.
+    The copy is a result with its own hashes, for `dpsgd account`, `predict` and `report`.
+
+    Raises UsageError if `out` exists, DataError if the result was changed after it was written, and PrivacyError if it
+    must not be published: nothing protects its records, or not everything that was learned from them.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: is there already; choose a new folder, in which nothing else lies")
+    document = read_whole(directory)
+    _check_may_be_published(directory, document)
+    loaded = load_recipe(str(directory / "recipe.yaml"))
+    code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
+    files = {name: _public(directory / name) for name in reading.HASHED if (directory / name).is_file()}
+    files["recipe.yaml"] = dump_recipe(_without_folders(loaded)).encode()
+    told = reading.sealed(_public_document(document), files, published=True)
+    staging = hidden_name(out)
+    try:
+        staging.mkdir(parents=True)
+        for name, content in (files | code | {reading.RESULT: to_json(told).encode()}).items():
+            (staging / name).write_bytes(content)
+        keep([staging])
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out
+
+
+def _check_may_be_published(directory: Path, document: Row) -> None:
+    privacy = document["privacy"]
+    if privacy["accountant"] is None:
+        raise PrivacyError(f"{directory}: was trained without privacy, so nothing of it may be published")
+    if len(document["trials"]) > 1:
+        raise PrivacyError(
+            f"{directory}: its statement is of one trial, and it holds {len(document['trials'])}, with a model each;"
+            " train what is to be published with repeats=1"
+        )
+    if document["provenance"].get("seed") is not None:
+        raise PrivacyError(
+            f"{directory}: its seed is in its recipe, and who knows the seed can take the noise away; train without"
+            " `seed` what is to be published"
+        )
+    if privacy.get("uncovered_steps"):
+        raise PrivacyError(
+            f"{directory}: its statement does not cover {'; '.join(privacy['uncovered_steps'])}: the model holds what"
+            " such a step kept of the records; scale by public bounds, or pay for the step (`epsilon:`)"
+        )
+
+
+def _public_document(document: Row) -> Row:
+    """Return `result.json` without marked fields. The marked fields that a reader requires are empty."""
+    kept: Row = public(document)
+    origin = {name: value for name, value in kept["provenance"].items() if name != RECIPE_FOLDER}
+    for kind in ("data_sha256", "code_sha256"):
+        origin[kind] = {Path(name).name: found for name, found in origin.get(kind, {}).items()}
+    return kept | {"provenance": origin, f"{NONPRIVATE}warnings": [], f"{NONPRIVATE}files": {}}
+
+
+def _public(path: Path) -> bytes:
+    """Return the content of a file, of a table without marked columns. Raises ValueError for another marked file."""
+    if reading.FILES[path.name].unreleased != "always":
+        return path.read_bytes()
+    if path.suffix != ".csv":
+        raise ValueError(f"{path.name} holds values that were not released, and is no table of marked columns")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{k: cell for k, cell in row.items() if not k.startswith(NONPRIVATE)} for row in csv.DictReader(file)]
+    return to_csv(rows).encode()
+
+
+def _without_folders(loaded: LoadedRecipe) -> Recipe:
+    """Return the recipe with the last name of every path, so that it reveals nothing about the computer."""
+    folders = {name: Path(name).name for name in named_files(loaded.recipe)}
+    if loaded.recipe.data.cards is not None:
+        folders[loaded.recipe.data.cards] = Path(loaded.recipe.data.cards).name
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [changed(inner) for inner in value]
+        return folders.get(value, value) if isinstance(value, str) else value
+
+    return Recipe.model_validate(changed(resolved(loaded.recipe)))

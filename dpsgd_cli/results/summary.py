@@ -10,13 +10,11 @@ from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
-from dpsgd_cli.accounting.tradeoff import attacker_text
-from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.guarantee import NO_PRIVACY, epsilon_words
+from dpsgd_cli.results.guarantee import epsilon_words, price_terms, setting_terms
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
 
@@ -34,9 +32,28 @@ def result_text(document: Row, directory: Path) -> str:
         for name in dict.fromkeys(shown)
         if not name.startswith("constant_")
     ]
-    lines += _privacy_lines(document["privacy"])
+    lines += _measured_lines(document)
+    privacy = document["privacy"]
+    lines += [f"  {term:<26}{text}" for term, text in [*price_terms(privacy), *setting_terms(privacy)]]
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
+
+
+def _measured_lines(document: Row) -> list[str]:
+    """Return the metrics of the first trial on private held-out records, with 95% intervals."""
+    released = document.get("evaluation")
+    if not released:
+        return []
+    first, trials = released[0], len(released)
+    clamped = "" if first["clamp"] is None else f", errors clamped at {metric_text(first['clamp'])}"
+    whose = "" if trials == 1 else f", trial 0 of {trials}"
+    lines = [
+        f"  held-out records          about {max(first['records'], 0):.0f}, private{clamped}; 95% intervals{whose}"
+    ]
+    for name, (value, low, high) in first["metrics"].items():
+        point = "" if value is None else f"{metric_text(value)}, "
+        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}")
+    return lines
 
 
 def _lengths(trials: Sequence[Row]) -> str:
@@ -47,7 +64,7 @@ def _lengths(trials: Sequence[Row]) -> str:
 def _beside(metrics: Row, name: str) -> str:
     """Return the baseline's value of a metric, as text; empty if it is not known."""
     constant = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
-    return "" if constant is None or constant["mean"] is None else f"; a constant: {metric_text(constant['mean'])}"
+    return "" if constant is None or constant["mean"] is None else f"; baseline: {metric_text(constant['mean'])}"
 
 
 def metric_over_trials(metric: Row) -> str:
@@ -58,64 +75,10 @@ def metric_over_trials(metric: Row) -> str:
     return f"{interval_text(metric['mean'], metric['ci95'])}{interval}"
 
 
-def _privacy_lines(privacy: Row) -> list[str]:
-    if privacy["accountant"] is None:
-        return [f"  privacy                   none: {NO_PRIVACY}"]
-    rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
-    return [
-        f"  epsilon                   {epsilon_words(privacy)}{rho}",
-        *_part_lines(privacy.get("parts", {})),
-        *_spent_lines(privacy.get("spent")),
-        *_attacker_lines(privacy.get("attacker")),
-        f"  adjacency                 {adjacency_label(privacy['adjacency'], privacy.get('unit'))}"
-        f" ({privacy['batching']} batches; {privacy['accountant']})",
-        *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
-        f"  noise source              {privacy['noise_source']}",
-        *[f"  released                  {said}" for said in discovered(privacy)],
-        *[f"  NOT covered               {said}" for said in privacy.get("uncovered_steps", [])],
-        *[f"  declared public           {said}" for said in privacy["declarations"]],
-    ]
-
-
-def discovered(privacy: Row) -> list[str]:
-    """Return a line for each private column: the bounds or categories that the first trial released."""
-    trials = privacy.get("discovered", [])
-    of_several = f" (the first of {len(trials)} trials; result.json has all)" if len(trials) > 1 else ""
-    return [line + of_several for line in trials[0]] if trials else []
-
-
-def _attacker_lines(attacker: Row | None) -> list[str]:
-    """Return the bound on every attack that decides whether a record was in the data."""
-    if attacker is None:
-        return []
-    rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
-    return [f"  best attacker             {attacker_text(attacker['mu'], rates, attacker['proved_by'])}"]
-
-
-def _spent_lines(spent: Row | None) -> list[str]:
-    """Return the spending of a method that chooses its releases; the guarantee is its budget."""
-    if spent is None:
-        return []
-    epsilon = "none" if spent["epsilon"] is None else metric_text(spent["epsilon"])
-    rho = "none" if spent["rho"] is None else f"{spent['rho']:.6g}"
-    told = f"epsilon {epsilon}, rho {rho}: may be chosen as it ran, so no guarantee; the budget above is"
-    return [f"  spent of that             {told}", *_part_lines(spent.get("parts", {}))]
-
-
-def _part_lines(parts: Row) -> list[str]:
-    """Return the price of each kind of release by itself, if there are several kinds."""
-    if len(parts) < 2:
-        return []
-    return [
-        f"    of that {label:<18}rho {'none' if part['rho'] is None else format(part['rho'], '.6g')}"
-        for label, part in parts.items()
-    ]
-
-
 def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[AutoChoice] = ()) -> str:
     """Return the output of `--dry-run`: everything that is decided before data is read."""
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
-    unit = recipe.data.unit
+    unit, stated = recipe.data.unit, {"epsilon": guarantee.epsilon, "delta": plan.delta, "bound": guarantee.bound}
     drawn_from = count(sampling.records, "record" if unit is None else PERSON)
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
@@ -125,12 +88,11 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"  adjacency                 {adjacency_label(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
-        f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"
-        f" ({guarantee.accountant}, {guarantee.bound})",
+        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
         f"  rho                       {_rho_text(rho)}",
         f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
-        *[f"  before training           {_released(release)}" for release in plan.before],
+        *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
         *[f"  declared public           {said}" for said in declarations],
         *(["  noise multiplier by epoch"] if plan.noise_multipliers else []),
     ]

@@ -1,7 +1,7 @@
 """TensorBoard event files: the scalars of `history.csv` by epoch, under the columns' names, with a run for each trial.
 
-During training, `Watching` shows only epochs that a checkpoint already holds. A run that is stopped continues after its
-last checkpoint with fresh noise. If anybody had seen later epochs, those would be releases that no ledger has. The
+During training, they show only epochs that a checkpoint already holds. A run that is stopped continues after its last
+checkpoint with fresh noise. If anybody had seen later epochs, those would be releases that no ledger has. The
 files lie beside the checkpoint and, like it, are readable by their owner only; the result gets files of its own.
 
 The events contain the time of day, which reveals how long epochs took. Like columns marked `nonprivate_`, and unlike
@@ -44,12 +44,11 @@ def left_out(trials: int) -> list[str]:
 
 def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
     """Write the event files of a finished history to `folder`; `times[t]` is when epoch t ended."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    watching = _Runs(folder)
+    events = EventFiles(folder)
     try:
-        watching.add(rows, times)
+        events.show("", rows, times)
     finally:
-        watching.close()
+        events.close()
 
 
 def remove_live(checkpoint: Path) -> bool:
@@ -61,55 +60,41 @@ def _live(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(f".{FOLDER}")
 
 
-class Watching:
-    """Event files of a running training, for the trials that share one checkpoint."""
+def live_folder(checkpoint: Path) -> Path:
+    """Return a new folder for this process only: another run of the recipe may end earlier and remove its files."""
+    return files.hidden_name(_live(checkpoint))
 
-    def __init__(self, checkpoint: Path) -> None:
-        # a folder for this process only: another run of the same recipe may end earlier and remove its files
-        self.folder = files.hidden_name(_live(checkpoint))
-        self._results: dict[str, _Runs] = {}
+
+class EventFiles:
+    """Event files in a folder: a run for each trial, in a folder for each result."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writers: dict[tuple[str, int], SummaryWriter] = {}
+        self._shown: defaultdict[tuple[str, int], int] = defaultdict(lambda: -1)
 
     def show(self, result: str, rows: Sequence[Row], times: Sequence[float]) -> None:
         """Add the epochs that were not shown before. `rows` is the whole history of a result so far."""
-        if result not in self._results:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._results[result] = _Runs(self.folder / result)
-        self._results[result].add(rows, times)
-
-    def close(self) -> None:
-        for runs in self._results.values():
-            runs.close()
-        self._results.clear()
-
-
-class _Runs:
-    """Event files of one result's trials."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writers: dict[int, SummaryWriter] = {}
-        self._shown: defaultdict[int, int] = defaultdict(lambda: -1)
-
-    def add(self, rows: Sequence[Row], times: Sequence[float]) -> None:
-        """Add each trial's rows of epochs that were not added before."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for row in rows:
-            trial, epoch = row["trial"], row["epoch"]
-            if trial >= MOST_RUNS or epoch <= self._shown[trial]:
+            run, epoch = (result, row["trial"]), row["epoch"]
+            if row["trial"] >= MOST_RUNS or epoch <= self._shown[run]:
                 continue
             for name, value in row.items():
                 if name not in _NO_SCALARS and value is not None:
-                    self._writer(trial).add_scalar(name, float(value), epoch, times[epoch])
-            self._shown[trial] = epoch
+                    self._writer(run).add_scalar(name, float(value), epoch, times[epoch])
+            self._shown[run] = epoch
         for writer in self._writers.values():
             writer.flush()
 
-    def _writer(self, trial: int) -> SummaryWriter:
+    def _writer(self, run: tuple[str, int]) -> SummaryWriter:
         """Return the writer of a trial. Its first record makes a viewer forget an earlier file of this run."""
-        if trial not in self._writers:
+        if run not in self._writers:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writers[trial] = SummaryWriter(str(self._folder / f"trial-{trial}"), purge_step=0)
-        return self._writers[trial]
+            place = self.folder / run[0] / f"trial-{run[1]}"
+            self._writers[run] = SummaryWriter(str(place), purge_step=0)
+        return self._writers[run]
 
     def close(self) -> None:
         for writer in self._writers.values():

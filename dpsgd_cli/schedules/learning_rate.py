@@ -28,7 +28,7 @@ class LinearRate(Section):
     kind: Literal["linear"] = "linear"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: Positive = Field(description="Step length from epoch `epochs` on.")
-    epochs: Count = Field(description="How many epochs the way takes.")
+    epochs: Count = Field(description="Epochs until the final step length is reached.")
 
     def at(self, epoch: int, length: int) -> float:
         """Return a rate that goes linearly from initial to final over `epochs` (Yu et al. 2019, V-B2)."""
@@ -52,7 +52,7 @@ class CosineRate(Section):
     kind: Literal["cosine"] = "cosine"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: NonNegative = Field(0.0, description="Step length from epoch `epochs` on.")
-    epochs: Count | None = Field(None, description="How many epochs the way takes; left out, the whole training.")
+    epochs: Count | None = Field(None, description="Epochs until it is reached; left out, the whole training.")
 
     def at(self, epoch: int, length: int) -> float:
         """Return a half cosine from initial to final (Loshchilov and Hutter 2017, equation 5, without restarts)."""

@@ -68,7 +68,7 @@ class AdaptiveSchedulePlan(Plan):
     release: Callable[[float], Release] | None = None
     look: Release | None = None
     most: int = 0
-    chooses: bool = True
+    is_adaptive: bool = True
 
     @property
     def most_epochs(self) -> int:

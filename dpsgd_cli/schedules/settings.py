@@ -142,7 +142,7 @@ class ByRule(Uniform):
     kind: Literal["auto"] = "auto"  # type: ignore[assignment]
 
 
-UNSAID = (ByRule(), Uniform())
+DEFAULT_SCHEDULES = (ByRule(), Uniform())
 """Schedules of a recipe that states none, before and after automatic settings are resolved."""
 
 

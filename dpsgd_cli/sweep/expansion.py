@@ -18,11 +18,18 @@ from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved, start_of_paths
+from dpsgd_cli.recipe.loading import (
+    LoadedRecipe,
+    SettledRecipe,
+    find_recipe,
+    read_text,
+    recipe_hash,
+    resolved,
+    start_of_paths,
+)
 from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.sweep.loading import LoadedSweep, in_order
-from dpsgd_cli.sweep.schema import Draw, Random
+from dpsgd_cli.sweep.settings import Draw, LoadedSweep, Random, in_order
 from dpsgd_cli.training.plans import resolve_auto
 
 MOST_CELLS = 100_000
@@ -31,11 +38,24 @@ Setting = tuple[str, Node]
 
 @dataclass(frozen=True)
 class Cell:
-    """One recipe of a sweep. `settings` are the values that distinguish it from the others, as shown to people."""
+    """One recipe of a sweep or a comparison.
+
+    `settings` are the values that distinguish it from the others, as shown to people. If an `auto` setting could not be
+    resolved, `loaded` is the recipe as written and `error` says why.
+    """
 
     number: int
-    loaded: LoadedRecipe
+    loaded: SettledRecipe | LoadedRecipe
     settings: dict[str, Any] = field(default_factory=dict)
+    error: DpsgdError | None = None
+
+    @property
+    def settled(self) -> SettledRecipe:
+        """The recipe to plan and train. Raises the cell's error if it has one."""
+        if self.error is not None:
+            raise self.error
+        assert isinstance(self.loaded, SettledRecipe)
+        return self.loaded
 
     @property
     def directory(self) -> str:
@@ -53,16 +73,13 @@ class Cell:
 
 
 def cell_of(number: int, loaded: LoadedRecipe, settings: dict[str, Any]) -> Cell:
-    """Return the cell of a recipe with every `auto` setting resolved.
-
-    If that fails, the recipe stays as it is, and its plan will report the error.
-    """
+    """Return the cell of a recipe with every `auto` setting resolved, or with the error of doing so."""
     try:
         return Cell(number, resolve_auto(loaded), settings)
     except DpsgdError as error:
         if interrupts.stops_everything(error):
             raise
-        return Cell(number, loaded, settings)
+        return Cell(number, loaded, settings, error)
 
 
 @dataclass(frozen=True)

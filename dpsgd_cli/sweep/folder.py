@@ -1,21 +1,32 @@
-"""The files of a sweep beside its result directories: its index, the failures of cells, its tables.
+"""The files of a sweep beside its result directories: index, failures of cells, tables, and its result.
 
 Several processes, and several sweeps, write into one folder without locks: every file is written whole under another
 name and moved into place, and its name depends on its content's owner (a cell, or a sweep with exactly these cells).
+The table does not depend on when or where a cell ran, or on the other cells of its pack.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.accounting.ledger import priced_parts, read_entries
+from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.common.text_format import count, metric_text
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.results import files, store
+from dpsgd_cli.results import files, reading, store
+from dpsgd_cli.results.comparison import Entry
+from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.store import FAILED, INDEX
 from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.pricing import Spent
+
+RESULT = ".result.json"
+_LEFT_OUT = ("nonprivate_", "directory", "accountant")
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class Folder:
 
     def file(self, ending: str) -> Path:
         return self.path / f"{self.stem}{ending}"
+
+    def is_complete(self, cell: Cell) -> bool:
+        """Return True if the cell has a result here."""
+        return store.is_complete(self.path / cell.directory)
 
 
 def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
@@ -54,42 +69,106 @@ def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
     files.write_whole(failure_place(cell, out), files.to_json(told))
 
 
-@dataclass(frozen=True)
-class Status:
-    """The progress of a sweep: numbers of cells and trials, and the records of failures."""
-
-    sweep: str
-    cells: int
-    trials: int
-    done: int
-    done_trials: int
-    failed: list[dict[str, Any]]
-    secret: bool = False
-
-    @property
-    def missing(self) -> int:
-        return self.cells - self.done - len(self.failed)
-
-
-def statuses(path: Path) -> list[Status]:
-    """Return the progress of every sweep in a folder. Raises DataError if there is none."""
+def status_lines(path: Path) -> list[str]:
+    """Return the progress of every sweep in a folder, and what failed. Raises DataError if there is no sweep."""
     indices = sorted(path.glob(f"*{INDEX}"))
     if not indices:
         raise DataError(f"{path}: no sweep was begun here (no *{INDEX} file)")
-    return [_status(path, files.read_json(index)) for index in indices]
+    return [line for index in indices for line in _status(path, files.read_json(index))]
 
 
-def _status(path: Path, index: dict[str, Any]) -> Status:
+def _status(path: Path, index: dict[str, Any]) -> list[str]:
+    if index.get("secret"):
+        over = (path / f"{index['sweep']}{RESULT}").exists()
+        return [f"{index['sweep']}: {'published' if over else 'begun; its progress stays secret'}"]
     cells = index["cells"]
     done = [cell for cell in cells if store.is_complete(path / cell["directory"])]
-    finished = {cell["directory"] for cell in done}
-    records = [path / f"{cell['directory']}{FAILED}" for cell in cells if cell["directory"] not in finished]
-    return Status(
-        sweep=index["sweep"],
-        cells=len(cells),
-        trials=sum(cell["trials"] for cell in cells),
-        done=len(done),
-        done_trials=sum(cell["trials"] for cell in done),
-        failed=[files.read_json(record) for record in records if record.is_file()],
-        secret=bool(index.get("secret")),
+    records = [path / f"{cell['directory']}{FAILED}" for cell in cells if cell not in done]
+    failed = [files.read_json(record) for record in records if record.is_file()]
+    line = (
+        f"{index['sweep']}: {len(done)} of {count(len(cells), 'cell')} done ({sum(cell['trials'] for cell in done)} of"
+        f" {count(sum(cell['trials'] for cell in cells), 'trial')}), {len(failed)} failed,"
+        f" {len(cells) - len(done) - len(failed)} missing"
     )
+    return [line, *(f"  failed  {one['directory']}: {one['error'].splitlines()[0]}" for one in failed)]
+
+
+def write_tables(
+    place: Folder, cells: Sequence[Cell], privacy: dict[str, Any], chosen: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Write the table and the result of a sweep as far as it has run, and return the result.
+
+    `cells` are all that run, in every shard; `privacy` and `chosen` are the statements on them.
+    """
+    rows = [_row(cell, place) for cell in cells]
+    result = {
+        "sweep": place.stem,
+        "cells": len(cells),
+        "finished": sum(row["status"] == "done" for row in rows),
+        "failed": sum(row["status"] == "failed" for row in rows),
+        "privacy": privacy,
+        "chosen": chosen,
+    }
+    files.write_whole(place.file(".table.csv"), files.to_csv(rows))
+    files.write_whole(place.file(".table.md"), _to_markdown(rows))
+    files.write_whole(place.file(RESULT), files.to_json(result))
+    return result
+
+
+def _row(cell: Cell, place: Folder) -> Row:
+    row: Row = {"cell": cell.number, **cell.settings}
+    if not place.is_complete(cell):
+        failure = failure_place(cell, place.path)
+        if not failure.exists():
+            return {**row, "status": "missing"}
+        return {**row, "status": "failed", "error": files.read_json(failure)["error"].splitlines()[0]}
+    document = store.read_document(place.path / cell.directory)
+    row |= {"status": "done", "trials": len(document["trials"])}
+    for name, metric in document["metrics"].items():
+        row |= {name: metric["mean"], f"{name}_ci95": metric["ci95"]}
+    privacy = document["privacy"]
+    row |= {key: privacy[key] for key in ("epsilon", "delta", "adjacency", "accountant", "bound")}
+    return {**row, "directory": cell.directory}
+
+
+def spent(cell: Cell, place: Folder) -> list[Spent | None]:
+    """Return bounds on the trials of a finished cell, one for each different ledger; None per trial without privacy."""
+    directory = place.path / cell.directory
+    document = store.read_document(directory)
+    found = Entry(cell.label, None, directory, document)
+    privacy = found.privacy
+    if privacy["accountant"] is None:
+        return [None] * cell.trials
+    alike: dict[tuple[tuple[Release, ...], ...], list[int | None]] = {}
+    for trial, entries in read_entries(reading.checked(directory, document, "ledger.jsonl")).items():
+        alike.setdefault(tuple(map(tuple, priced_parts(entries))), []).append(cell.loaded.recipe.seeds[trial])
+    bound = privacy["delta"], privacy["epsilon"], privacy["bound"]
+    return [Spent(parts[0], replace(found.run, seeds=seeds), *bound, *parts[1:]) for parts, seeds in alike.items()]
+
+
+def _to_markdown(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown: settings, status and the metrics on test records, rounded."""
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(_LEFT_OUT)))
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(_markdown_cell(row.get(column)) for column in columns)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value.replace("|", "\\|") if isinstance(value, str) else json.dumps(value)
+
+
+def chosen_line(chosen: dict[str, Any]) -> str:
+    """Return a line about the chosen trial."""
+    if chosen["directory"] is None:
+        return str(chosen["note"])
+    settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen["settings"].items())
+    if "trial" in chosen:
+        return f"{settings} (trial {chosen['trial']} of {chosen['directory']})"
+    measured = {name: value for name, value in chosen["metrics"].items() if value is not None}
+    metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in measured.items())
+    return f"{settings} ({metrics}; {chosen['directory']})"

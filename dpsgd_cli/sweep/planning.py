@@ -1,8 +1,8 @@
 """Planning of a sweep before anything runs: the plan of every cell, and the packs of cells that train together.
 
 Cells that differ only in keys that no plan reads are planned once. Cells of a pack may differ only in the keys that the
-method lists as read trial by trial (`Descriptor.may_differ`). Everything else must be equal, so cells that differ in a
-new recipe key are not packed together until a method lists it.
+method lists as read trial by trial (`Descriptor.per_trial_keys`). Everything else must be equal, so cells that differ
+in a new recipe key are not packed together until a method lists it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from dpsgd_cli.engine.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.pricing import Spent
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.build_models import make_pack
-from dpsgd_cli.training.plans import resolve_auto
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5
@@ -58,7 +59,7 @@ class Planner:
         key = _plan_key(cell.loaded)
         if key not in self._plans:
             try:
-                self._plans[key] = Planned(cell, *loop.plan_recipe(resolve_auto(cell.loaded)))
+                self._plans[key] = Planned(cell, *loop.plan_recipe(cell.settled))
             except DpsgdError as error:
                 if interrupts.stops_everything(error):
                     raise
@@ -125,22 +126,43 @@ def steps_of(planned: Planned) -> int:
     return recipe.epochs * -(-planned.outline.train_records // batch)
 
 
+def records_of(cell: Cell) -> int:
+    """Return the number of records that a private cell trains on; 0 without a plan."""
+    plan = shared_planner().plan(cell).plan
+    return 0 if plan is None else plan.sampling.records
+
+
+def planned_spending(cells: Sequence[Cell]) -> list[Spent | None]:
+    """Return planned bounds on the trials of each cell; None without privacy. Cells that cannot run are left out."""
+    found: list[Spent | None] = []
+    for cell in cells:
+        planned = shared_planner().plan(cell)
+        plan = planned.plan
+        if plan is None:
+            found += [None] if planned.error is None else []
+            continue
+        told = plan.guarantee()
+        of_training, run = tuple(plan.priced_releases), run_of(cell.loaded)
+        found.append(Spent(of_training, run, plan.delta, told.epsilon, told.bound, plan.held_out))
+    return found
+
+
 def shared(loaded: LoadedRecipe) -> str:
     """Return a key (text) of everything that cells of one pack must have in common. Equal keys may share a pack."""
     recipe = loaded.recipe
     content = resolved(recipe)
-    may_differ = (*ALWAYS_MAY_DIFFER, *recipe.method.described.may_differ)
+    per_trial_keys = (*ALWAYS_MAY_DIFFER, *recipe.method.described.per_trial_keys)
     if not isinstance(getattr(recipe.method, "learning_rate", None), float):
         # rates that change by epoch, or that a theorem derives from the problem's constants, hold for the whole pack
-        may_differ = tuple(key for key in may_differ if key.partition(".")[0] not in ("method", "model"))
-    if recipe.runtime.evaluate_every > 1 and "epochs" in may_differ:
+        per_trial_keys = tuple(key for key in per_trial_keys if key.partition(".")[0] not in ("method", "model"))
+    if recipe.runtime.evaluate_every > 1 and "epochs" in per_trial_keys:
         # the last epoch is always evaluated, so all must end at once
         known = isinstance(recipe.epochs, int)
-        may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER
+        per_trial_keys = tuple(key for key in per_trial_keys if key != "epochs") if known else ALWAYS_MAY_DIFFER
     if recipe.data.private_columns:
         # their noise is a share of the budget, and a pack reads its data once
-        may_differ = tuple(key for key in may_differ if key.partition(".")[0] != "privacy")
-    for key in may_differ:
+        per_trial_keys = tuple(key for key in per_trial_keys if key.partition(".")[0] != "privacy")
+    for key in per_trial_keys:
         _remove(content, key.split("."))
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
 

@@ -17,8 +17,9 @@ exponential     All cells compose, plus the epsilon of the exponential mechanism
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +32,25 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 _FEW = 64
+MEASURED = "a private choice among runs whose held-out records are private has no proof here; leave data.evaluation out"
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Releases that bound ONE trial (`Ledger.to_price`), the run whose trials they bound, and one trial's `epsilon`."""
+    """Releases that bound ONE trial, the run whose trials they bound, and one trial's `epsilon`.
+
+    `held_out`: releases on held-out records, which compose in parallel with the others.
+    """
 
     releases: tuple[Release, ...]
     run: Run
     delta: float
     epsilon: float | None = None
     bound: str = "upper"
+    held_out: tuple[Release, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -77,8 +83,8 @@ def statement(
         told["choice"] = _exponential(private, sweep.select, told["all_trials"])
     if sweep.select is None and trials > 1:
         told["warnings"].append(
-            "choosing among these trials is not covered by what is stated of each: whoever publishes the best of them"
-            " owes the epsilon of all trials together, or declares `select:` in the sweep; choosing by a nonprivate_"
+            "choosing among these trials is not covered by the statement on each: if you publish the best of them, you"
+            " owe the epsilon of all trials together, unless the sweep declares `select:`; choosing by a nonprivate_"
             " column has no guarantee at all"
         )
     return told
@@ -110,13 +116,18 @@ def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
     if apart is not None:
         return {**nothing, "note": apart}
     delta = min(one.delta for one in spent)
-    releases = merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)])
+    parts = [_added_up(spent, lambda one: one.releases), _added_up(spent, lambda one: one.held_out)]
     try:
-        epsilon, accountant = _least(releases).best(releases, delta)
+        epsilon, accountant = max(_least(part).best(part, delta) for part in parts if part)
     except PrivacyError as error:
         return {**nothing, "note": str(error)}
     return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
             "accountant": accountant, "bound": "upper"}  # fmt: skip
+
+
+def _added_up(spent: Sequence[Spent], of: Callable[[Spent], Sequence[Release]]) -> list[Release]:
+    """Return the releases of all trials together, in units of their sensitivities."""
+    return merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(of(one))])
 
 
 def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
@@ -131,6 +142,8 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
     apart = why_apart([one.run for one in private])
     if apart is not None:
         return {**told, "note": apart}
+    if any(one.held_out for one in private):
+        return {**told, "note": MEASURED}
     delta = min(one.delta for one in private)
     try:
         accountant = BestOfCells(Choice(select.mean, select.law))
@@ -150,6 +163,8 @@ def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: di
     told = {"kind": select.kind, "randomness": describe_noise(_noise_of(spent, select.seed))}
     if together["epsilon"] is None:
         return {**told, "epsilon": None, "note": together["note"]}
+    if any(one.held_out for one in spent):
+        return {**told, "epsilon": None, "note": MEASURED}
     adjacency = together["adjacency"]
     releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
     releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))
@@ -190,6 +205,21 @@ class BestOfCells(BestOfTrials):
         divergence = self.divergence(_Worst(cells))
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
         return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
+
+    def profile_of_any(self, cells: Sequence[Sequence[Release]]) -> Callable[[float], float]:
+        """Return delta as a function of epsilon >= 0, of publishing the best run."""
+        for releases in cells:
+            self.check(releases)
+        pure = max(self._pure(releases) for releases in cells)
+        divergence = functools.cache(self.divergence(_Worst(cells)))
+
+        def delta(epsilon: float) -> float:
+            if pure <= epsilon:
+                return 0.0
+            least = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
+            return math.exp(min(least, 0.0))
+
+        return delta
 
 
 class _Worst(Profile):

@@ -16,7 +16,7 @@ is removed. A sweep that has published is never drawn again. A killed process le
 command continues with the runs that were drawn.
 
 Not covered: observations of the machine (time, processes, the queue of a cluster, removed files on a disk, the message
-of a run that was stopped). A sweep with any seed is an experiment, and keeps everything (`report.py`).
+of a run that was stopped). A sweep with any seed is an experiment, and keeps everything.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from dpsgd_cli.accounting.joint_composition import why_records_apart
 from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.engine import bundle, discrete
 from dpsgd_cli.engine.metrics import less_is_better
-from dpsgd_cli.errors import DataError, RecipeError
+from dpsgd_cli.errors import DataError, RecipeError, RunError
 from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.loading import dump_recipe
+from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.folder import Folder
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.folder import RESULT, Folder
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 CHOICE = ".choice.json"
 DRAW = ".draw.json"
-RESULT = ".result.json"
 CHOSEN = ".chosen"
 _NOTE = (
     "How often each cell runs, drawn before the first run. Keep it secret, and keep it: to draw again after having seen"
@@ -62,8 +62,6 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    if select is not None and not isinstance(select, RandomStopping | ExponentialChoice):
-        raise RecipeError(f"{source}: select: {select.kind} has no proof here")
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
@@ -94,7 +92,7 @@ def draw(select: RandomStopping, cells: int) -> list[int]:
     return counts
 
 
-def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
+def read_draw(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     """Return the numbers of runs that were drawn for these cells; None if not drawn yet, DataError if damaged."""
     path = place.file(DRAW)
     if not path.exists():
@@ -108,7 +106,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     return [runs[name] for name in names]
 
 
-def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
+def write_draw(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
     """Draw the numbers of runs and keep them, unless some are kept. Of several processes, the first draws for all."""
     counts = draw(select, len(cells))
     path = place.file(DRAW)
@@ -134,7 +132,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     `records` returns the (public) number of records that a cell trains on.
     """
     select = sweep.select
-    if select is None or not all(store.is_complete(place.path / cell.directory) for cell in cells):
+    if select is None or not all(map(place.is_complete, cells)):
         return None
     kept = place.file(CHOICE)
     if kept.exists():
@@ -206,17 +204,21 @@ def published(public: Folder) -> dict[str, Any] | None:
 
 
 def publish(
-    public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+    public: Folder,
+    sweep: Sweep,
+    cells: Sequence[Cell],
+    every: Sequence[pricing.Spent | None],
+    book: Path | None = None,
 ) -> dict[str, Any] | None:
     """Publish the best of the runs of `cells`, and remove all others. Returns None while some are missing.
 
-    `every` bounds one run of each cell of the file, drawn or not. Several processes may publish at once: all choose the
-    same run, and a process that finds the runs gone reads the published result.
+    `every` bounds one run of each cell of the file, drawn or not. `book` was charged for the sweep. Several processes
+    may publish at once: all choose the same run, and a process that finds the runs gone reads the published result.
     """
     private = private_folder(public)
     try:
-        told = published(public) or _publish(public, private, sweep, cells, every) or published(public)
-    except (OSError, DataError):
+        told = published(public) or _publish(public, private, sweep, cells, every, book) or published(public)
+    except (OSError, DataError, RunError):
         told = published(public)
         if told is None:
             raise
@@ -226,18 +228,26 @@ def publish(
 
 
 def _publish(
-    public: Folder, private: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+    public: Folder,
+    private: Folder,
+    sweep: Sweep,
+    cells: Sequence[Cell],
+    every: Sequence[pricing.Spent | None],
+    book: Path | None,
 ) -> dict[str, Any] | None:
     best = choose(sweep, private, cells, lambda cell: 0)
     if best is None:
         return None
+    charged = {} if book is None else {"book": books.named(book, public.path, public.stem)}
+    if book is not None:
+        books.release(book, public.path, [public.stem])
     chosen: dict[str, Any] = {"directory": None, "note": best.get("note")}
     if best["directory"] is not None:
         cell = next(cell for cell in cells if cell.directory == best["directory"])
         chosen = _output(cell, store.read_document(private.path / cell.directory), best["trial"])
         chosen["directory"] = f"{public.stem}{CHOSEN}"
         _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
-    privacy = pricing.statement([], sweep, every) | {"all_trials": None}
+    privacy = pricing.statement([], sweep, every) | {"all_trials": None} | charged
     told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
     files.write_whole(public.file(RESULT), files.to_json(told))
     return told

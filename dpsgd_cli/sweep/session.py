@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpsgd_cli.common.rounding import epsilon_text
-from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
-from dpsgd_cli.sweep import expansion, folder, planning, pricing, private_tuning, report
+from dpsgd_cli.results.guarantee import sweep_lines
+from dpsgd_cli.sweep import booking, expansion, folder, planning, pricing, private_tuning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
-from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
-from dpsgd_cli.sweep.running import PackJob, is_pending
-from dpsgd_cli.sweep.schema import RandomStopping, Sweep
+from dpsgd_cli.sweep.running import Outcome, PackJob, pending_jobs, run_job
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep, load_sweep
 from dpsgd_cli.sweep.time_estimate import Rehearsals
+
+if TYPE_CHECKING:
+    from dpsgd_cli.sweep.launchers import Launcher
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class SweepSession:
         if self.secret and private_tuning.published(self.folder) is not None:
             return []
         kept = (
-            private_tuning.kept(self.place, self.every)
+            private_tuning.read_draw(self.place, self.every)
             if select.seed is None
             else private_tuning.draw(select, len(self.every))
         )
@@ -101,25 +104,54 @@ class SweepSession:
                     " the number of runs for all shards; begin with it, and give the others its folder or a copy of"
                     " that file"
                 )
-            private_tuning.draw_and_keep(self.place, select, self.every)
+            private_tuning.write_draw(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
         store.roll_forward(self.place.path)
         files.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[PackJob]:
-        """Return the packs left to run. They are formed from all cells, so that a stopped pack finds its checkpoint."""
-        found = []
-        for pack in planning.packs(self.cells, self.sweep.most_trials):
-            left = tuple(cell for cell in pack if is_pending(cell, self.place.path, retry_failed))
-            if left:
-                found.append(PackJob(left, self.place.path, retry_failed, fail_fast, self.secret))
+        """Return the packs left to run."""
+        how = {"retry_failed": retry_failed, "fail_fast": fail_fast, "quiet": self.secret}
+        found = pending_jobs(self.cells, self.place.path, self.sweep.most_trials, **how)
+        self._charge([cell for job in found for cell in job.cells])
         return found
+
+    @cached_property
+    def book(self) -> Path | None:
+        """The book of the sweep's recipes; None without one."""
+        return booking.book_of(self.every, self.sweep)
+
+    def _charge(self, left: Sequence[Cell]) -> None:
+        """Charge the book for everything that this call may publish: the cells in `left`, and a choice."""
+        if self.book is None:
+            return
+        select, out = self.sweep.select, self.place.path
+        if isinstance(select, RandomStopping):
+            if private_tuning.published(self.folder) is None:
+                booking.reserve_best(self.book, self.out, self.every, select, self.folder.stem)
+            return
+        done = [cell for cell in self.cells if self.folder.is_complete(cell)]
+        choice = None
+        if isinstance(select, ExponentialChoice) and not self._has_chosen:
+            choice = booking.exponential_choice(self.every, select, self._choice_name)
+        booking.reserve(self.book, out, [*done, *left], "sweep", choice)
+
+    @property
+    def _choice_name(self) -> str:
+        return f"{self.folder.stem}{private_tuning.CHOICE}"
+
+    @property
+    def _has_chosen(self) -> bool:
+        return self.place.file(private_tuning.CHOICE).exists()
+
+    def outcomes(self, launch: Launcher, jobs: Sequence[PackJob]) -> Iterator[Outcome]:
+        """Run packs by a launcher; yield their outcomes as they finish."""
+        return launch(run_job, jobs, self.sweep.resources)
 
     def failed(self) -> int:
         """Return the number of this shard's cells that have failed."""
         return sum(
-            folder.failure_place(cell, self.place.path).exists()
-            and not store.is_complete(self.place.path / cell.directory)
+            folder.failure_place(cell, self.place.path).exists() and not self.place.is_complete(cell)
             for cell in self.cells
         )
 
@@ -129,25 +161,24 @@ class SweepSession:
         A secret sweep publishes only the best run; the result is None before all runs have ended.
         """
         # random stopping is priced for all cells; otherwise ledgers hold everything
-        drawn = self.every if isinstance(self.sweep.select, RandomStopping) else []
-        every = [planning.shared_planner().plan(cell) for cell in drawn]
+        every = planning.planned_spending(self.every if isinstance(self.sweep.select, RandomStopping) else [])
         if self.secret:
-            return private_tuning.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
-        return report.write(self.folder, self.sweep, self.running, every)
+            return private_tuning.publish(self.folder, self.sweep, self.running, every, self.book)
+        finished = [cell for cell in self.running if self.folder.is_complete(cell)]
+        spent = [one for cell in finished for one in folder.spent(cell, self.folder)]
+        privacy = pricing.statement(spent, self.sweep, every)
+        over = len(finished) == len(self.running)
+        if self.book is not None and isinstance(self.sweep.select, ExponentialChoice) and over and not self._has_chosen:
+            books.release(self.book, self.place.path, [self._choice_name])
+        chosen = private_tuning.choose(self.sweep, self.folder, self.running, planning.records_of)
+        return folder.write_tables(self.folder, self.running, privacy, chosen)
 
     def told(self, result: dict[str, Any]) -> list[str]:
         """Return lines that describe the result of `finish`."""
-        chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {report.chosen_line(result['chosen'])}"]
+        chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {folder.chosen_line(result['chosen'])}"]
         tables = "" if self.secret else ".table.csv, .table.md and "
         written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
-        return [*report.privacy_lines(result["privacy"]), *chosen, written]
-
-    def _planned_privacy(self) -> dict[str, Any]:
-        """Return the three statements, from plans alone; none about all trials if their number is secret."""
-        every = [planning.shared_planner().plan(cell) for cell in self.every]
-        planned = report.planned_spending(every)
-        told = pricing.statement(planned, self.sweep, planned)
-        return told | ({"all_trials": None} if isinstance(self.sweep.select, RandomStopping) else {})
+        return [*sweep_lines(result["privacy"]), *chosen, written]
 
     def dry_run(self) -> tuple[list[str], list[str]]:
         """Return lines about packs, cells and the price of this shard, and the problems of its cells.
@@ -181,10 +212,16 @@ class SweepSession:
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         wrong = [one for one in planned.values() if one.error is not None]
         problems = [f"{self.source}: {one.cell.label}: {one.error}" for one in wrong]
-        return lines + ([] if problems else report.privacy_lines(self._planned_privacy())), problems
+        if problems:
+            return lines, problems
+        spent = planning.planned_spending(self.every)
+        privacy = pricing.statement(spent, self.sweep, spent)
+        # the number of runs that random stopping draws is secret
+        privacy |= {"all_trials": None} if isinstance(select, RandomStopping) else {}
+        return [*lines, *sweep_lines(privacy)], problems
 
     def _is_done(self, cell: Cell) -> bool:
-        return not self.secret and store.is_complete(self.out / cell.directory)
+        return not self.secret and self.folder.is_complete(cell)
 
     def _described(self, planned: Planned) -> str:
         cell = planned.cell

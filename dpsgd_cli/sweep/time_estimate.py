@@ -22,8 +22,7 @@ from dpsgd_cli.engine.losses import evaluate
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
-from dpsgd_cli.training.plans import resolve_auto
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 
 # Noise is drawn for up to 64 steps at once, so fewer would not show what it costs.
 _STEPS, _SECONDS, _PATIENCE = 64, 0.3, 2.0
@@ -89,13 +88,13 @@ def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
 
 def _started(planned: Planned, outline: data.Outline, trials: int, records: int) -> Trials:
     """Return `trials` trials with the first cell's settings, ready to train on `records` random rows."""
-    loaded, plan = resolve_auto(planned.cell.loaded), planned.plan
+    loaded, plan = planned.cell.settled, planned.plan
     changes = {"repeats": trials, "folds": None, "epochs": _EPOCHS if plan is None else loaded.recipe.epochs}
     recipe = loaded.recipe.changed(**changes)
     if plan is not None:
         plan = _endless(plan, records)
     member = Member(dataclasses.replace(loaded, recipe=recipe), plan)
-    return start([member], stage=Stage(_rows_of_chance(planned, outline, trials, records)))
+    return start([member], override=DataOverride(_rows_of_chance(planned, outline, trials, records)))
 
 
 def _most_rows(outline: data.Outline) -> int:

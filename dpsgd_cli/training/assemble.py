@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import adjacency_label
-from dpsgd_cli.accounting.joint_composition import Run, scope
-from dpsgd_cli.accounting.ledger import Ledger, to_lines
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan, PlannedNoise, noise_text
+from dpsgd_cli.accounting.joint_composition import Run
+from dpsgd_cli.accounting.ledger import Ledger, priced_parts, to_lines
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.common.text_format import count
@@ -29,17 +29,20 @@ from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
+from dpsgd_cli.results.guarantee import scope
 from dpsgd_cli.results.result import (
     Released,
     Result,
     Row,
     Stopped,
     Unreleased,
+    diverged,
     mark_nonprivate,
     summarise_columns,
     together,
+    warnings_of_rows,
+    warnings_of_training,
 )
-from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
 from dpsgd_cli.training.plans import declared_by_model
 
 
@@ -101,6 +104,7 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         trials=trials,
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
+        evaluation=[measured.record() for measured in released.measured],
         warnings=[*released.warnings, *_warnings(released, spendings)],
         nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound),
         diverged=diverged(released),
@@ -126,7 +130,7 @@ def _of_stopping(stopped: Stopped, plan: Plan) -> str:
         " What somebody learnt of the training from the checkpoint, from how long it took or from an error message is"
         " outside of the statement."
     )
-    if plan.chooses:
+    if plan.is_adaptive:
         return f"{told} The statement is of the whole budget, because the method chooses by what it released.{outside}"
     if stopped.watched:
         return (
@@ -145,7 +149,9 @@ def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
     if plan is None:
         return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
     # a fixed plan is priced once for the whole run, not again at every call
-    planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
+    planned = tuple(
+        (*(plan.preprocessing_releases if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs)
+    )
     spent = [
         _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.postprocessing_epochs))
         for ledger in ledgers
@@ -214,21 +220,24 @@ def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> lis
 
 def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
     """Group releases by epoch, up to the last epoch with one. Releases before training belong to epoch 0."""
-    last = max((entry.epoch or 0 for entry in ledger.entries), default=-1)
+    last = max((entry.epoch or 0 for entry in ledger.training), default=-1)
     epochs: list[list[Release]] = [[] for _ in range(last + 1)]
-    for entry in ledger.entries:
+    for entry in ledger.training:
         epochs[entry.epoch or 0].append(entry.release)
     return tuple(tuple(releases) for releases in epochs)
 
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> PrivacyCost:
     epochs = _spent_by_epoch(plan, ledger, released)
-    epsilon = _cell(prices.epsilon(plan.accountant, ledger.to_price, plan.delta))
+    training, *held_out = priced_parts(ledger.entries)
+    epsilon = _cell(max(prices.epsilon(plan.accountant, part, plan.delta) for part in (training, *held_out)))
+    measured = [rho_of(part) for part in held_out]
     if plan.budget_cap is None:
-        return PrivacyCost(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
-    everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
-    spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
-    return PrivacyCost(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
+        trained = epochs[-1]["rho"] if epochs else 0.0
+        return PrivacyCost(epsilon, plan.delta, prices.largest([trained, *measured]), epochs)
+    made = merge([entry.release for entry in ledger.training])
+    spent = {"epsilon": _cell(prices.epsilon(plan.accountant, made, plan.delta)), "rho": rho_of(made)}
+    return PrivacyCost(epsilon, plan.delta, prices.largest([rho_of(training), *measured]), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
@@ -307,16 +316,14 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
-        **({} if plan.correlated is None else _correlated(plan.correlated)),
+        **({} if plan.correlated is None else {"correlated_noise": noise_text(plan.correlated)}),
+        **({} if plan.correlated is None else {"predicted_error_ratio": plan.correlated.ratio}),
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
         **({"discovered": [list(lines) for lines in released.discovered]} if released.discovered else {}),
+        **({} if not plan.held_out else {"evaluation": "private"}),
     }
-
-
-def _correlated(noise: PlannedNoise) -> Row:
-    return {"correlated_noise": noise_text(noise), "predicted_error_ratio": noise.ratio}
 
 
 def _spent(spendings: Sequence[PrivacyCost], of_parts: Row) -> Row:

@@ -10,7 +10,7 @@ A recipe with its own learning rate gets plain defaults: clip norm 1, the last w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,32 +42,13 @@ from dpsgd_cli.training.auto_rule import (
 )
 
 
-def has_auto(recipe: Recipe) -> bool:
-    """Return True if any setting of the recipe is `auto`."""
-    method, privacy = recipe.method, recipe.privacy
-    settings: list[Any] = [recipe.epochs, *_of_features(recipe).values()]
-    if isinstance(recipe.model, OneLayer):
-        settings.append(recipe.model.bias)
-    if isinstance(method, Gradient):
-        settings += [method.learning_rate, method.batch_size, method.averaging]
-        settings += [getattr(method.optimizer, "momentum", None), getattr(method, "preconditioner", None)]
-    if privacy is not None:
-        settings.append(privacy.schedule.kind)
-    if privacy is not None and isinstance(privacy.clipping, FlatClipping):
-        settings.append(privacy.clipping.norm)
-    found = recipe.data.discovery
-    if recipe.data.private_columns and (found is None or not found.settled):
-        return True
-    return any(isinstance(value, str) and value == "auto" for value in settings)
-
-
 def covers(recipe: Recipe) -> bool:
     """Return True if the formulas of `auto_rule.py` choose the learning rate, and with it all other `auto` settings."""
     method = recipe.method
     return (
         isinstance(method, Gradient)
-        and method.described.by_rule
-        and recipe.model.by_rule
+        and method.described.auto_tunable
+        and recipe.model.auto_tunable
         and recipe.privacy is not None
         and recipe.privacy.clipping.plain
         and method.learning_rate == "auto"
@@ -167,14 +148,14 @@ def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tupl
 
 
 def after_plan(recipe: Recipe, known: PublicFacts, plan: Plan) -> tuple[Recipe, tuple[AutoChoice, ...]]:
-    """Return the recipe with its learning rate resolved, and the choice. No plan depends on the learning rate."""
+    """Return a covered recipe with its learning rate resolved, and the choice. No plan depends on the rate."""
     method = recipe.method
-    if not covers(recipe):
-        return recipe, ()
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
     problem, sampling = RuleProblem(recipe, known), plan.sampling
     # sqrt(T) z for uniform noise z of the same price: T / sqrt(sum z_t^-2)
-    noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
+    # an adaptive plan may keep its first noise multiplier for `most_epochs` epochs
+    noise = plan.noise_multipliers if plan.epochs else plan.noise_multipliers[:1] * plan.most_epochs
+    spent = sampling.steps_per_epoch * math.fsum(z**-2 for z in noise)
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
     allowed = (1 - method.optimizer.momentum_value) * problem.effective_step(
         steps * plan.sensitivity / sampling.batch_size
@@ -324,11 +305,6 @@ def _steps(problem: RuleProblem) -> tuple[int, str]:
     steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
     return min(max(steps, terms.fewest), terms.most), why
-
-
-def _multipliers(plan: Plan) -> Sequence[float]:
-    """Return the noise multiplier of each epoch; for an adaptive plan, the first one for its `most_epochs` epochs."""
-    return plan.noise_multipliers if plan.epochs else plan.noise_multipliers[:1] * plan.most_epochs
 
 
 def _solves_noise(recipe: Recipe) -> bool:

@@ -1,19 +1,26 @@
-"""The model of a recipe, built once per trial, with its device, its loss, and the checks that may refuse it.
+"""The model and the tables of a recipe on its device: the model is built once per trial, and checked.
 
 `engine/models.py` builds one model; `engine/independence.py` tests that examples do not affect each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpsgd_cli import data
 from dpsgd_cli.batching.memory import rows_that_fit
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.batching.streamed import StreamedTable
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
+from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.independence import (
     FAILURES,
@@ -26,18 +33,20 @@ from dpsgd_cli.engine.independence import (
     stand_in_rows,
 )
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error
-from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel, PythonModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.engine.weights import check_declared
+from dpsgd_cli.engine.weights import check_declared, seeded
 from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.users.run import UnitTable
+from dpsgd_cli.users.settings import Unit
 
 _MOST_SPREAD = 64
 """Most rows of a batch in which a user's own model is tested on numbers of unusual size."""
@@ -171,6 +180,33 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, none, False), outputs, [0])
 
 
+def model_report(loaded: LoadedRecipe) -> Iterator[str]:
+    """Yield one line per layer, then the memory that a step needs per record and trial (`recipe check-model`).
+
+    Raises ModelError with all reasons if a layer is refused.
+    """
+    outline = data.outline(loaded.recipe.data, loaded.base)
+    recipe, shape = loaded.recipe, outline.input_shape
+    if shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
+        outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
+        layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0))
+        yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
+        for layer in layers:
+            how = layer.clipped if layer.refused is None else "REFUSED, see below"
+            yield f"  {layer.name or '(the model)'}: {layer.kind}, {count(layer.parameters, 'parameter')}: {how}"
+        yield from weights_told(loaded)
+        if refused := [layer.refused for layer in layers if layer.refused is not None]:
+            raise ModelError("\n".join(refused))
+        check_without_data(loaded, outline)
+        pack = make_pack(loaded, shape, outputs, [0], Placement(torch.device("cpu")))
+        held = elements_by_layer(pack, stand_in_rows(shape, torch.empty(0)))
+    most = max(held, key=lambda name: held[name])
+    yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
+    yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
+
+
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
     """Check that the model fits the data and keeps examples independent. Return the rows per trial that fit at once."""
     rows = stand_in_rows(train.input_shape, train.x)
@@ -202,3 +238,64 @@ def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
     batch = getattr(recipe.method, "batch_size", None) or records or fit
     beside = 1 if recipe.data.unit is None else recipe.data.unit.most_rows
     return max(2, min(batch * beside, fit))
+
+
+def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
+    """Return the training and the test table; with folds, both are parts of one table of all rows."""
+    unit, keys = recipes[0].data.unit, dataset.keys
+    if recipes[0].folds is None:
+        own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
+        train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
+        if unit is not None:
+            assert keys is not None
+            train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
+        return train if dataset.train_records is None else train.with_places(dataset.train_records), test
+    x, y = _all_rows(dataset)
+    assert keys is not None
+    train = _table(x, y, dataset.per_trial, place)
+    out = own_folds(recipes, keys)
+    most = places_of_a_fold(_files(keys), recipes[0].folds, keys.by_place)
+    if unit is None:
+        return train.with_folds(out, most), train.with_folds(~out)
+    # all rows of a user are in one fold
+    users = replace(keys, values=np.unique(keys.values))
+    return _by_user(train, keys.values, unit).with_folds(own_folds(recipes, users), most), train.with_folds(~out)
+
+
+def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
+    """Return the table of users, given the rows and the key of each row's user."""
+    return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
+
+
+def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:
+    """Return the mask, bool (N, R), of the rows that each trial is tested on and does not train on."""
+    held = [keys.folds(r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
+    return torch.from_numpy(np.concatenate(held, axis=1))
+
+
+def _files(keys: Keys) -> tuple[int, ...]:
+    """Return the number of records, or of users, in each file; one total if keys are not places."""
+    if not keys.by_place:
+        return (len(np.unique(keys.values)) if keys.of_users else len(keys),)
+    return tuple(np.bincount(np.unique(keys.values) // SECOND_FILE).tolist())
+
+
+def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return features and labels of all rows, training rows first. Raises UsageError for rows on disk."""
+    held = (dataset.train_x, dataset.test_x, dataset.train_y, dataset.test_y)
+    arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
+    if len(arrays) < len(held):
+        raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
+    return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
+
+
+def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
+    """Return a table of rows, in memory on the training device or left on disk."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
+    return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
+
+
+def held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
+    """Return the table of validation or public rows, or None."""
+    return None if x is None or y is None else _table(x, y, per_trial, place)

@@ -1,31 +1,45 @@
-"""Metrics of the trials' current output weights, on public or private records.
+"""Metrics of the trials' current output weights, on public or private records, and the results made of them.
 
 Every evaluation measures means over records. The final evaluation on the test records adds metrics that need a table of
 all answers, and the majority-class (or mean) baseline of each metric. The baseline uses the test records, which are
 declared public, and no training record. So it costs no privacy; it is the best that a model without features could do.
 
-Not here: the metrics (`engine/metrics.py`), passing rows through models (`engine/losses.py`).
+Not here: the metrics (`engine/metrics.py`), passing rows through models (`engine/losses.py`), the rows of a result
+(`training/assemble.py`).
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
+from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
-from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
+from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.evaluation.estimates import Measured
+from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
+from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.training.start import Trials
+from dpsgd_cli.results import provenance
+from dpsgd_cli.results.result import Released, Result, Unreleased
+from dpsgd_cli.training import assemble
+from dpsgd_cli.training.build_models import loss_of
+from dpsgd_cli.training.start import Member, Trials
+from dpsgd_cli.users.run import UnitTable
 
 LEAST_CLIPPED = 0.375
 """Threshold below the automatic clip of residuals for tables, and above that for directions of images."""
@@ -118,3 +132,171 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
     outputs = 1 if isinstance(model, ConvexModel) else classes
     clipped = clipping.norm_bound(None) / (math.hypot(1.0, float(model.has_bias)) * model.by_residual(outputs))
     return clipped if clipped >= LEAST_CLIPPED else math.inf
+
+
+def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
+    """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
+    loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
+    public = wanted and trials.recipe.data.evaluation != "private"
+    found = measure(models, trials.method.rows_for_output(trials.test), loss) if public else {}
+    named = {f"test_{k}": v for k, v in found.items()}
+    cut, rows = trials.recipe.data.validation, trials.context.validation
+    if wanted and rows is not None and cut is not None and cut.public:
+        rows = trials.method.rows_for_output(rows)
+        named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
+    named.update(trials.method.published())
+    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
+
+
+@dataclass(frozen=True)
+class Final:
+    """Final metrics of each trial of a pack: on public rows, and (non-private) on training rows."""
+
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    on_train: dict[str, list[float]] = field(default_factory=dict)
+    findings: Findings | None = None
+    measured: tuple[Measured, ...] = ()
+
+
+def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
+    """Charge and release one measurement of the held-out records for each trial (`evaluation/price.py`)."""
+    table, context = trials.method.rows_for_output(trials.test), trials.context
+    outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
+    if table.rows:
+        outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
+    found = []
+    for trial, (recipe, plan) in enumerate(zip(context.recipes, context.plans, strict=True)):
+        assert plan is not None and recipe.data.split is not None
+        (release,) = plan.held_out
+        context.ledgers[trial].spend(release, phase="held-out")
+        split, stream = recipe.data.split.test, context.streams[trial]
+        # all records: the training part has places for its share of them, or exactly its own
+        places = plan.sampling.records + split if isinstance(split, int) else plan.sampling.records / (1 - split)
+        places = math.ceil(places)
+        if recipe.data.task == "regression":
+            scale, bounds = target_scale(recipe.data), recipe.data.target_bounds
+            assert bounds is not None
+            low, high = sorted(bounds)
+            truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[trial][:, 0]))
+            measured = measure_numbers(truth, told.clip(low, high), (low, high), release, stream, places)
+        else:
+            measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places)
+            if residual_clip(recipe, models.classes or 2) is None:
+                measured = measured.without_probabilities()
+        found.append(measured)
+    return tuple(found)
+
+
+def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
+    """Return outputs (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
+
+    Outputs of a loss without probabilities are returned as they are.
+    """
+    clipped = residual_clip(recipe, max(2, outputs.shape[1]))
+    if outputs.shape[1] > 2 or clipped is None:
+        return outputs.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.diff(np.log(probabilities_by(outputs.astype(np.float64), clipped)), axis=1)
+
+
+def _final(trials: Trials) -> Final:
+    """Measure the published weights of all trials."""
+    models = models_of(trials)
+    rows_of = trials.method.rows_for_output
+    table = trials.context.table
+    inference = table.row_by_row() if isinstance(table, UnitTable) else table
+    on_train = measure(models, rows_of(inference), trials.context.loss)
+    last = trials.history[-1].metrics if trials.history else {}
+    # findings exist only for a complete training
+    findings = trials.method.findings() if trials.stopped is None else None
+    privately: tuple[Measured, ...] = ()
+    if trials.recipe.data.evaluation == "private":
+        privately = _measure_privately(trials, models)
+        last = last | {f"test_{k}": v for k, v in _points(privately).items()}
+    else:
+        measured, constants = measure_once(models, rows_of(trials.test))
+        last = last | {f"test_{k}": v for k, v in measured.items()}
+        last = last | {f"constant_{k}": v for k, v in constants.items()}
+    if isinstance(trials.recipe.model, ConvexModel):
+        squares = trials.method.output.double().square().sum(dim=1).tolist()
+        l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
+        pairs = zip(on_train["loss"], l2, squares, strict=True)
+        on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
+    return Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings, privately)
+
+
+def _points(measured: Sequence[Measured]) -> Columns:
+    """Return the metrics of `METRICS` that have a point in every trial."""
+    found: Columns = {}
+    for name in METRICS:
+        values = [one.metrics[name].value for one in measured if name in one.metrics]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(measured):
+            found[name] = known
+    return found
+
+
+def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple[Released, Unreleased]:
+    """Return the released and the unreleased (non-private) results of one member, separately."""
+    context, dataset, findings = trials.context, trials.dataset, final.findings
+    wanted = member.loaded.recipe.epochs
+    length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
+    history = [record.of(span) for record in trials.history[:length]]
+    fetched, own = provenance.hashes(member.loaded, dataset.sha256)
+    counted, measured = _timing(trials, span.stop - span.start, length)
+    discovered = found_by_trial(member.loaded.recipe.data, dataset.released, range(span.start, span.stop))
+    told = dict.fromkeys(warning for found in discovered for warning in found.warnings)
+    released = Released(
+        loaded=member.loaded,
+        plan=member.plan,
+        ledgers=context.ledgers[span],
+        reproducible=all(stream.reproducible for stream in context.streams[span]),
+        declarations=dataset.declarations,
+        uncovered_steps=dataset.nonprivate,
+        warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
+        data_sha256=fetched,
+        device=str(context.pack.values.device),
+        epochs=[record.metrics for record in history],
+        metrics={name: values[span] for name, values in final.metrics.items()},
+        finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
+        timing=counted,
+        findings=None if findings is None else findings.claimed[span],
+        stopped=trials.stopped,
+        discovered=[found.lines for found in discovered],
+        measured=final.measured[span],
+    )
+    unreleased = Unreleased(
+        epochs=[record.counts for record in history],
+        metrics={name: values[span] for name, values in final.on_train.items()},
+        data_sha256=own,
+        timing=measured,
+        findings=None if findings is None else findings.measured[span],
+    )
+    return released, unreleased
+
+
+def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return planned counts, and measured times of `own` trials over `epochs` epochs.
+
+    The pack's time is divided equally among its trials. Examples are counted by expected batch sizes, because the
+    realised sizes are private.
+    """
+    settings = trials.recipe.method
+    per_epoch = len(trials.context.table)
+    if BATCHINGS[settings.batching].sampled and settings.batch is not None:
+        per_epoch = trials.method.steps * settings.batch
+    examples = per_epoch * trials.done * trials.context.trials
+    rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
+    counted = {
+        "steps": epochs * trials.method.steps,
+        "pack_trials": trials.context.trials,
+        "processes": trials.context.team.size,
+    }
+    measured = {"train_seconds": trials.train_seconds * own / trials.context.trials, "examples_per_second": rate}
+    return counted, measured
+
+
+def results_of(trials: Trials) -> list[Result]:
+    """Return the result of each member of a pack, over the finished epochs."""
+    final = _final(trials)
+    return [assemble.result(*finished(trials, member, span, final)) for member, span in trials.spans()]

@@ -14,6 +14,7 @@ The other records are not protected: metrics on them have no noise.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,13 +47,16 @@ from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.evaluation import sets
+from dpsgd_cli.evaluation.estimates import LEAST_INFORMATION, Noised
+from dpsgd_cli.evaluation.strategy import strategy_of
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
-from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, placement
+from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, own_folds, placement
 from dpsgd_cli.training.evaluation import Models, measure, measure_once, residual_clip
-from dpsgd_cli.training.start import Trials, own_folds
+from dpsgd_cli.training.start import Trials
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -300,6 +304,37 @@ class Trained:
             )
         return probabilities_by(outputs, clipped)
 
+    def with_coverage(self, outputs: np.ndarray, trial: int, coverage: float) -> dict[str, list[Any]]:
+        """Return prediction sets, or the ends of intervals, that hold the truth with probability at least `coverage`.
+
+        The columns are `set` (classes joined by "; "), or `low` and `high` in units of the target. They follow from
+        what the result released of its held-out records (`evaluation/sets.py`), at no further price. Raises UsageError
+        for a result that released nothing of them, a model without probabilities, or noise that leaves no useful set.
+        """
+        released = (self.document or {}).get("evaluation")
+        if not released:
+            raise UsageError("--coverage: this result did not measure held-out records (data.evaluation: private)")
+        told = released[trial]
+        noised = Noised.restored(np.array(told["cells"]), strategy_of(told["kind"]), told["noise"])
+        if noised.information < LEAST_INFORMATION:
+            raise UsageError(
+                "--coverage: about"
+                f" {max(noised.records, 0):.0f} held-out records are too few at this epsilon: nearly every set would"
+                " hold everything"
+            )
+        if self.classes is None:
+            half, bounds = sets.threshold_of_errors(noised, coverage).edge, self.data.target_bounds
+            assert bounds is not None
+            low, high = sorted(bounds)
+            wide = math.inf if half is None else half * (high - low)
+            told_by = np.asarray(self.decided(outputs), dtype=np.float64).clip(low, high)
+            return {"low": list((told_by - wide).clip(low, high)), "high": list((told_by + wide).clip(low, high))}
+        odds = np.log(self.probabilities(outputs)) - np.log1p(-self.probabilities(outputs))
+        edge = sets.threshold_of_classes(noised, len(self.classes) == 2, coverage).edge
+        inside = odds >= (-math.inf if edge is None else edge)
+        names = np.array(self.classes, dtype=object)
+        return {"set": ["; ".join(map(str, names[own])) for own in inside]}
+
     def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
         """Return the task's metrics, by trial, on labelled records, as training measures them but without noise.
 
@@ -334,8 +369,13 @@ class Trained:
     def own_metrics(self) -> dict[str, list[float]]:
         """Return the metrics on the recipe's test records, read again: those that the result states.
 
-        Raises RunError if the files of the records have changed.
+        Raises RunError if the files of the records have changed, and UsageError if these records are private.
         """
+        if self.loaded.recipe.data.evaluation == "private":
+            raise UsageError(
+                "the held-out records of this result are private, and a metric without noise would reveal them; give a"
+                " file of labelled records, or read the result's own metrics with their intervals (dpsgd report)"
+            )
         if self.document is not None:
             origin.check_unchanged(self.document, self.loaded, self.directory)
         recipe = self.loaded.recipe

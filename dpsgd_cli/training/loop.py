@@ -7,7 +7,7 @@ A run that is stopped (Ctrl-C, a full disk, no memory) ends with a RunError and 
 last finished epoch if one can be written. `training/start.py` argues why a resumed run is as private as an
 uninterrupted one.
 
-Not here: how trials start and continue (`training/start.py`), how rows are assembled (`training/assemble.py`).
+Not here: how trials start and continue (`training/start.py`), what is measured (`training/evaluation.py`).
 """
 
 from __future__ import annotations
@@ -16,36 +16,28 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
-from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.results import provenance, reading, store, tensorboard
-from dpsgd_cli.results.result import Released, Result, Unreleased
-from dpsgd_cli.training import assemble, checkpoint, inference, plans
-from dpsgd_cli.training.build_models import check_without_data, loss_of
-from dpsgd_cli.training.evaluation import measure, measure_once, models_of
+from dpsgd_cli.training import assemble, charging, checkpoint, evaluation, inference, plans
+from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
-from dpsgd_cli.users.run import UnitTable
 
 Progress = Callable[[int, int], None]
-Say = Callable[[str], None]
+Logger = Callable[[str], None]
 
 
 def _silence(text: str) -> None:
@@ -57,15 +49,18 @@ class Options:
     """Options of a run that cannot change its result.
 
     `say` receives messages for the user. `team` is the group of processes that train together; only the first of them
-    prints and writes. `save_models` is the default for recipes without `save_model`.
+    prints and writes. `save_models` is the default for recipes without `save_model`. `charged` says what the caller has
+    charged the recipe's book for: nothing yet (`none`), these very runs (`runs`), or a whole of which they are parts
+    and which notes its own release (`whole`).
     """
 
     out: Path = Path("results")
     resume: bool = False
     progress: Progress | None = None
-    say: Say = _silence
+    say: Logger = _silence
     team: Team = field(default_factory=Team)
     save_models: bool = False
+    charged: Literal["none", "runs", "whole"] = "none"
 
 
 def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
@@ -90,7 +85,7 @@ def result_directory(loaded: SettledRecipe, out: Path) -> Path:
     return out / f"{loaded.recipe.name}-{recipe_hash(loaded.recipe)}"
 
 
-def is_finished(loaded: SettledRecipe, directory: Path, say: Say = _silence) -> bool:
+def is_finished(loaded: SettledRecipe, directory: Path, say: Logger = _silence) -> bool:
     """Return True if `directory` holds the result of this recipe and of the files that it names.
 
     Raises RunError if the result was made from other data or code (the recipe's hash covers file names, not contents),
@@ -98,6 +93,7 @@ def is_finished(loaded: SettledRecipe, directory: Path, say: Say = _silence) -> 
     """
     if not store.is_complete(directory):
         return False
+    charging.check_charged(loaded, directory)
     for name in provenance.check_unchanged(store.read_whole(directory), loaded, directory):
         say(f"{name} is no longer there, so it could not be compared with what the result was made from.")
     return True
@@ -139,13 +135,15 @@ def finish(loaded: SettledRecipe, options: Options) -> Path:
                 f"{kept}: there is no such checkpoint, so there is nothing to finish; train without --finish"
             )
         store.prepare_place(directory)
+        charging.begin([member], [directory], use_open=True)
         trials = start([member], earlier)
+        charging.check_read([member], trials.dataset.sha256)
         trials.restore(earlier, kept)
         why = None if trials.stopped is None else trials.method.unfinished(trials.done)
         if why is not None:
             told = f"method {loaded.recipe.method.kind} has no result after {count(trials.done, 'epoch')}: {why}"
             raise RunError(f"{kept}: {told}; continue it with --resume")
-        _write(trials, [directory], options.save_models)
+        _write(trials, [directory], options)
     forget(kept)
     return directory
 
@@ -173,8 +171,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     with contextlib.closing(keeper), interrupts.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
-        earlier = options.team.tell(lambda: keeper.earlier(options))
+        earlier = options.team.tell(lambda: _begin(members, directories, keeper, options))
         trials = start(members, earlier, options.team)
+        charging.check_read(members, trials.dataset.sha256)
         for warning in trials.dataset.warnings:
             options.say(f"warning: {warning}")
         if earlier is not None:
@@ -184,9 +183,19 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             for text in tensorboard.left_out(member.loaded.recipe.trials):
                 options.say(text)
         _train(trials, keeper, options.progress)
-        _write(trials, directories, options.save_models)
+        _write(trials, directories, options)
     forget(keeper.path)
     return directories
+
+
+def _begin(
+    members: Sequence[Member], directories: Sequence[Path], keeper: _CheckpointWriter, options: Options
+) -> dict[str, Any] | None:
+    """Charge the book of the recipes, before any record is used, and return the checkpoint to continue from."""
+    earlier = keeper.earlier(options)
+    if options.charged != "whole":
+        charging.begin(members, directories, use_open=earlier is not None or options.charged == "runs")
+    return earlier
 
 
 def _run_worker(members: Sequence[Member], team: Team) -> None:
@@ -201,32 +210,30 @@ def _run_worker(members: Sequence[Member], team: Team) -> None:
             trials.method.run_epoch(epoch)
 
 
-def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
-    """Write the results of all members to hidden places, then publish them together."""
+def _write(trials: Trials, directories: Sequence[Path], options: Options) -> None:
+    """Write the results of all members to hidden places, note them in their book, then publish them together."""
     staged: list[store.Staged] = []
     try:
-        for (member, span), directory, result in zip(trials.spans(), directories, results_of(trials), strict=True):
+        results = evaluation.results_of(trials)
+        for (member, span), directory, result in zip(trials.spans(), directories, results, strict=True):
             loaded, wanted = member.loaded, member.loaded.recipe.save_model
-            model = (
-                inference.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
-            )
+            saved = options.save_models if wanted is None else wanted
+            model = inference.bundle_of(trials, span).to_bytes() if saved else None
+            if options.charged != "whole":
+                result.privacy.update(charging.named(member, directory))
             result.provenance.update(provenance.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
-            staged.append((store.stage_result(directory, result, text, model), directory))
+            staged.append((store.stage_result(directory, replace(result, recipe=text, model=model)), directory))
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]
                 tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)
         store.keep([hidden for hidden, _ in staged])
+        if options.charged != "whole":
+            charging.end(trials.members, directories)
     except BaseException:
         store.discard(staged)
         raise
     store.publish(staged)
-
-
-def results_of(trials: Trials) -> list[Result]:
-    """Return the result of each member of a pack, over the finished epochs."""
-    final = _final(trials)
-    return [assemble.result(*_finished(trials, member, span, final)) for member, span in trials.spans()]
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
@@ -242,7 +249,7 @@ NOT_COVERED = (
 )
 
 
-def forget(kept: Path, say: Say | None = None) -> None:
+def forget(kept: Path, say: Logger | None = None) -> None:
     """Remove a checkpoint and the TensorBoard files of its run; pass NOT_COVERED to `say` if there were such files."""
     kept.unlink(missing_ok=True)
     if tensorboard.remove_live(kept) and say is not None:
@@ -255,7 +262,7 @@ class _CheckpointWriter:
     def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path = path
         self._seconds = runtime.checkpoint_seconds
-        self._watching = tensorboard.Watching(path) if runtime.tensorboard else None
+        self._watching = tensorboard.EventFiles(tensorboard.live_folder(path)) if runtime.tensorboard else None
         self._last_saved = time.monotonic()
         self._trials: Trials | None = None
         self._snapshot: Snapshot | None = None
@@ -300,8 +307,8 @@ class _CheckpointWriter:
             return
         times = [record.ended for record in self._trials.history]
         for member, span in self._trials.spans():
-            finished = _finished(self._trials, member, span, _Final())
-            rows = [row for row in assemble.history_so_far(*finished) if row["epoch"] < self._on_disk]
+            told = evaluation.finished(self._trials, member, span, evaluation.Final())
+            rows = [row for row in assemble.history_so_far(*told) if row["epoch"] < self._on_disk]
             self._watching.show(f"{member.loaded.recipe.name}-{member.hash}", rows, times)
 
     def close(self) -> None:
@@ -335,7 +342,7 @@ def _train(trials: Trials, keeper: _CheckpointWriter, progress: Progress | None)
         trials.train_seconds += time.perf_counter() - begun
         last = epoch + 1 == total or trials.method.finished
         wanted = (epoch + 1) % runtime.evaluate_every == 0 or last
-        trials.history.append(record(trials, epoch, seen, wanted))
+        trials.history.append(evaluation.record(trials, epoch, seen, wanted))
         trials.done = epoch + 1
         keeper.note(trials)
         if not last:
@@ -344,104 +351,3 @@ def _train(trials: Trials, keeper: _CheckpointWriter, progress: Progress | None)
             progress(trials.done, total)
         if last:
             break
-
-
-def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
-    loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
-    found = measure(models, trials.method.rows_for_output(trials.test), loss) if wanted else {}
-    named = {f"test_{k}": v for k, v in found.items()}
-    cut, rows = trials.recipe.data.validation, trials.context.validation
-    if wanted and rows is not None and cut is not None and cut.public:
-        rows = trials.method.rows_for_output(rows)
-        named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
-    named.update(trials.method.published())
-    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
-
-
-@dataclass(frozen=True)
-class _Final:
-    """Final metrics of each trial of a pack: on public rows, and (non-private) on training rows."""
-
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    on_train: dict[str, list[float]] = field(default_factory=dict)
-    findings: Findings | None = None
-
-
-def _final(trials: Trials) -> _Final:
-    """Measure the published weights of all trials."""
-    models = models_of(trials)
-    rows_of = trials.method.rows_for_output
-    table = trials.context.table
-    inference = table.row_by_row() if isinstance(table, UnitTable) else table
-    on_train = measure(models, rows_of(inference), trials.context.loss)
-    last = trials.history[-1].metrics if trials.history else {}
-    # findings exist only for a complete training
-    findings = trials.method.findings() if trials.stopped is None else None
-    measured, constants = measure_once(models, rows_of(trials.test))
-    last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
-    if isinstance(trials.recipe.model, ConvexModel):
-        squares = trials.method.output.double().square().sum(dim=1).tolist()
-        l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
-        pairs = zip(on_train["loss"], l2, squares, strict=True)
-        on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings)
-
-
-def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
-    """Return the released and the unreleased (non-private) results of one member, separately."""
-    context, dataset, findings = trials.context, trials.dataset, final.findings
-    wanted = member.loaded.recipe.epochs
-    length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
-    history = [record.of(span) for record in trials.history[:length]]
-    fetched, own = provenance.hashes(member.loaded, dataset.sha256)
-    counted, measured = _timing(trials, span.stop - span.start, length)
-    discovered = found_by_trial(member.loaded.recipe.data, dataset.released, range(span.start, span.stop))
-    told = dict.fromkeys(warning for found in discovered for warning in found.warnings)
-    released = Released(
-        loaded=member.loaded,
-        plan=member.plan,
-        ledgers=context.ledgers[span],
-        reproducible=all(stream.reproducible for stream in context.streams[span]),
-        declarations=dataset.declarations,
-        uncovered_steps=dataset.nonprivate,
-        warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
-        data_sha256=fetched,
-        device=str(context.pack.values.device),
-        epochs=[record.metrics for record in history],
-        metrics={name: values[span] for name, values in final.metrics.items()},
-        finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
-        timing=counted,
-        findings=None if findings is None else findings.claimed[span],
-        stopped=trials.stopped,
-        discovered=[found.lines for found in discovered],
-    )
-    unreleased = Unreleased(
-        epochs=[record.counts for record in history],
-        metrics={name: values[span] for name, values in final.on_train.items()},
-        data_sha256=own,
-        timing=measured,
-        findings=None if findings is None else findings.measured[span],
-    )
-    return released, unreleased
-
-
-def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return planned counts, and measured times of `own` trials over `epochs` epochs.
-
-    The pack's time is divided equally among its trials. Examples are counted by expected batch sizes, because the
-    realised sizes are private.
-    """
-    settings = trials.recipe.method
-    per_epoch = len(trials.context.table)
-    if BATCHINGS[settings.batching].sampled and settings.batch is not None:
-        per_epoch = trials.method.steps * settings.batch
-    examples = per_epoch * trials.done * trials.context.trials
-    rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
-    counted = {
-        "steps": epochs * trials.method.steps,
-        "pack_trials": trials.context.trials,
-        "processes": trials.context.team.size,
-    }
-    measured = {"train_seconds": trials.train_seconds * own / trials.context.trials, "examples_per_second": rate}
-    return counted, measured

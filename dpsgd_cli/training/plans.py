@@ -17,8 +17,9 @@ from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
-from dpsgd_cli.errors import ModelError, UsageError
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.errors import ModelError, RecipeError, UsageError
+from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
@@ -28,14 +29,9 @@ from dpsgd_cli.training.auto_rule import PublicFacts
 def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     """Return the recipe with every `auto` setting resolved from public facts (`training/auto_settings.py`).
 
-    A settled recipe is returned unchanged. Raises the errors of planning and of `data.outline` if the formulas need
-    facts about the data.
+    Raises the errors of planning and of `data.outline` if the formulas need facts about the data.
     """
-    if isinstance(loaded, SettledRecipe):
-        return loaded
     recipe = loaded.recipe
-    if not auto_settings.has_auto(recipe):
-        return _settled(loaded, recipe)
     if not auto_settings.needs_data(recipe):
         recipe, told = auto_settings.discovery(recipe)
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
@@ -108,7 +104,17 @@ def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant 
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
     with loaded.locating_errors():
         facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, priced_by)
-        return plan_for(recipe, facts)
+        plan = plan_for(recipe, facts)
+        return _with_held_out(plan, recipe) if recipe.data.evaluation == "private" else plan
+
+
+def _with_held_out(plan: Plan, recipe: Recipe) -> Plan:
+    """Return the plan with the release that measures held-out records, at the price of the training."""
+    try:
+        mechanism = held_out_release(plan.accountant, plan.guarantee().epsilon, plan.delta, plan.sampling.adjacency)
+    except ValueError as error:
+        raise RecipeError(f"data.evaluation: private costs what the training costs, and there is {error}") from None
+    return replace(plan, held_out=(held_out_releases(mechanism, recipe.data.task == "regression"),))
 
 
 def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:

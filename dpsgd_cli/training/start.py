@@ -20,13 +20,13 @@ checkpoint and not released again: a second projection would be a second release
 A run that ends with its checkpoint (`train --finish`) is charged for the epochs of the checkpoint. If metrics by epoch
 could be watched, it is charged for the whole plan, because they may have decided when it was stopped (`Plan.rest`).
 
-Not here: models and devices (`training/build_models.py`), the loop over epochs and the result (`training/loop.py`).
+Not here: models, tables and devices (`training/build_models.py`), the loop over epochs (`training/loop.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +38,22 @@ from dpsgd_cli.accounting.ledger import Ledger, charged_by_epoch, entries_from_l
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import keep_freed_memory
-from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
-from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
-from dpsgd_cli.engine.context import Context, Watcher
-from dpsgd_cli.engine.packing import Placement
+from dpsgd_cli.engine.context import AuditHook, Context
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Stopped
 from dpsgd_cli.training.assemble import EpochRecord
-from dpsgd_cli.training.build_models import checked, loss_of, make_pack, outputs_of, placement
+from dpsgd_cli.training.build_models import checked, held_out, loss_of, make_pack, outputs_of, placement, tables
 from dpsgd_cli.training.plans import feature_bound
-from dpsgd_cli.users.run import UnitTable
-from dpsgd_cli.users.settings import PERSON, Unit
+from dpsgd_cli.users.settings import PERSON
 
 
 @dataclass(frozen=True)
@@ -226,7 +220,7 @@ def _alike(found: Any, like: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DataOverride:
     """Synthetic rows that replace a recipe's own data in a rehearsal or an audit.
 
     In an audit, `share` also selects the rows that each trial trains on, `instrument` wraps the model's builder to add
@@ -236,20 +230,21 @@ class Stage:
     dataset: data.Dataset
     share: Callable[[Table], Table] = lambda table: table
     instrument: Callable[[models.Builder], models.Builder] = lambda build: build
-    watcher: Watcher | None = None
+    watcher: AuditHook | None = None
 
 
 def start(
     members: Sequence[Member],
     earlier: dict[str, Any] | None = None,
     team: Team | None = None,
-    stage: Stage | None = None,
+    override: DataOverride | None = None,
 ) -> Trials:
     """Prepare the trials for the first epoch; private preprocessing is charged, then done.
 
     The caller ensures that `members` may train together. `earlier` is a checkpoint's content: its initial weights and
-    preprocessing are used, none are drawn. Private preprocessing releases once, on process 0 of `team`. With a `stage`
-    the data that the recipe names is not read. Raises RunError if the number of training records differs from the plan.
+    preprocessing are used, none are drawn. Private preprocessing releases once, on process 0 of `team`. With an
+    `override` the data that the recipe names is not read. Raises RunError if the number of training records differs
+    from the plan.
     """
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
@@ -264,10 +259,10 @@ def start(
     ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
-    dataset = _dataset(members[0], streams, earlier, team) if stage is None else stage.dataset
-    train, test = _tables(members, dataset, place)
-    if stage is not None:
-        train = stage.share(train)
+    dataset = _dataset(members[0], streams, earlier, team) if override is None else override.dataset
+    train, test = tables([member.loaded.recipe for member in members], dataset, place)
+    if override is not None:
+        train = override.share(train)
     if plan is not None and len(train) != plan.sampling.records:
         what = "rows" if recipe.data.unit is None else "users"
         raise RunError(
@@ -276,7 +271,7 @@ def start(
     keep_freed_memory()
     outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
-    instrument = None if stage is None else stage.instrument
+    instrument = None if override is None else override.instrument
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place, instrument)
     rows = checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
@@ -291,12 +286,12 @@ def start(
         rows,
         loaded.base,
         feature_bound(recipe, dataset),
-        validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
-        public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
+        validation=held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
+        public=held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
         cells=dataset.cells,
         team=team,
-        watcher=None if stage is None else stage.watcher,
+        watcher=None if override is None else override.watcher,
     )
     shown = any(member.loaded.recipe.runtime.tensorboard for member in members)
     watched = shown or bool(earlier and earlier["watched"])
@@ -315,7 +310,7 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
         return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
 
-    charged = member.plan is not None and member.plan.before
+    charged = member.plan is not None and member.plan.preprocessing_releases
     try:
         return _prepared(prepare, released, team) if charged else prepare(released)
     except _UNFIT as error:
@@ -339,68 +334,6 @@ def _prepared(
     return prepare(made) if dataset is None else dataset
 
 
-def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
-    """Return the training and the test table; with folds, both are parts of one table of all rows."""
-    recipes = [member.loaded.recipe for member in members]
-    unit, keys = recipes[0].data.unit, dataset.keys
-    if recipes[0].folds is None:
-        own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
-        train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
-        if unit is not None:
-            assert keys is not None
-            train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
-        return train if dataset.train_records is None else train.with_places(dataset.train_records), test
-    x, y = _all_rows(dataset)
-    assert keys is not None
-    train = _table(x, y, dataset.per_trial, place)
-    out = own_folds(recipes, keys)
-    most = places_of_a_fold(_files(keys), recipes[0].folds, keys.by_place)
-    if unit is None:
-        return train.with_folds(out, most), train.with_folds(~out)
-    # all rows of a user are in one fold
-    users = replace(keys, values=np.unique(keys.values))
-    return _by_user(train, keys.values, unit).with_folds(own_folds(recipes, users), most), train.with_folds(~out)
-
-
-def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
-    """Return the table of users, given the rows and the key of each row's user."""
-    return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
-
-
-def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:
-    """Return the mask, bool (N, R), of the rows that each trial is tested on and does not train on."""
-    held = [keys.folds(r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
-    return torch.from_numpy(np.concatenate(held, axis=1))
-
-
-def _files(keys: Keys) -> tuple[int, ...]:
-    """Return the number of records, or of users, in each file; one total if keys are not places."""
-    if not keys.by_place:
-        return (len(np.unique(keys.values)) if keys.of_users else len(keys),)
-    return tuple(np.bincount(np.unique(keys.values) // SECOND_FILE).tolist())
-
-
-def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and labels of all rows, training rows first. Raises UsageError for rows on disk."""
-    held = (dataset.train_x, dataset.test_x, dataset.train_y, dataset.test_y)
-    arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
-    if len(arrays) < len(held):
-        raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
-    return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
-
-
-def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
-    """Return a table of rows, in memory on the training device or left on disk."""
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
-    return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
-
-
-def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
-    """Return the table of validation or public rows, or None."""
-    return None if x is None or y is None else _table(x, y, per_trial, place)
-
-
 def _ledger(member: Member) -> Ledger:
     """Return a trial's new ledger, charged for private preprocessing."""
     plan = member.plan
@@ -408,6 +341,6 @@ def _ledger(member: Member) -> Ledger:
         return Ledger()
     ledger = plan.ledger()
     ledger.unit = None if member.loaded.recipe.data.unit is None else PERSON
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     return ledger

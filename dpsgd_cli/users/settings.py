@@ -21,7 +21,8 @@ class Unit(Section):
         min_length=1,
     )
     most_rows: Annotated[int, Field(ge=1, le=1000)] = Field(
-        description="A user's gradient is the mean over at most so many of their rows, chosen by no value."
+        description="A user's gradient is the mean over at most this many of their rows, chosen"
+        " independently of their values."
     )
 
     @property

@@ -14,7 +14,7 @@ from scipy import stats
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, NeighbourKind
 from dpsgd_cli.accounting.mechanism import KINDS
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.streams import SeededStreams
 
 RECORDS, BATCH, EPOCHS = 6, 2, 600

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
 
-from dpsgd_cli.accounting.joint_composition import Records, Run, scope, why_apart
+from dpsgd_cli.accounting.joint_composition import Records, Run, why_apart
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
 from dpsgd_cli.results.evaluated import records_of
+from dpsgd_cli.results.guarantee import scope
 from tests.conftest import Train, WriteRecipe
 
 HELD = Records("mine", "tested on 20% of its records (split seed 0)")
@@ -199,5 +200,5 @@ def test_a_comparison_states_nothing_of_trials_that_share_noise(
         CliRunner().invoke(main, ["compare", str(ours), str(other), "--out", str(tmp_path / "tables")]).stdout
         for other in (shared, apart)
     ]
-    assert "Nothing is stated of all of them published together: trials share seed 0" in told[0]
-    assert "dpsgd account --trials all` says" in told[1]
+    assert "No joint guarantee is given for all of them: trials share seed 0" in told[0]
+    assert "dpsgd account --trials all` on the folder" in told[1]

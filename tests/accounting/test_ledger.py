@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, GaussianFilter, PlannedFilter, RhoFilter, enforce
-from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry, entries_from_lines, read_ledgers, to_lines, to_price
+from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry, entries_from_lines, priced_releases, read_ledgers, to_lines
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 
@@ -165,12 +165,12 @@ def test_releases_that_were_chosen_are_bounded_by_the_budget_and_the_others_by_t
         ledger.spend(gaussian(5.0), 0)
         ledger.spend(gaussian(3.0, 2), 1)
         assert len(ledger.releases) == 3
-        assert ledger.to_price == ([Release(cap)] if covers else [gaussian(4.0), Release(cap)])
+        assert ledger.priced_releases == ([Release(cap)] if covers else [gaussian(4.0), Release(cap)])
         read = entries_from_lines(to_lines(ledger.entries, 0, None), "here")[0]
-        assert to_price(read) == ledger.to_price
+        assert priced_releases(read) == ledger.priced_releases
     known = Ledger(RhoFilter(0.5))
     known.spend(gaussian(5.0))
-    assert known.to_price == known.releases == [gaussian(5.0)]
+    assert known.priced_releases == known.releases == [gaussian(5.0)]
 
 
 def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
@@ -277,11 +277,11 @@ def test_to_release_nothing_after_private_preprocessing_is_a_choice_too(tmp_path
     ledger = Ledger(RhoFilter(0.5), covers_before=False, budget_cap=BUDGET)
     ledger.spend(before, phase="before")
     ledger.close()
-    assert ledger.to_price == [before, Release(BUDGET)]
+    assert ledger.priced_releases == [before, Release(BUDGET)]
     assert ledger.releases == [before]
     path = tmp_path / "ledger.jsonl"
     path.write_text("\n".join(to_lines(ledger.entries, 0, 0)))
     assert read_ledgers(path) == {0: [before, Release(BUDGET)]}
     empty = Ledger(RhoFilter(0.5), budget_cap=BUDGET)
     empty.close()
-    assert empty.to_price == []
+    assert empty.priced_releases == []

@@ -13,8 +13,8 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 PCA = Release(GaussianSum(16.0, "zero-out", label="pca"))
@@ -51,7 +51,7 @@ def plan(*args: Any, records: int = 60_000, before: tuple[Release, ...] = (), **
 
 def spend(plan: Plan, epochs: int | None = None) -> None:
     ledger = plan.ledger()
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     for epoch, releases in enumerate(plan.epochs[:epochs]):
         for release in releases:
@@ -124,7 +124,7 @@ def test_until_budget_trains_as_long_as_the_budget_lasts_and_no_longer(
         plan(batching, len(found.epochs) + 1, before=before, **given_privacy)
     longer = plan(batching, len(found.epochs) + 1, before=before, **{**given_privacy, "budget": None})
     ledger = found.ledger()
-    for release in found.before:
+    for release in found.preprocessing_releases:
         ledger.spend(release, phase="before")
     for (release,) in longer.epochs[:-1]:
         ledger.spend(release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dpsgd_cli.account.solving import calibrate
+from dpsgd_cli.account.cases import Target, afforded
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.search import (
     NOISE,
@@ -31,6 +33,10 @@ from tests.accounting.releases import poisson, pure, shuffled
 
 def sampled(noise: float) -> list[Release]:
     return [poisson(0.01, noise, 1000)]
+
+
+def calibrate(build: Callable[[float], list[Release]], accountant: Accountant, epsilon: float, delta: float) -> float:
+    return afforded(build, "noise-multiplier", Target(epsilon), accountant, delta)
 
 
 @pytest.mark.parametrize("name", ["rdp", "pld", "moments", "strong-composition"])
@@ -63,7 +69,7 @@ def test_what_no_noise_affords_is_said() -> None:
     def build(noise: float) -> list[Release]:
         return [*sampled(noise), pure(2.0)]
 
-    with pytest.raises(InfeasibleBudget, match=r"no noise multiplier up to 1e\+12 satisfies epsilon 1"):
+    with pytest.raises(InfeasibleBudget, match=r"not even noise-multiplier 1e\+12 fits the budget 1"):
         calibrate(build, accountants.get("rdp"), 1.0, 1e-5)
 
 
@@ -80,12 +86,10 @@ def test_a_region_that_begins_at_some_noise_is_entered_from_above() -> None:
 
 
 def test_the_dear_end_of_the_span_is_an_answer() -> None:
-    assert (
-        calibrate(
-            lambda noise: [shuffled(noise, 100)], accountants.get("zcdp"), 1e9, 1e-5, replace(NOISE, expensive=0.5)
-        )
-        == 0.5
-    )
+    def gap(noise: float) -> float:
+        return gap_of(accountants.get("zcdp").epsilon([shuffled(noise, 100)], 1e-5), 1e9)
+
+    assert solve_at_limit(gap, replace(NOISE, expensive=0.5)) == 0.5
 
 
 def test_a_refusal_where_the_budget_is_not_spent_is_a_refusal() -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from scipy import stats
 
 from dpsgd_cli import data
+from dpsgd_cli.audit.auditing import watched
 from dpsgd_cli.audit.findings import AuditOptions, judged
-from dpsgd_cli.audit.membership import watched
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of, resolve_auto

@@ -11,8 +11,7 @@ import sys
 import time
 
 from dpsgd_cli.audit.auditing import audit
-from dpsgd_cli.audit.findings import AuditOptions
-from dpsgd_cli.audit.report import lines
+from dpsgd_cli.audit.findings import AuditOptions, lines
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import resolve_auto
 

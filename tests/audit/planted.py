@@ -28,6 +28,8 @@ from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.evaluation import run as evaluation_run
+from dpsgd_cli.evaluation.price import held_out_release
 from dpsgd_cli.methods.dp_agd import run as dp_agd
 from dpsgd_cli.methods.dp_sgd import price as gradient_plan
 from dpsgd_cli.methods.dp_sgd import run as dp_sgd
@@ -42,7 +44,7 @@ from dpsgd_cli.preconditioning import marginals, second_moments
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
-from dpsgd_cli.training import build_models
+from dpsgd_cli.training import build_models, plans
 from dpsgd_cli.training.plans import resolve_auto
 
 Patch = pytest.MonkeyPatch
@@ -358,7 +360,46 @@ def split_by_row_number(patch: Patch, folder: Path) -> None:
     patch.setattr(preparation, "content_keys", lambda *arrays: Keys.of_places([len(arrays[0])]))
 
 
+HELD_OUT = [*FULL, "data.split={test: 0.2}", "data.evaluation=private"]
+
+
+def in_both_parts(patch: Patch, folder: Path) -> None:
+    """The held-out part is all records."""
+    patch.setattr(preparation, "held_out_rows", lambda source, data, base: source.train)
+
+
+def little_noise_on_cells(patch: Patch, folder: Path) -> None:
+    own = noise.gaussian
+
+    def added(stream: Any, purpose: str, counter: int, exact: Any, mechanism: Any, records: int) -> Any:
+        less = replace(mechanism, noise_multiplier=0.8 * mechanism.noise_multiplier)
+        return own(stream, purpose, counter, exact, less, records)
+
+    patch.setattr(evaluation_run, "gaussian", added)
+
+
+def long_cells(patch: Patch, folder: Path) -> None:
+    own = noise.gaussian
+
+    def added(stream: Any, purpose: str, counter: int, exact: Any, mechanism: Any, records: int) -> Any:
+        return own(stream, purpose, counter, 1.5 * exact, mechanism, records)
+
+    patch.setattr(evaluation_run, "gaussian", added)
+
+
+def cheap_held_out(patch: Patch, folder: Path) -> None:
+    """Held-out records are measured at three times the epsilon of the training."""
+    own = held_out_release
+    patch.setattr(
+        plans, "held_out_release", lambda name, epsilon, delta, adjacency: own(name, 3 * epsilon, delta, adjacency)
+    )
+
+
 BUGS: dict[str, Bug] = {
+    "a held-out record that also trains": Bug(HELD_OUT, in_both_parts, "D"),
+    "noise on held-out cells times .8": Bug(HELD_OUT, little_noise_on_cells, "C"),
+    "held-out records that count one and a half": Bug(HELD_OUT, long_cells, "D"),
+    "a held-out part above the claim": Bug(HELD_OUT, cheap_held_out, "D"),
     "a training loss in a public column": Bug(FULL, public_loss, "D"),
     "a split by row number": Bug([*FULL, "data.split={test: 0.2}"], split_by_row_number, "D"),
     "folds by row number": Bug([*FULL, "folds=4"], split_by_row_number, "D"),
@@ -420,7 +461,7 @@ def run(name: str, patch: Patch, folder: Path, seed: int = 0) -> dict[str, Any]:
 if __name__ == "__main__":
     import tempfile
 
-    from dpsgd_cli.audit.report import lines
+    from dpsgd_cli.audit.findings import lines
 
     if len(sys.argv) < 2:
         sys.exit("\n".join(BUGS))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsgd_cli.audit.findings import by_p_value, exact, judged
+from dpsgd_cli.audit.findings import by_p_value, exact_finding, judged
 from dpsgd_cli.audit.parts import largest_correlation
 
 
 def test_a_row_is_refuted_at_what_all_rows_leave_of_the_confidence() -> None:
     told = ("found", "claimed")
     rows = [by_p_value("C", str(i), told, p, 0.0) for i, p in enumerate((0.011, 0.013, 0.5, 0.9))]
-    found = judged([*rows, exact("D", "not by chance", "", "", False)], 0.95)
+    found = judged([*rows, exact_finding("D", "not by chance", "", "", False)], 0.95)
     assert [row["refuted"] for row in found] == [True, False, False, False, False]
     assert all(row["control_refuted"] for row in found[:-1]) and "control_refuted" not in found[-1]
-    assert judged([exact("D", "one", "", "", True)], 0.95)[0]["refuted"]
+    assert judged([exact_finding("D", "one", "", "", True)], 0.95)[0]["refuted"]
 
 
 def test_forty_rows_of_true_claims_raise_one_alarm_in_twenty() -> None:

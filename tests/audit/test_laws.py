@@ -13,7 +13,7 @@ from scipy import integrate, stats
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import PureDP
-from dpsgd_cli.audit import choices, outputs, votes
+from dpsgd_cli.audit import choices, outputs
 from dpsgd_cli.audit.findings import QUICK
 from dpsgd_cli.audit.stage import at_audit_size, build_canaries, without_folds
 from dpsgd_cli.audit.statistics import Errors
@@ -51,9 +51,9 @@ def test_noise_of_votes_passes_a_gap_as_often_as_said() -> None:
     for scale in (1.0, 1.5):
         laplace = stats.laplace(scale=scale)
         two = integrate.quad(lambda x: laplace.pdf(x) * laplace.cdf(1 - x), -60, 60, points=[0, 1])[0]  # noqa: B023
-        assert votes._two_laplace(scale) == pytest.approx(two, abs=1e-6)
-        assert votes._one_laplace(scale) == pytest.approx(laplace.cdf(1), abs=1e-12)
-        assert votes._one_normal(scale) == pytest.approx(stats.norm.cdf(1, scale=scale), abs=1e-12)
+        assert choices._two_laplace(scale) == pytest.approx(two, abs=1e-6)
+        assert choices._one_laplace(scale) == pytest.approx(laplace.cdf(1), abs=1e-12)
+        assert choices._one_normal(scale) == pytest.approx(stats.norm.cdf(1, scale=scale), abs=1e-12)
 
 
 def sides(recipe: str, overrides: list[str], trials: int) -> list[outputs._Side]:
@@ -114,7 +114,7 @@ def test_a_step_moves_a_canarys_coordinate_by_what_was_worked_out_beforehand(kin
     class Compared(Watch):
         def released(self, epoch: int, step: int, exact: torch.Tensor, mean: torch.Tensor) -> None:
             made = self.staged
-            assert made is not None and made.vectors is not None
+            assert made.vectors is not None
             batch = self._batch
             drawn = made.inside if batch is None else made.inside & self._members(batch, made.places)
             expected = made.vectors.gradients()[0] * drawn[..., None]

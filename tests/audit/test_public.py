@@ -24,7 +24,7 @@ def test_a_training_loss_in_a_public_column_is_found(
     known = outline(loaded.recipe.data, loaded.base)
     plan = plan_of(without_folds(loaded), known)
     assert plan is not None
-    found = {one.name: one.refuted for one in compare(loaded, known, plan)}
+    found = {one.name: one.refutes(0.95) for one in compare(loaded, known, plan)}
     assert found.pop("public columns, from equal noisy sums") == planted
     assert not any(found.values())
 

@@ -77,7 +77,7 @@ def test_a_canary_moves_its_coordinate_by_the_clip_bound_and_nothing_else(overri
 
 
 def _nothing(made: StagedTrials) -> object:
-    from dpsgd_cli.clipping.diagnostics import Diagnostics
+    from dpsgd_cli.clipping.run import Diagnostics
 
     return Diagnostics(made.inside.shape[0], torch.device("cpu"))
 

@@ -25,16 +25,16 @@ from dpsgd_cli.batching.run import (
     AllocationSampler,
     BatchSizes,
     CyclicSampler,
+    FixedSampler,
     FullSampler,
     PoissonSampler,
     Sampler,
     ShuffleSampler,
-    SingleSampler,
-    SteadySampler,
     TruncatedSampler,
+    WrappedSampler,
     _groups_of,
     batch_sizes,
-    fixed_sampler,
+    padded_to,
 )
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Batch
@@ -232,7 +232,7 @@ def test_a_truncated_batch_is_a_poisson_batch_of_which_no_more_are_kept(make: Ma
 
 def test_batches_of_one_size_are_uniform_sets_drawn_anew(make: MakeStreams) -> None:
     """How often two records are together is that of draws without replacement, not of draws by themselves."""
-    sampler = fixed_sampler(make(2), RECORDS, BATCH)
+    sampler = FixedSampler(make(2), RECORDS, BATCH)
     seen = inclusions(sampler, STEPS, RECORDS)
     assert (seen.sum(axis=2) == BATCH).all()
     rate, both = BATCH / RECORDS, BATCH * (BATCH - 1) / (RECORDS * (RECORDS - 1))
@@ -242,7 +242,6 @@ def test_batches_of_one_size_are_uniform_sets_drawn_anew(make: MakeStreams) -> N
     assert min(unlikely(count, STEPS, rate**2) for count in together) < LEAST
     assert min(unlikely(int(own.sum()), STEPS // 2, rate**2) for own in (seen[0, 0::2] & seen[0, 1::2]).T) > LEAST
     assert min(unlikely(int(own.sum()), STEPS, rate**2) for own in (seen[0] & seen[1]).T) > LEAST
-    assert isinstance(fixed_sampler(make(1), RECORDS, 1), SingleSampler)
 
 
 def test_shuffled_batches_can_be_asked_for_again_when_seeded() -> None:
@@ -254,7 +253,7 @@ def test_shuffled_batches_can_be_asked_for_again_when_seeded() -> None:
 
 def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
     """6000 steps of 7 records: one record, two steps in a row, two trials; one that stands for two is found."""
-    sampler = SingleSampler(make(2), 7)
+    sampler = FixedSampler(make(2), 7, 1)
     assert sampler.steps_per_epoch == 7
     drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)
     assert drawn.shape == (2, 6000) and drawn.dtype == np.int64
@@ -269,7 +268,8 @@ def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
 @pytest.mark.parametrize("unit", [1, 5, 7, 64])
 def test_steady_batches_have_whole_pieces_and_the_same_records(unit: int) -> None:
     streams = [SeededStreams(0), SeededStreams(1)]
-    plain, steady = PoissonSampler(streams, 60, 6), SteadySampler(PoissonSampler(streams, 60, 6), unit)
+    plain = PoissonSampler(streams, 60, 6)
+    steady = WrappedSampler(PoissonSampler(streams, 60, 6), lambda step, batch: padded_to(unit, batch))
     for step in range(20):
         wanted, found = plain.batch(step), steady.batch(step)
         assert found.rows is not None
@@ -356,9 +356,9 @@ SAMPLERS = {
     "poisson-one": lambda: PoissonSampler(STREAMS[:1], 50, 7),
     "nearly-empty": lambda: PoissonSampler(STREAMS, 1000, 1),
     "shuffle": lambda: ShuffleSampler(STREAMS, 50, 7),
-    "single": lambda: SingleSampler(STREAMS, 50),
+    "single": lambda: FixedSampler(STREAMS, 50, 1),
     "truncated": lambda: TruncatedSampler(STREAMS, 50, 7, 8),
-    "fixed": lambda: fixed_sampler(STREAMS, 50, 7),
+    "fixed": lambda: FixedSampler(STREAMS, 50, 7),
     "allocation": lambda: AllocationSampler(STREAMS, 50, 7),
 }
 

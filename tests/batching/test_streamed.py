@@ -81,7 +81,7 @@ def test_the_next_batch_is_read_meanwhile(tables: tuple[Table, StreamedTable]) -
     drawn: list[tuple[int, bool]] = []
     arrived = threading.Event()
 
-    class Noted(Sampler):
+    class Noted(FullSampler):
         steps_per_epoch = 9
 
         def batch(self, step: int) -> Batch:
@@ -99,7 +99,7 @@ def test_the_next_batch_is_read_meanwhile(tables: tuple[Table, StreamedTable]) -
 
 
 def test_an_error_while_reading_ahead_is_that_of_the_step(tables: tuple[Table, StreamedTable]) -> None:
-    class Fails(Sampler):
+    class Fails(FullSampler):
         steps_per_epoch = 9
 
         def batch(self, step: int) -> Batch:

@@ -378,7 +378,7 @@ def test_what_no_price_covers_is_said_and_passes_no_gate(write_recipe: WriteReci
     for source in (path, directory):
         told = run(str(source))
         assert "scale by standard was fitted on the training rows without noise" in told.stdout
-        assert "an experiment: who knows the seed can take the noise away" in told.stdout
+        assert "an experiment: anybody who knows the seed can subtract the noise" in told.stdout
         gate = run(str(source), "--max-epsilon", "99")
         assert (gate.exit_code, "does not cover it" in gate.stderr) == (1, True)
     assert "NOT covered" in result_text(store.read_document(directory), directory)

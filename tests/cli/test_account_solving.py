@@ -10,7 +10,7 @@ import yaml
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.cli.accounting import SCHEDULES, recipe, rows, run
 

@@ -41,7 +41,7 @@ def test_a_refuted_claim_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [
-        (["quickstart", "--tier", "E"], 2, "E is no tier; give some of A,B,C,D"),
+        (["quickstart", "--tier", "E"], 2, "E is not a tier; choose from A,B,C,D"),
         (["quickstrat"], 2, "did you mean quickstart?"),
         (["yu2019/cancer-non-private"], 2, "trains without privacy, so it claims nothing"),
     ],

@@ -34,15 +34,15 @@ def test_account_states_mu_and_what_the_best_attacker_finds() -> None:
     for rate in RATES:
         assert found[f"true_positives_at_{rate:g}"] == pytest.approx(neyman_pearson(1.0, rate), rel=1e-9)
     said = run(*FULL, "--attacker").stdout
-    assert "the best attacker finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0" in said
-    assert "attacker" not in run(*FULL).stdout and "mu" not in rows(*FULL)["gaussian"]
+    assert "strongest attack: TPR 9.24% at FPR 1%, 1.83% at FPR 0.1%; exactly mu-Gaussian-DP with mu 1.0" in said
+    assert "attack" not in run(*FULL).stdout and "mu" not in rows(*FULL)["gaussian"]
 
 
 def test_where_no_gaussian_is_exact_a_bound_is_stated() -> None:
     found = rows(*SAMPLED, "--attacker")["pld"]
     assert found["mu"] is None and found["attacker_by"] == "pld"
     assert 0.01 < found["true_positives_at_0.01"] < 0.05
-    assert "finds at most" in run(*SAMPLED, "--attacker").stdout
+    assert "TPR at most" in run(*SAMPLED, "--attacker").stdout
 
 
 def test_the_tradeoff_curve_is_one_over_false_positives() -> None:
@@ -75,14 +75,14 @@ def test_results_and_comparisons_state_what_their_ledgers_allow(
         own = [best_attacker(releases) for releases in read_ledgers(directory / "ledger.jsonl").values()]
         for rate in RATES:
             assert stated["true_positives"][f"{rate:g}"] == pytest.approx(max(one.true_positives[rate] for one in own))
-        assert "best attacker" in result_text(store.read_document(directory), directory)
+        assert "strongest attack" in result_text(store.read_document(directory), directory)
     # rho is mu^2 / 2
     assert store.read_document(exact)["privacy"]["attacker"]["mu"] == pytest.approx(1.0, rel=1e-9)
     assert store.read_document(sampled)["privacy"]["attacker"]["mu"] is None
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(main, ["compare", str(exact), str(sampled), "--out", "side"])
     assert shown.exit_code == 0, shown.stderr
-    assert "| found at 1% | found at 0.1% |" in shown.stdout and "<= " in shown.stdout
+    assert "| TPR at FPR 1% | TPR at FPR 0.1% |" in shown.stdout and "| at most " in shown.stdout
     with (tmp_path / "side" / "comparison.csv").open(encoding="utf-8") as file:
         both = list(csv.DictReader(file))
     assert float(both[0]["mu"]) == pytest.approx(store.read_document(exact)["privacy"]["attacker"]["mu"])

@@ -68,7 +68,7 @@ def test_different_data_are_not_subtracted(here: Path) -> None:
     assert [(row["data"], row["difference"]) for row in rows] == [("mine.csv", None), ("digits", None)]
     for text in (done.stdout, (here / "page.html").read_text()):
         assert "not compared: different data" in text and "mine.csv" in text
-        assert "A difference is taken only between results on the same records" in text
+        assert "A difference is stated only between results on the same test records" in text
         assert "judged" not in text
 
 
@@ -160,7 +160,7 @@ def test_a_page_of_a_metric_that_is_not_private_needs_the_flag(here: Path) -> No
 def test_the_table_names_the_accountant_of_each_epsilon(here: Path) -> None:
     done = run("mine.yaml", "lee2018/dp-agd", "--data-of", "mine.yaml", "--epsilon", "2", "--repeats", "1")
     header, _, ours, theirs = (line.split(" | ") for line in done.stdout.splitlines()[:4])
-    assert header[1:3] == ["epsilon (add-remove)", "accountant"]
+    assert header[1:3] == ["epsilon (add-remove) at delta 1e-05", "accountant"]
     assert (ours[2], theirs[2]) == ("gaussian", "zcdp")
     assert "stated by different accountants (gaussian, zcdp)" in done.stdout
 
@@ -168,7 +168,7 @@ def test_the_table_names_the_accountant_of_each_epsilon(here: Path) -> None:
 def test_one_difference_is_not_one_differences(here: Path) -> None:
     done = run("mine.yaml", recipe(here, "b", epochs="epochs: 2"), "--repeats", "2")
     assert done.exit_code == 0 and "1 differences" not in done.output
-    assert "The difference is judged at 5%." in done.stdout
+    assert "1 difference judged at 5% (Holm)." in done.stdout
     assert "| mine |" in done.stdout and "(95% CI) | trials |" in done.stdout
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.cli.recipe import draw, unsaid
+from dpsgd_cli.cli.recipe import draw, implied_settings
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
@@ -128,7 +128,7 @@ epochs: 3
 
 def of(tmp_path: Path, *overrides: str) -> list[str]:
     (tmp_path / "own.yaml").write_text(OWN)
-    return unsaid(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
+    return implied_settings(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
 
 
 def test_a_recipe_that_leaves_everything_open(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_recipe_that_leaves_nothing_open(tmp_path: Path) -> None:
 
 def test_the_steps_that_are_told_are_those_that_are_taken() -> None:
     """Written into the recipe, they come to the same input."""
-    (said,) = (text for text in unsaid(load_recipe("lee2018/dp-agd").recipe) if "data.preprocess" in text)
+    (said,) = (text for text in implied_settings(load_recipe("lee2018/dp-agd").recipe) if "data.preprocess" in text)
     steps = said.removeprefix("# data.preprocess: ").removesuffix(" (the card of adult)")
     told, left = (load_recipe("lee2018/dp-agd", change) for change in ([f"data.preprocess={steps}"], []))
     assert told.recipe.data.preprocess is not None and left.recipe.data.preprocess is None
@@ -186,7 +186,7 @@ def test_check_model_says_how_each_layer_is_clipped_and_all_that_is_refused(fold
     ]
     for line, how in zip(lines[1:4], ("closed form", "one example at a time", "own gradient"), strict=True):
         assert how in line
-    assert "nothing is refused" in lines[4]
+    assert "no layer is refused" in lines[4]
     wrong = run("check-model", "good.yaml", model % "wrong")
     assert (wrong.exit_code, wrong.stdout.count("REFUSED")) == (2, 3)
     for place, kind in (("5", "BatchNorm1d mixes"), ("6", "Dropout draws"), ("7", "LSTM takes or returns several")):

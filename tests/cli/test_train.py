@@ -90,7 +90,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(write_recipe: WriteRecipe,
     assert "noise multiplier by epoch\n    0-2" in result.stdout
     assert not (tmp_path / "out").exists()
     plain = run(write_recipe(method=POISSON | {"kind": "sgd"}, privacy=None), "--dry-run")
-    assert (plain.exit_code, plain.stdout) == (0, "tiny: 3 epochs without any privacy; nothing to price\n")
+    assert (plain.exit_code, plain.stdout) == (0, "tiny: 3 epochs without privacy; there is nothing to price\n")
 
 
 def missing(tmp_path: Path) -> None:

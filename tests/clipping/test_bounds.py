@@ -13,9 +13,9 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import add_clipped_sums
+from dpsgd_cli.clipping.run import Diagnostics, add_clipped_sums
 from dpsgd_cli.clipping.settings import QuantileClipping
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_gd.run import DpGd
@@ -72,8 +72,8 @@ def one_step(data: Data, clip: float, adjacency: Any, mask: np.ndarray | None = 
     method.bounds.kept["clip"].fill_(clip)
     method.begin()
     method.add_sums(0, 0, Diagnostics(1, trained.pack.values.device))
-    assert method.beside is not None
-    return trained.pack.sums[0].clone(), method.beside[0].clone()
+    assert method.side_statistics is not None
+    return trained.pack.sums[0].clone(), method.side_statistics[0].clone()
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
@@ -135,7 +135,7 @@ def test_noise_is_what_was_charged_and_the_count_has_noise_of_its_own(adjacency:
     trained = context([made("full", adjacency)])
     method, moves, steps = method_of(trained), 2.0 if adjacency == "replace-one" else 1.0, 2000
     method.begin()
-    beside = method.beside
+    beside = method.side_statistics
     assert beside is not None
     seen, drawn = np.empty((steps, 4)), []
     for step in range(steps):
@@ -260,21 +260,13 @@ def counted(batching: str = "shuffle", adjacency: Any = None, **clipping: Any) -
 
 
 @dataclass
-class Seen:
+class Seen(AuditHook):
     """A watcher of what is released before the first step."""
 
     made: list[tuple[Any, Tensor, Tensor]] = field(default_factory=list)
 
     def prepared(self, mechanism: Any, exact: Tensor, noisy: Tensor) -> None:
         self.made.append((mechanism, exact.clone(), noisy.clone()))
-
-    def drawn(self, *rest: Any) -> None: ...
-
-    def released(self, *rest: Any) -> None: ...
-
-    def measured(self, *rest: Any) -> None: ...
-
-    def preconditioned(self, *rest: Any) -> None: ...
 
 
 def counts_of(one: Recipe, data: Data | None = None) -> tuple[Any, Tensor, Tensor, DpSgd]:
@@ -303,7 +295,7 @@ def test_a_histogram_is_charged_its_share_before_training_and_steps_in_units_of_
     for adjacency, root in (("zero-out", 1.0), ("replace-one", math.sqrt(2))):
         plan = context([counted(adjacency=adjacency)]).plans[0]
         assert plan is not None
-        (first,) = plan.before
+        (first,) = plan.preprocessing_releases
         assert isinstance(first.mechanism, GaussianSum)
         assert first.mechanism.noise_multiplier == pytest.approx(7.0710678118654755)
         expected = GaussianSum(1, adjacency, sensitivity=root, label="norm-histogram")  # type: ignore[arg-type]

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.clipping import compiling
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy

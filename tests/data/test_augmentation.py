@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.data.augmentation import Augmentation
 from dpsgd_cli.data.settings import Augment
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d

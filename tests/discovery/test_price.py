@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.gaussian import Gaussian
+from dpsgd_cli.accounting.accountants.additive import Gaussian
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget, enforce, mu_squared_left, over_budget
 from dpsgd_cli.accounting.groups import of_group

@@ -12,8 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, at_most
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, at_most
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.packing import Pack, Placement
 

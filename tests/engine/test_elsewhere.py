@@ -26,16 +26,16 @@ from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import store
-from dpsgd_cli.training import loop
+from dpsgd_cli.training import evaluation, loop
 from dpsgd_cli.training.build_models import make_pack
 from dpsgd_cli.training.plans import resolve_auto
-from dpsgd_cli.training.start import Member, Stage, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, Trials, start
 from tests.engine.elsewhere import Rule, installed
 
 RECORDS, CLASSES = 40, 3
@@ -88,7 +88,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     if made.privacy is not None:
         pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Placement(torch.device("cpu")))
         plan = plan_for(made, Facts(RECORDS, groups=len(pack.layers), feature_bound=math.sqrt(7)))
-    return start([Member(resolve_auto(loaded), plan)], stage=Stage(made_of))
+    return start([Member(resolve_auto(loaded), plan)], override=DataOverride(made_of))
 
 
 def on_disk(rows: np.ndarray, place: Path) -> DiskRows:
@@ -102,7 +102,7 @@ def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.T
     for epoch in range(min(2, trials.method.epochs)):
         with gpu.no_asking() if gpu is not None and epoch else nullcontext():
             seen = trials.method.run_epoch(epoch)
-        found = loop.record(trials, epoch, seen, True)
+        found = evaluation.record(trials, epoch, seen, True)
         history.append((found.metrics, found.counts))
     theory = trials.method.findings()
     for row in [] if theory is None else [*theory.claimed, *theory.measured]:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.batching.run import AheadSampler, PoissonSampler
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, SumClipped, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine import precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from dpsgd_cli.batching.run import FullSampler, PartSampler, Sampler
+from dpsgd_cli.batching.run import FullSampler, Sampler, part_of
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.engine.streams import SharedStreams
 from dpsgd_cli.engine.tensors import Batch
@@ -270,11 +270,11 @@ def test_the_parts_of_a_batch_are_the_batch(size: int, columns: int, trials: int
     rng = np.random.default_rng(columns)
     rows = rng.integers(0, 100, (trials, columns))
     mask = rng.random((trials, columns)) < 0.5 if padded else None
-    parts = [PartSampler(Fixed(rows, mask), Team(rank, size).part, 100).batch(0) for rank in range(size)]
+    parts = [part_of(Team(rank, size).part, 100, Fixed(rows, mask).batch(0)) for rank in range(size)]
     assert np.array_equal(np.concatenate([part.rows for part in parts if part.rows is not None], axis=1), rows)
     if mask is not None:
         assert np.array_equal(np.concatenate([part.mask for part in parts if part.mask is not None], axis=1), mask)
-    spans = [PartSampler(FullSampler(), Team(rank, size).part, columns).batch(0).span for rank in range(size)]
+    spans = [part_of(Team(rank, size).part, columns, FullSampler().batch(0)).span for rank in range(size)]
     assert [row for span in spans if span for row in range(*span)] == list(range(columns))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from dpsgd_cli.batching.run import PoissonSampler
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.processes import Team, join
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import DpsgdError, RunError

@@ -17,7 +17,7 @@ from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.recipe.schema import Recipe
 

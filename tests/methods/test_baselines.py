@@ -15,16 +15,16 @@ from scipy.stats import norm
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
 from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.privgene.run import PrivGene
 from dpsgd_cli.methods.risks import optimum
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants

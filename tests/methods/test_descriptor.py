@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.common.naming import named
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import own
+from dpsgd_cli.common.plugins import named
+from dpsgd_cli.methods.base import Method, own
 from dpsgd_cli.methods.settings import METHODS
 
 

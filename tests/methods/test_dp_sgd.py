@@ -19,11 +19,11 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_network import RECORDS, context, recipe, records, train
@@ -354,5 +354,5 @@ def test_dp_sgd_needs_a_plan_and_a_privacy_section() -> None:
     with pytest.raises(PrivacyError, match="without a plan"):
         create(replace(trained, plans=(None,)))
     bare = trained.recipes[0].model_copy(update={"privacy": None})
-    with pytest.raises(PrivacyError, match="without a privacy section"):
+    with pytest.raises(PrivacyError, match="no privacy section"):
         create(replace(trained, recipes=(bare,)))

@@ -17,9 +17,9 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import PrivacyError, RunError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.schema import Recipe
 from tests.conftest import WAYS, StopAt, Train, WriteRecipe
@@ -33,7 +33,6 @@ CONVEX: dict[str, dict[str, Any]] = {
     "gd": {"method": {"kind": "gd"}, "epochs": 2, "privacy": None},
     "dp-gd": {"method": {"kind": "dp-gd"}, "epochs": 2},
     "dp-agd": {"method": {"kind": "dp-agd"}},
-    "dp-agd, samples": {"method": {"kind": "dp-agd", "sample": 20}},
     "objective-perturbation": {"method": {"kind": "objective-perturbation"}},
     "output-perturbation": {"method": {"kind": "output-perturbation"}},
     "privgene": {"method": {"kind": "privgene"}},
@@ -137,19 +136,19 @@ class Fresh(SeededStreams):
 AGD = {
     "data": {"path": "two.npz", "bounds": [0, 1], "classes": [0, 1]},
     "model": {"kind": "convex"},
-    "method": {"kind": "dp-agd", "sample": 20, "refresh": 1, "splits": 5, "gamma": 0.5},
+    "method": {"kind": "dp-agd", "refresh": 1, "splits": 5, "gamma": 0.5},
     "privacy": {"budget": {"epsilon": 1, "delta": 1e-3}},
     "epochs": None,
 }
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-@pytest.mark.parametrize("name", [*WAYS, "dp-agd, samples"])
+@pytest.mark.parametrize("name", [*WAYS, "dp-agd"])
 def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(
     train: Train, write_recipe: WriteRecipe, stop_at: StopAt, monkeypatch: pytest.MonkeyPatch, name: str, stop: int
 ) -> None:
-    """`private-selection` once drew a new partition, and `dp-agd` a new sample in the middle of an iteration."""
-    recipe = write_recipe(**(WAYS | {"dp-agd, samples": AGD})[name] | {"seed": None, "save_model": True})
+    """`private-selection` once drew a new partition."""
+    recipe = write_recipe(**(WAYS | {"dp-agd": AGD})[name] | {"seed": None, "save_model": True})
     stored = dict(np.load(recipe.parent / "tiny.npz"))
     two = {key: value % 2 if key.startswith("y") else value for key, value in stored.items()}
     np.savez(recipe.parent / "two.npz", **two)

@@ -10,7 +10,7 @@ import torch
 
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 RECORDS, FOLDS = 61, 4
@@ -96,15 +96,3 @@ def test_a_single_record_that_is_not_there_adds_nothing() -> None:
         own.pack.sums.fill_(7.0)
         trained.add_sums(0, step, None)
         assert not own.pack.sums[short].any() and own.pack.sums[(short + 1) % FOLDS].any()
-
-
-def test_a_sample_leaves_out_what_is_not_there() -> None:
-    method = {"kind": "dp-agd", "sample": 46, "gradient_clip": 0.4, "objective_clip": 3.0}
-    own = context(made(method, privacy={"clipping": {"kind": "flat", "norm": 1.0}}), data=points(RECORDS))
-    trained: Any = create(own)
-    own.pack.values.zero_()
-    trained.risk.start(own.pack.values)
-    trained._measure(list(range(FOLDS)), [])
-    assert [len(sample) for sample in trained.risk.samples] == own.table.counts.int().tolist()
-    for fold in range(FOLDS):
-        assert np.allclose(trained.exact[fold].numpy(), expected(fold), atol=1e-12)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
 from dpsgd_cli.noise.run import NoiseSource
 from tests.methods.small_network import RECORDS, context, network, recipe, records, train

@@ -17,8 +17,8 @@ from dpsgd_cli.accounting.mechanism import PureDP
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.methods.base import _refuse, create
 from dpsgd_cli.methods.baselines.run import Majority
-from dpsgd_cli.methods.creation import _refuse, create
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.privgene import run as privgene
 from dpsgd_cli.methods.privgene.run import _Chooser

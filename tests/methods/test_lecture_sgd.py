@@ -11,19 +11,19 @@ import torch
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.batching.run import SingleSampler
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.batching.run import FixedSampler
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.creation import create
-from dpsgd_cli.methods.lectures import excess_risk
+from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.lectures import run as lectures
 from dpsgd_cli.methods.lectures.run import LectureSgd
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 
-def picked(sampler: SingleSampler, step: int) -> int:
+def picked(sampler: FixedSampler, step: int) -> int:
     rows = sampler.batch(step).rows
     assert rows is not None
     return int(rows[0, 0])
@@ -52,7 +52,7 @@ def test_with_the_same_draws_it_is_the_algorithm(l2: float) -> None:
     plan = method.plans[1]
     scale = plan.noise_multipliers[0] * 2 * math.sqrt(5)
     noise = NoiseSource([SeededStreams(1)], 5, torch.device("cpu"), torch.float64)
-    picks = SingleSampler([SeededStreams(1)], 60)
+    picks = FixedSampler([SeededStreams(1)], 60, 1)
     z, w = signed(one), np.zeros(5)
     lead = 1 / l2 if l2 else 2 * 1.5 / math.sqrt(5 + 5 * scale**2)
     for t in range(3 * 60):
@@ -85,7 +85,7 @@ def test_one_record_is_clipped_to_half_of_the_sensitivity_that_the_ledger_record
     assert isinstance(method, LectureSgd)
     w = np.array([0.3, -0.2, 0.1, 0.4, -0.5]) / scale
     method.context.pack.values.copy_(torch.from_numpy(w))
-    z, picks = signed(one, (scale * x, y)), SingleSampler([SeededStreams(0)], 60)
+    z, picks = signed(one, (scale * x, y)), FixedSampler([SeededStreams(0)], 60, 1)
     clipped = 0
     for step in range(60):
         method.add_sums(0, step, Diagnostics(1, torch.device("cpu")))
@@ -187,7 +187,7 @@ def test_the_excess_risk_of_the_hinge_is_over_its_linear_program() -> None:
 
 
 def test_an_optimum_that_is_not_certain_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excess_risk, "_LEAST_CERTAIN", -1.0)
+    monkeypatch.setattr(lectures, "_LEAST_CERTAIN", -1.0)
     method = create(context(hinge_problem(), streams=[Silent(0)]))
     run(method)
     theory = method.findings()

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.loss_bounds import LOSSES, LossKind
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.losses import MarginLoss

@@ -15,7 +15,7 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.users.run import UnitTable
 from tests.conftest import Train, WriteRecipe
@@ -77,17 +77,6 @@ def test_each_record_is_in_a_batch_at_the_rate_that_was_priced(batching: str) ->
             assert (there < ROWS).all()
             seen[there.numpy()] += 1
     assert abs(seen / 1500 - 0.5).max() < 5 * np.sqrt(0.25 / 1500)
-
-
-def test_a_sample_leaves_out_empty_places() -> None:
-    method = {"kind": "dp-agd", "sample": PLACES, "gradient_clip": 0.4, "objective_clip": 3.0}
-    own = in_places(made(method, clipping={"kind": "flat", "norm": 1.0}), [SeededStreams(0)])
-    trained: Any = create(own)
-    own.pack.values.zero_()
-    trained.risk.start(own.pack.values)
-    trained._measure([0], [])
-    assert sorted(trained.risk.samples[0].tolist()) == list(range(ROWS))
-    assert np.allclose(trained.exact[0].numpy(), expected(), atol=1e-12)
 
 
 def test_a_single_record_from_an_empty_place_adds_nothing() -> None:

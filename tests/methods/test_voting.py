@@ -14,9 +14,10 @@ from scipy.stats import norm
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.audit.votes import FloatNoise
+from dpsgd_cli.audit.choices import FloatNoise
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import _QueryNoise
 from dpsgd_cli.methods.pate.sensitivity import Curve, check, divergence, of_votes, price
@@ -26,8 +27,8 @@ from dpsgd_cli.methods.pate.votes import (
     ConfidentMax,
     GaussianMax,
     LaplaceMax,
-    Noise,
     StableMode,
+    VoteNoise,
     epsilon_at,
     laplace_log_q,
     laplace_renyi,
@@ -35,7 +36,6 @@ from dpsgd_cli.methods.pate.votes import (
     max_renyi,
     threshold_renyi,
 )
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 
@@ -137,7 +137,7 @@ def test_the_mode_that_is_released_as_it_is_keeps_epsilon_and_delta(epsilon: flo
 def test_answers_have_the_law_that_is_priced(exact: bool) -> None:
     """In floating point, and on the grid, whose coins no seed repeats: false failures below 1 in 3,000."""
     draws, counts = 20_000 if not exact else 5000, np.array([12, 9])
-    noise: Noise = FloatNoise(np.random.default_rng(0))
+    noise: VoteNoise = FloatNoise(np.random.default_rng(0))
     if exact:
         noise = _QueryNoise(SecureStreams(), 0, 21)
 
@@ -296,7 +296,7 @@ def test_what_has_no_guarantee_or_does_not_fit_is_refused(
 def test_publishing_what_the_votes_say_is_charged_beside_the_votes() -> None:
     plain, published = planned(CONFIDENT.model_dump()), planned(CONFIDENT.model_dump(), sanitised={})
     extra = price(Sanitised(), "add-remove")
-    assert [release.mechanism for release in published.before] == [extra]
+    assert [release.mechanism for release in published.preprocessing_releases] == [extra]
     assert plain.guarantee().epsilon < published.guarantee().epsilon
     assert plain.budget_cap is not None
     votes_alone = gaussian_epsilon(1 / plain.budget_cap.noise_multiplier, 9e-6)

@@ -12,10 +12,10 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
-from dpsgd_cli.methods.creation import create
+from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.price import Toeplitz
 from tests.methods.small_network import RECORDS, context, recipe, records

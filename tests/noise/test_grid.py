@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.audit.grids import off_grid
+from dpsgd_cli.audit.outputs import off_grid
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.noise import run as noise

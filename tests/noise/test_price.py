@@ -18,7 +18,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.noise.price import INDEPENDENT, Toeplitz, Tree, optimised, square_root
 from dpsgd_cli.noise.settings import BandedNoise
 from dpsgd_cli.recipe.schema import Recipe
@@ -146,7 +146,7 @@ def test_what_is_charged_covers_every_group(steps: int, bands: int, multipliers:
 
     At the end, and after every epoch: what was charged by then covers what was released by then.
     """
-    charged = BandedNoise(bands=bands).charges(multipliers, steps)
+    charged = BandedNoise(bands=bands).charges_by_epoch(multipliers, steps)
     noise = np.repeat(multipliers, steps)
     assert len(charged) == len(multipliers)
     for done in range(1, len(multipliers) + 1):
@@ -163,8 +163,12 @@ def test_what_is_charged_covers_every_group(steps: int, bands: int, multipliers:
 
 def test_a_falling_schedule_is_charged_the_epoch_it_is_in() -> None:
     """But for the cycles that reach into the next one: of 10 steps and 2 bands, cycles of steps 8 (to 10)."""
-    assert BandedNoise(bands=2).charges([3.0, 2.0, 1.0], 10) == [[(3.0, 4), (2.0, 1)], [(2.0, 4), (1.0, 1)], [(1.0, 5)]]
-    assert BandedNoise(bands=12).charges([3.0, 2.0, 1.0], 4) == [
+    assert BandedNoise(bands=2).charges_by_epoch([3.0, 2.0, 1.0], 10) == [
+        [(3.0, 4), (2.0, 1)],
+        [(2.0, 4), (1.0, 1)],
+        [(1.0, 5)],
+    ]
+    assert BandedNoise(bands=12).charges_by_epoch([3.0, 2.0, 1.0], 4) == [
         [(3.0, 0), (1.0, 1)],
         [(2.0, 0)],
         [(1.0, 0)],
@@ -320,9 +324,9 @@ def test_validation_may_choose_the_noise_of_an_epoch_but_not_of_a_band() -> None
         "epochs": "until-budget",
     }
     plan = plan_for(recipe({"kind": "tree"}, method={"batching": "shuffle"}, **changes), Facts(1050))
-    assert plan.chooses and plan.correlated is not None and plan.correlated.error is None
+    assert plan.is_adaptive and plan.correlated is not None and plan.correlated.error is None
     assert plan.budget_cap == GaussianSum(0.5**0.5, "zero-out", label="budget")
-    with pytest.raises(PrivacyError, match="can be policed"):
+    with pytest.raises(PrivacyError, match="can be enforced"):
         plan_for(recipe({"kind": "banded", "bands": 2}, **changes), Facts(1050))
 
 

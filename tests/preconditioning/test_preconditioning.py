@@ -135,7 +135,7 @@ def test_the_release_is_charged_its_share_before_anything_else(
     ledger = method.context.ledgers[0]
     plan = method.context.plans[0]
     assert plan is not None
-    for release in plan.before:
+    for release in plan.preprocessing_releases:
         ledger.spend(release, phase="before")
     run(method)
     found = [entry.release.mechanism for entry in ledger.entries]
@@ -156,11 +156,11 @@ def test_the_release_is_charged_its_share_before_anything_else(
 def test_the_share_is_of_what_preprocessing_leaves() -> None:
     from dpsgd_cli.accounting.mechanism import Release
     from dpsgd_cli.accounting.plan import Facts
-    from dpsgd_cli.methods.planning import plan_for
+    from dpsgd_cli.methods.descriptor import plan_for
 
     spent = Release(GaussianSum(2.0, "add-remove", label="pca"))
-    plan = plan_for(made(), Facts(60, before=[spent]))
-    first, second = [release.mechanism for release in plan.before]
+    plan = plan_for(made(), Facts(60, preprocessing_releases=[spent]))
+    first, second = [release.mechanism for release in plan.preprocessing_releases]
     assert first == spent.mechanism and isinstance(second, GaussianSum)
     assert second.noise_multiplier**-2 == pytest.approx(SHARE * (2 * RHO - 1 / 4))
     assert plan.rho() == pytest.approx(RHO)

@@ -109,7 +109,7 @@ BROKEN = [
         "privacy:\n  schedule: {kind: exponential, initial: 10, decay: 0.01}\n  budget: {rho: 1}",
         "privacy: 3",
         "5: privacy: must be a section with keys adjacency, unit, clipping, schedule, budget, budget_covers, delta,"
-        " accountant, noise, noise_source, got 3",
+        " accountant, book, noise, noise_source, got 3",
     ),
     (
         "{kind: linear}",

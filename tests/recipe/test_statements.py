@@ -14,15 +14,14 @@ from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.clipping.bounds import Bounds
 from dpsgd_cli.clipping.settings import Clipping
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.descriptor import Descriptor
+from dpsgd_cli.methods.descriptor import Descriptor, plan_for
 from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.settings import IndependentNoise, Noise
 from dpsgd_cli.preconditioning.settings import Preconditioner
@@ -163,7 +162,7 @@ def test_noise_that_is_chosen_on_the_way_has_a_plan_that_says_so_and_all_other_n
         epochs=3,
     )
     plan = plan_for(one, Facts(60, feature_bound=1.0))
-    assert plan.chooses == settings.adaptive
+    assert plan.is_adaptive == settings.adaptive
     assert len(plan.noise_multipliers) == (1 if settings.adaptive else 3)
 
 

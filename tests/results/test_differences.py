@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe
-from dpsgd_cli.results.differences import Difference, Sample, difference, equal_budgets, judge_together, reasons
+from dpsgd_cli.results.comparison import Difference, Sample, difference, equal_budgets, judge_together, reasons
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in
 from dpsgd_cli.results.reading import data_in, folds_in
 

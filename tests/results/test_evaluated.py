@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.results.evaluated import evaluated_on
+from dpsgd_cli.results.evaluated import evaluated_on, records_of
 
 OWN: dict[str, Any] = {"path": "folder/mine.csv", "target": "y", "task": "classification"}
 HASHES = {"folder/mine.csv": "aa"}
@@ -61,3 +61,20 @@ def test_the_test_records_are_said_in_words(data: dict[str, Any], folds: int | N
 def test_what_is_done_to_features_leaves_the_test_records() -> None:
     done = {"preprocess": [{"bias": {"value": 1.0}}], "validation": {"records": 10, "public": True}, "drop": ["x"]}
     assert evaluated_on({**OWN, **done}, None, HASHES) == evaluated_on(OWN, None, HASHES)
+
+
+def test_records_cut_by_content_are_the_same_only_if_they_are_read_alike() -> None:
+    """With a column less, coins of what is left cut other records; places, users and a test file stay as they are."""
+
+    def out(**change: Any) -> str:
+        data = {"path": "t.csv", "target": "y", "bounds": [0, 1], **change}
+        found = records_of(data, None, {"t.csv": "aa", "u.csv": "bb"})
+        assert found is not None
+        return found.left_out
+
+    assert out() != out(drop=["a"]) and out() != out(classes=[1, 0])
+    assert out(task="regression") != out(task="regression", target_bounds=[0, 2])
+    assert out() == out(bounds=[0, 2]) == out(preprocess=[{"scale": {}}])
+    assert out(missing={"a": 1}) != out(missing={"a": 1}, bounds=[0, 2])
+    for fixed in ({"coins": "place"}, {"unit": "who"}, {"test_path": "u.csv"}):
+        assert out(**fixed) == out(**fixed, drop=["a"])

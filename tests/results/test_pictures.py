@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.curves import by_epoch
-from dpsgd_cli.results.pictures import _by_budget, _by_epoch, _label_logarithms, _styles
+from dpsgd_cli.results.pictures import _by_budget, _by_epoch, _label_logarithms, _styles, by_epoch
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Means and intervals against the textbook formulas; what is missing stays missing."""
+"""Means and intervals against textbook formulas; warnings about a training that went wrong, and about no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpsgd_cli.results.result import Result, summarise, summarise_columns
+from dpsgd_cli.results.result import (
+    Released,
+    Result,
+    Unreleased,
+    diverged,
+    summarise,
+    summarise_columns,
+    warnings_of_rows,
+    warnings_of_training,
+)
 
 
 def test_mean_deviation_and_student_interval() -> None:
@@ -40,3 +49,70 @@ def test_the_document_holds_everything_but_the_tables() -> None:
     sections = {"name", "privacy", "metrics", "timing", "provenance", "trials"}
     assert set(document) == sections | {"warnings", "nonprivate_warnings", "diverged"}
     assert (document["trials"], document["warnings"]) == ([{"trial": 0}], ["careful"])
+
+
+def released(metrics: dict[str, list[float]], losses: list[list[float]] | None = None, **changes: Any) -> Released:
+    trials = len(next(iter(metrics.values())))
+    rest = dict.fromkeys(("loaded", "plan", "reproducible", "data_sha256", "device", "timing"))
+    lists = dict.fromkeys(("ledgers", "declarations", "uncovered_steps", "warnings"), ())
+    epochs = [{"test_loss": row} for row in losses or [[1.0] * trials]]
+    return Released(**{**rest, **lists, "epochs": epochs, "metrics": metrics, "finite": [True] * trials, **changes})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"test_accuracy": [0.8, 0.9], "constant_accuracy": [0.76, 0.76]}, None),
+        ({"test_accuracy": [0.7, 0.8], "constant_accuracy": [0.76, 0.76]}, "test accuracy 0.7500, baseline 0.7600"),
+        ({"test_mae": [58.0], "constant_mae": [60.0]}, None),
+        ({"test_mae": [147.0], "constant_mae": [58.0]}, "mean absolute error 147.0000, baseline 58.0000"),
+        ({"test_accuracy": [0.1]}, None),
+    ],
+)
+def test_no_better_than_the_baseline(metrics: dict[str, list[float]], words: str | None) -> None:
+    told = warnings_of_training(released(metrics))
+    assert (told == []) if words is None else (len(told) == 1 and words in told[0])
+
+
+def test_a_loss_that_ran_away_has_diverged_unless_the_model_still_beats_a_constant() -> None:
+    poor = {"test_accuracy": [0.5, 0.9], "constant_accuracy": [0.6, 0.6]}
+    found = released(poor, losses=[[0.7, 0.1], [0.5, 0.2], [1.6, 0.9]])
+    assert diverged(found) == [0]
+    assert (
+        "1 of 2 trials diverged (trial 0): the test loss rose to more than 3 times its least"
+        in (warnings_of_training(found)[0])
+    )
+    assert diverged(released(poor, losses=[[0.5, 0.1], [1.4, 0.2]])) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "bad"),
+    [
+        ({"test_log_loss": [10.9, 0.68], "constant_log_loss": [0.69, 0.69], "test_accuracy": [0.9, 0.5]}, [0]),
+        ({"test_log_loss": [741.0, 268.0], "constant_log_loss": [2.3, 2.3]}, [0, 1]),
+        ({"test_log_loss": [1.37, 1.39], "constant_log_loss": [0.69, 0.69]}, [1]),
+        # weak, and honest: what a small epsilon leads to
+        ({"test_log_loss": [0.71, 0.95], "constant_log_loss": [0.69, 0.69], "test_accuracy": [0.5, 0.4]}, []),
+        ({"test_rmse": [60.0, 130.0], "constant_rmse": [58.0, 58.0]}, [1]),
+        ({"test_log_loss": [0.1, 0.1], "constant_log_loss": [0.0, 0.0]}, []),
+    ],
+)
+def test_a_loss_far_above_the_baseline_has_diverged(metrics: dict[str, list[float]], bad: list[int]) -> None:
+    found = released(metrics)
+    assert diverged(found) == bad
+    assert [w for w in warnings_of_training(found) if "is more than 2 times that of the baseline" in w][1:] == []
+    assert any("is more than 2 times that of the baseline" in w for w in warnings_of_training(found)) == bool(bad)
+
+
+@pytest.mark.parametrize("changes", [{"finite": [False]}, {"metrics": {"test_accuracy": [math.nan]}}])
+def test_weights_or_metrics_that_are_not_finite_have_diverged(changes: dict[str, Any]) -> None:
+    found = released(**{"metrics": {"test_accuracy": [0.5]}, **changes})
+    assert diverged(found) == [0]
+    assert warnings_of_training(found)[0].startswith("the training diverged: weights or losses are not finite")
+
+
+@pytest.mark.parametrize(("clipped", "told"), [(94, False), (95, True), (100, True)])
+def test_a_clip_that_touches_nearly_all(clipped: int, told: bool) -> None:
+    sums = {"nonfinite": [0.0], "clipped": [float(clipped)], "examples": [100.0]}
+    found = warnings_of_rows(Unreleased([sums], {}, {}, {}), [True], True)
+    assert [f"{clipped}% of the gradients were clipped" in line for line in found] == [True] * told

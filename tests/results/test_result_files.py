@@ -60,7 +60,7 @@ def test_a_file_with_what_was_not_released_is_marked_and_no_other_holds_any(
         assert not any(column.startswith(NONPRIVATE) for column in next(csv.reader(content.decode().splitlines())))
 
 
-@pytest.mark.parametrize("name", [name for name, file in FILES.items() if not file.hashed])
+@pytest.mark.parametrize("name", [name for name, file in FILES.items() if file.content is None])
 def test_what_is_made_of_a_result_holds_no_marked_number_where_it_may_be_public(
     trained: tuple[bool, Path], name: str
 ) -> None:

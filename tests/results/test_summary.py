@@ -50,7 +50,7 @@ def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
     lines = result_text(document({**PRIVACY, "spent": spent}), Path("r")).splitlines()
     at = next(i for i, line in enumerate(lines) if "spent of that" in line)
     assert "at most 3.0000 at delta 1e-05, rho 0.25" in lines[at - 1]
-    assert "epsilon 2.5000, rho 0.2: may be chosen as it ran, so no guarantee" in lines[at]
+    assert "epsilon 2.5000, rho 0.2: no guarantee" in lines[at]
     assert "of that step" in lines[at + 2] and "rho 0.05" in lines[at + 2]
     assert "spent of that" not in result_text(document({**PRIVACY, "spent": None}), Path("r"))
 
@@ -90,6 +90,6 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
         "before training           pca: noise multiplier 5",
         "The number of training records is public: 48.",
         "    0-2         8\n    3-5         4\n    6           2",
-        f"{plan.guarantee().epsilon:.4f} at delta 0.001 (pld, upper)",
+        f"at most {plan.guarantee().epsilon:.4f} at delta 0.001, by pld",
     ):
         assert part in text

@@ -149,7 +149,7 @@ def test_another_process_keeps_what_it_shows(write_recipe: WriteRecipe, train: T
     recipe = write_recipe()
     out = recipe.parent / "out"
     directory = train(recipe, *SHOWN)
-    mine = tensorboard.Watching(checkpoint.place(directory)).folder
+    mine = tensorboard.live_folder(checkpoint.place(directory))
     other = mine.with_name(mine.name.replace(f"_{os.getpid()}_", "_1_"))
     dead = mine.with_name(mine.name.replace(f"_{os.getpid()}_", "_4194305_"))
     for folder in (mine, other, dead):

@@ -11,8 +11,8 @@ from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
-from dpsgd_cli.sweep.loading import LoadedSweep, load_sweep
 from dpsgd_cli.sweep.private_tuning import check_choice
+from dpsgd_cli.sweep.settings import LoadedSweep, load_sweep
 from dpsgd_cli.training.plans import resolve_auto
 
 HEAD = "name: x\nrecipes: [quickstart]\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.expansion import cell_of
 from dpsgd_cli.sweep.planning import packs, shared
 
 
@@ -31,7 +31,8 @@ def test_everything_else_keeps_cells_apart(override: str) -> None:
 def test_packs_are_full_but_not_overfull_and_of_like_length() -> None:
     epochs = [10, 40, 11, 12, 39, 38, 10]
     cells = [
-        Cell(i, load_recipe("quickstart", [f"epochs={n}", f"seed={i}", "repeats=2"])) for i, n in enumerate(epochs)
+        cell_of(i, load_recipe("quickstart", [f"epochs={n}", f"seed={i}", "repeats=2"]), {})
+        for i, n in enumerate(epochs)
     ]
     found = packs(cells, 6)
     assert [[cell.loaded.recipe.epochs for cell in pack] for pack in found] == [[10, 10, 11], [12], [38, 39, 40]]
@@ -39,7 +40,7 @@ def test_packs_are_full_but_not_overfull_and_of_like_length() -> None:
 
 
 def test_a_cell_with_more_trials_than_a_pack_is_a_pack() -> None:
-    (pack,) = packs([Cell(0, load_recipe("quickstart", ["repeats=9"]))], 4)
+    (pack,) = packs([cell_of(0, load_recipe("quickstart", ["repeats=9"]), {})], 4)
     assert [cell.trials for cell in pack] == [9]
 
 

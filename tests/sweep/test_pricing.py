@@ -8,9 +8,9 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
-from dpsgd_cli.sweep.report import privacy_lines
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 SWEEP = Sweep(name="x", recipes=["quickstart"])
 
@@ -85,12 +85,12 @@ def test_sweeps_of_seeded_recipes_are_marked_as_experiments() -> None:
         drawn = SWEEP.model_copy(update={"select": select.model_copy(update={"seed": 1})})
         without = statement([secure], sweep, [secure])
         assert without["noise_source"] == without["choice"]["randomness"] == "secure"
-        assert "an experiment" not in "".join(privacy_lines(without))
+        assert "an experiment" not in "".join(sweep_lines(without))
         for told in (statement([secure, seeded], sweep, [secure, seeded]), statement([secure], drawn, [secure])):
             assert told["choice"]["randomness"].startswith("seeded (experiment")
-        lines = privacy_lines(statement([secure, seeded], sweep, [secure, seeded]))
+        lines = sweep_lines(statement([secure, seeded], sweep, [secure, seeded]))
         assert len(lines) == 3 and all(
-            "an experiment: who knows the seed can take the noise away" in line for line in lines
+            "an experiment: anybody who knows the seed can subtract the noise" in line for line in lines
         )
 
 

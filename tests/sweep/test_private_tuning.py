@@ -18,8 +18,8 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.private_tuning import _exponential, draw
-from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from dpsgd_cli.sweep.session import SweepSession
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 from tests.sweep.test_pricing import SWEEP
@@ -89,7 +89,7 @@ def test_the_draw_is_kept_and_not_repeated(sweep: Sweep, out: Path, monkeypatch:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     monkeypatch.setattr(private_tuning, "draw", lambda select, cells: [5, 5, 5, 5])
     again = sweep(STOPPING)
-    assert "2 of 2 cells were run before" in again.stderr
+    assert "2 of 2 cells have run before" in again.stderr
     assert runs_of(out) == [0, 2, 1, 0]
     assert result(out)["privacy"]["all_trials"]["trials"] == 3
 
@@ -141,7 +141,7 @@ def test_one_draws_for_all(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPa
     out.mkdir()
     for counts in ([1, 0, 0, 0], [0, 0, 0, 7]):
         monkeypatch.setattr(private_tuning, "draw", lambda select, cells, counts=counts: counts)
-        private_tuning.draw_and_keep(session.folder, select, session.every)
+        private_tuning.write_draw(session.folder, select, session.every)
     assert runs_of(out) == [1, 0, 0, 0]
     assert [path.name for path in out.iterdir()] == [f"{session.folder.stem}.draw.json"]
 
@@ -167,7 +167,7 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
     assert (done.exit_code, "restore it, or choose another --out" in done.stderr) == (1, True)
     session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     with pytest.raises(DataError, match=r"draw\.json"):
-        private_tuning.kept(session.folder, session.every)
+        private_tuning.read_draw(session.folder, session.every)
 
 
 def test_a_dry_run_shows_every_cell_and_draws_nothing(sweep: Sweep, out: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_seeded_number_is_marked_as_an_experiment(sweep: Sweep, out: Path) -> 
     done = sweep(STOPPING.replace("mean: 3", "mean: 3, seed: 1"))
     assert done.exit_code == 0, done.output
     assert result(out)["privacy"]["choice"]["randomness"].startswith("seeded (experiment")
-    assert "an experiment: who knows the seed can take the noise away" in done.stdout
+    assert "an experiment: anybody who knows the seed can subtract the noise" in done.stdout
     assert not list(out.glob("*.draw.json"))
     assert sweep(STOPPING, out="unseeded").exit_code == 0
     choice = result(out.parent / "unseeded")["privacy"]["choice"]

@@ -70,14 +70,14 @@ def test_the_best_is_released_and_the_others_are_removed(
     runs: dict[str, Any] = {}
     remove = private_tuning._publish
 
-    def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any) -> Any:
+    def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any, book: Any) -> Any:
         assert stat.S_IMODE(private.path.stat().st_mode) == 0o700
         for cell in cells:
             directory = private.path / cell.directory
             weights = load_file(directory / "model.safetensors")
             for row in store.read_document(directory)["trials"]:
                 runs[f"{cell.label}/{row['trial']}"] = row["test_accuracy"], cell.settings, row["trial"], weights
-        return remove(public, private, sweep, cells, every)
+        return remove(public, private, sweep, cells, every, book)
 
     monkeypatch.setattr(private_tuning, "_publish", watched)
     assert sweep(STOPPING, *SECURE).exit_code == 0
@@ -155,7 +155,7 @@ def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
     assert "learning_rate" not in done.output + fast.output and "1 of" not in done.output + fast.output
     assert not list(out.glob("*.result.json")) and not list(out.glob("*.chosen"))
     status = CliRunner().invoke(main, ["sweep", "status", str(out)]).stdout
-    assert "begun; how far it is stays secret" in status
+    assert "begun; its progress stays secret" in status
     assert "holds no ledger" in CliRunner().invoke(main, ["account", str(out)]).stderr
     draws(monkeypatch, [9, 9, 9, 9])
     done = sweep(STOPPING, *SECURE, "--retry-failed")

@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ from dpsgd_cli.results import store
 from dpsgd_cli.sweep import time_estimate
 from dpsgd_cli.sweep.launchers import LAUNCHERS, local
 from dpsgd_cli.sweep.running import Outcome, PackJob
-from dpsgd_cli.sweep.schema import Resources
+from dpsgd_cli.sweep.settings import Resources
 from dpsgd_cli.sweep.time_estimate import Pace
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, Sweep, result, table
 
+Run = Callable[[PackJob], Outcome]
 DRAWN = 2  # runs that a Poisson number of mean 6 gives at seed 1
 
 
@@ -55,7 +55,7 @@ def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch
         return run_pack(members, options)
 
     monkeypatch.setattr(loop, "run_pack", counted)
-    assert "1 of 2 cells were run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
+    assert "1 of 2 cells have run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
     assert trained == [1]
     sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n")
     assert trained == [1]
@@ -145,22 +145,23 @@ def test_a_launcher_with_a_line_in_the_registry_is_taken(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command line had a list of its own."""
-    own = types.ModuleType("own_launcher")
     asked: list[int] = []
 
-    def launch(jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
+    def launch(run: Run, jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
         asked.append(len(jobs))
-        return local.launch(jobs, resources)
+        return local(run, jobs, resources)
 
-    own.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_launcher", own)
-    monkeypatch.setitem(LAUNCHERS, "own", "own_launcher")
+    monkeypatch.setitem(LAUNCHERS, "own", (launch, None))
+    monkeypatch.setitem(LAUNCHERS, "lacking", (launch, "no_such_package"))
     done = sweep(GRID, "--launcher", "own")
     assert done.exit_code == 0, done.output
     assert asked == [1]
     unknown = sweep(GRID, "--launcher", "owm")
     assert unknown.exit_code == 2
     assert "'owm' is not one of local, slurm, ray, own" in unknown.stderr
+    lacking = sweep(GRID, "--launcher", "lacking")
+    assert lacking.exit_code == 2
+    assert "--launcher lacking needs no_such_package: pip install 'dpsgd[lacking]'" in lacking.stderr
 
 
 def test_shards_write_one_union(sweep: Sweep, tmp_path: Path) -> None:
@@ -285,15 +286,15 @@ def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path
     """Validation records are not trained on, and one record must not move a count by more than 1."""
     blocks = "grid: {method.learning_rate: [1, 2]}\nselect: {kind: exponential, epsilon: 1}\n"
     assert sweep(blocks, "data.validation={records: 400, public: true}").exit_code == 0
-    from dpsgd_cli.sweep.report import _records
+    from dpsgd_cli.sweep.planning import records_of
     from dpsgd_cli.sweep.session import SweepSession
 
     session = SweepSession.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
     cell = session.cells[0]
     counts = [store.read_document(out / c.directory)["trials"][0]["nonprivate_train_accuracy"] for c in session.cells]
-    assert _records(cell) == 1438 - 400
+    assert records_of(cell) == 1438 - 400
     for accuracy in counts:
-        assert accuracy * _records(cell) == pytest.approx(round(accuracy * _records(cell)), abs=1e-3)
+        assert accuracy * records_of(cell) == pytest.approx(round(accuracy * records_of(cell)), abs=1e-3)
 
 
 def test_a_command_that_is_misspelt_is_no_sweep() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dpsgd_cli import data
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.sweep import time_estimate
-from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.expansion import cell_of
 from dpsgd_cli.sweep.planning import Planned, Planner
 from dpsgd_cli.sweep.time_estimate import Pace, Rehearsals
 from dpsgd_cli.training.start import Trials
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(write_recipe: WriteRecipe, *overrides: str, **sections: Any) -> Planned:
-    found = Planner().plan(Cell(0, load_recipe(str(write_recipe(**sections)), overrides)))
+    found = Planner().plan(cell_of(0, load_recipe(str(write_recipe(**sections)), overrides), {}))
     assert found.error is None
     return found
 

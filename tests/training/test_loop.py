@@ -14,7 +14,7 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.ledger import Ledger, entries_from_lines, read_ledgers
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.errors import InfeasibleBudget, RunError

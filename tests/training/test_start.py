@@ -46,7 +46,6 @@ SIDE_BY_SIDE: dict[str, dict[str, Any]] = {
     "dp-agd": CANCER | SPENT | {"method": {"kind": "dp-agd", "refresh": 2}, "repeats": 3},
     "dp-agd, folds": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2}},
     "dp-agd, momentum": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2, "momentum": 0.5}},
-    "dp-agd, samples": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2, "sample": 100}},
     "dp-agd, network": SPENT | {"method": {"kind": "dp-agd", "refresh": 20}},
     "dp-gd": CANCER | FOLDS | {"method": {"kind": "dp-gd"}},
     "dp-gd, tail": CANCER | FOLDS | {

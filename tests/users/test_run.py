@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.tensors import Batch, Table

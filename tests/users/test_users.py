@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.methods import creation
+from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.least_squares.run import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
@@ -289,7 +289,7 @@ def test_a_sweep_chooses_by_no_training_rows_of_users(users: Path, tmp_path: Pat
 def test_several_processes_are_refused() -> None:
     recipe = load_recipe("beyond/adult-users").recipe
     with pytest.raises(UsageError, match="one process, not in 2"):
-        creation.create(SimpleNamespace(recipes=(recipe,), team=SimpleNamespace(size=2)))  # type: ignore[arg-type]
+        create(SimpleNamespace(recipes=(recipe,), team=SimpleNamespace(size=2)))  # type: ignore[arg-type]
 
 
 def test_rows_of_users_and_of_records_are_not_stated_together(runs: Callable[..., Run], tmp_path: Path) -> None:

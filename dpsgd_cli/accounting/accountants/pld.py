@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, PureDP, Release, merge

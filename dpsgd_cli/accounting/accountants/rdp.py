@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.mechanism import (
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Rdp(WithoutLeaks):
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, GaussianSum) and mechanism.sampled and mechanism.batches.divergence is None:
-            return f"{mechanism.batching} batches: no Renyi divergence of theirs is built in; use pld"
+            return f"{mechanism.batching} batches: no bound on their Renyi divergence is built in; use pld"
         return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
@@ -65,7 +65,17 @@ class Rdp(WithoutLeaks):
         return self._best_epsilon(profile.total, delta, profile.starts) if kept else 0.0
 
     def _delta(self, kept: list[Release], epsilon: float) -> float:
+        return self._delta_of(Profile(kept), epsilon)
+
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        """Return delta as a function of epsilon; the divergence of each order is computed once."""
+        del least
+        self.check(releases)
+        kept, leak = split_delta(releases)
         profile = Profile(kept)
+        return lambda epsilon: min(1.0, leak + self._delta_of(profile, epsilon)) if kept else 0.0
+
+    def _delta_of(self, profile: Profile, epsilon: float) -> float:
         log_delta = self._least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
         by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
         return min(by_kl, math.exp(min(log_delta, 0.0)))

@@ -5,8 +5,7 @@ from dpsgd_cli.engine.layers.base import Layer, Ruled, Session
 from dpsgd_cli.engine.layers.conv import Conv
 from dpsgd_cli.engine.layers.embedding import Embedding
 from dpsgd_cli.engine.layers.fallback import Fallback
-from dpsgd_cli.engine.layers.linear import Linear
-from dpsgd_cli.engine.layers.recurrent import GRU, LSTM
+from dpsgd_cli.engine.layers.linear import GRU, LSTM, Linear
 from dpsgd_cli.engine.layers.standardised import Standardised, WeightStandardisedConv2d
 
 RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine, Standardised, Offset)

@@ -186,7 +186,7 @@ class Layer(nn.Module, ABC):
         total = torch.bmm(factors.unsqueeze(1), gradients.reshape(*gradients.shape[:2], -1).to(factors.dtype))
         self.sums[name] += total.view(self.sums[name].shape)
 
-    def erase(self, bad: Tensor) -> None:
+    def zero_nonfinite(self, bad: Tensor) -> None:
         """Zero the recorded rows of examples whose gradient is not finite; `bad` is bool (R, B)."""
         for index, (a, d) in enumerate(zip(self.inputs, self.gradients, strict=True)):
             if d is None:

@@ -143,8 +143,8 @@ class Conv(Layer):
         norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
         return norms, gradients if gradients.numel() <= u.numel() else None
 
-    def erase(self, bad: Tensor) -> None:
-        super().erase(bad)
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        super().zero_nonfinite(bad)
         if self.kept is not None:
             self.kept = self.kept.masked_fill(bad[..., None, None, None], 0.0)
         if self.shifts is not None:

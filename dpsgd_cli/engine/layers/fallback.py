@@ -92,7 +92,7 @@ class Fallback(Instantiated):
             }
         return self.found
 
-    def erase(self, bad: Tensor) -> None:
-        super().erase(bad)
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        super().zero_nonfinite(bad)
         for name, g in self.found.items():
             self.found[name] = g.masked_fill(aligned(bad, g), 0.0)

@@ -206,12 +206,12 @@ class Standardised(Layer):
         for name, each in zip(("gain", "bias"), self.kept, strict=True):
             self.add(name, factors, each)
 
-    def erase(self, bad: Tensor) -> None:
-        self.plain[0].erase(bad)
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        self.plain[0].zero_nonfinite(bad)
         if self.kept is not None:
             self.kept = tuple(part.masked_fill(bad.unsqueeze(-1), 0.0) for part in self.kept)  # type: ignore[assignment]
         if self.plain[0].gradients is not self.gradients:
-            super().erase(bad)
+            super().zero_nonfinite(bad)
 
 
 def _plain(source: WeightStandardisedConv2d) -> nn.Conv2d:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, RhoBudget, RhoFilter
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import ZeroConcentrated
@@ -31,21 +31,21 @@ class AdaptivePlan(Plan):
     """Plan whose releases are chosen during the run: `rho_total` is all that a trial may spend.
 
     Private preprocessing is part of that if the budget covers it. Guarantee: the releases of a trial are, together,
-    rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
-    divides the budget into parts of known number and size, which are its `epochs`: then its ledger is the bound.
+    rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `is_adaptive` is False for a method that
+    only divides the budget into parts of known number and size, which are its `epochs`: then its ledger is the bound.
     """
 
     rho_total: float = 0.0
-    chooses: bool = True
+    is_adaptive: bool = True
 
     @property
     def budget_cap(self) -> ZeroConcentrated | None:
-        return ZeroConcentrated(self.rho_total, self.sampling.adjacency) if self.chooses else None
+        return ZeroConcentrated(self.rho_total, self.sampling.adjacency) if self.is_adaptive else None
 
     @property
     def rho_for_training(self) -> float:
         """The budget left by private preprocessing, in rho."""
-        return self.rho_total - (total_rho(self.before) if self.covers_before else 0.0)
+        return self.rho_total - (total_rho(self.preprocessing_releases) if self.covers_before else 0.0)
 
     def _filter(self) -> Filter:
         return RhoFilter(self.rho_total)
@@ -123,7 +123,7 @@ def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
     sampling = Sampling("full", facts.records, facts.records, privacy.adjacency or "add-remove")
     covers = privacy.budget_covers == "total"
     return AdaptivePlan(
-        sampling, (), 1.0, 1, tuple(facts.before), (), accountant, delta, budget, covers, rho_total=rho
+        sampling, (), 1.0, 1, tuple(facts.preprocessing_releases), (), accountant, delta, budget, covers, rho_total=rho
     )  # fmt: skip
 
 

@@ -17,10 +17,6 @@ With `momentum`, a direction keeps a part of the previous one. It is a function 
 gradients point from side to side across a valley. The best length along one is tiny or 0, so that selections make no
 progress and a better gradient wastes budget. The sum of several gradients points along the valley.
 
-With `sample`, an iteration (its gradients and selections) uses a Poisson sample instead of all records. It is charged
-as if it used all records. Given which other records are sampled, the differing record is in or out with a probability
-that does not depend on the data, and a mixture reveals no more than its worst part (Renyi divergence is quasi-convex).
-
 The price of each release is chosen after earlier releases, so the budget is a zCDP filter (Feldman and Zrnic 2021), and
 the statement gives the budget. A trial stops before the first gradient whose selection it could no longer afford.
 """
@@ -33,18 +29,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
-from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.risks.problem import linear_risk, penalty_of, risk_of
-from dpsgd_cli.methods.risks.risk import SampledRisk
+from dpsgd_cli.methods.risks.problem import penalty_of, risk_of
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least
 
@@ -65,9 +59,6 @@ class DpAgd(Method):
         self.values = context.pack.values
         self.penalty = penalty_of(context)
         self.risk = risk_of(context)
-        if self.settings[0].sample is not None:
-            self.risk = _sampled(context, self.settings[0].sample)
-            self.penalty = self.penalty * (self.settings[0].sample / len(context.table))
         self.risk.start(self.values)
         self.gradient_bound = context.column([s.gradient_clip for s in self.settings])
         self.loss_bound = context.column([s.objective_clip for s in self.settings])
@@ -149,8 +140,6 @@ class DpAgd(Method):
         if fresh:
             index = torch.tensor(fresh, device=self.values.device)
             everyone = index if len(fresh) < self.context.trials else None
-            if isinstance(self.risk, SampledRisk):
-                self.risk.sample(fresh)
             self.exact[index] = self.risk.gradient_sums(self.gradient_bound.squeeze(1), everyone)
             first = self._noisy(fresh, [self.paces[t].rho for t in fresh])
             self._tell(fresh, first)
@@ -253,7 +242,6 @@ class DpAgd(Method):
             "heading": self.heading.clone(),
             "paces": [pace.__dict__ | {"recent": list(pace.recent)} for pace in self.paces],
             "drawn": [list(self.gradient_noise.drawn), list(self.selection_noise.drawn)],
-            "samples": self.risk.state() if isinstance(self.risk, SampledRisk) else {},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -264,8 +252,6 @@ class DpAgd(Method):
             pace.__dict__.update(kept)
         self.gradient_noise.resume(state["drawn"][0])
         self.selection_noise.resume(state["drawn"][1])
-        if isinstance(self.risk, SampledRisk):
-            self.risk.load_state(state["samples"])
 
 
 class _Pace:
@@ -284,20 +270,10 @@ class _Pace:
         return gamma * self.rho if self.rejected else self.rho
 
 
-def _sampled(context: Context, size: int) -> SampledRisk:
-    if size > len(context.table):
-        raise RecipeError(f"method.sample is {size}, more than the {len(context.table)} training records")
-    risk = linear_risk(context)
-    return SampledRisk(risk.rows, risk.loss, context.streams, context.table, size)
-
-
 def _settings(recipe: Recipe) -> DpAgdMethod:
     assert isinstance(recipe.method, DpAgdMethod)
     return recipe.method
 
 
 def _rates(context: Context, trial: int) -> AgdRates:
-    plan = context.plans[trial]
-    if not isinstance(plan, AdaptivePlan):
-        raise PrivacyError("dp-agd was started without a budget")
-    return agd_rates(_settings(context.recipes[trial]), plan)
+    return agd_rates(_settings(context.recipes[trial]), context.plans_of(AdaptivePlan)[trial])

@@ -19,7 +19,7 @@ class DpAgdMethod(FullBatch):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
-        may_differ=ITS_BUDGET,
+        per_trial_keys=ITS_BUDGET,
     )
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(
@@ -41,9 +41,6 @@ class DpAgdMethod(FullBatch):
     )
     objective_clip: Positive = Field(3.0, description="C_obj, bound on one record's loss in a selection.")
     gradient_clip: Positive = Field(3.0, description="C_grad, L2 bound on one record's gradient.")
-    sample: Count | None = Field(
-        None, description="Expected size of the Poisson sample that an iteration sees, for speed; none: all records."
-    )
     selection: Literal["laplace", "exponential"] = Field(
         "laplace", description="How a step is chosen: noisy-min (eps^2/2-zCDP) or exponential mechanism (eps^2/8-zCDP)."
     )

@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import at_most
+from dpsgd_cli.clipping.run import Diagnostics, at_most
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd.run import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import AllIterates, SgdSettings, section_of
-from dpsgd_cli.methods.lectures.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.lectures.price import excess_risk_of_average
+from dpsgd_cli.methods.lectures.run import Claim, problem_of, report
 from dpsgd_cli.methods.risks.affine import AffineRisk
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.problem import linear_risk

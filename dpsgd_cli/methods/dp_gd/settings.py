@@ -27,7 +27,7 @@ class GdMethod(FullGradient):
         privacy="refused",
         adjacencies=(),
         only_convex=False,
-        may_differ=ITS_TRAINING,
+        per_trial_keys=ITS_TRAINING,
     )
     kind: Literal["gd"] = "gd"
 
@@ -41,9 +41,9 @@ class DpGdMethod(FullGradient, Preconditioned):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
-        by_rule=True,
-        finds_bounds=True,
+        auto_tunable=True,
+        adaptive_clipping=True,
         by_unit=True,
-        may_differ=ITS_TRAINING,
+        per_trial_keys=ITS_TRAINING,
     )
     kind: Literal["dp-gd"] = "dp-gd"

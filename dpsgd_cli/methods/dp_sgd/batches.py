@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS
 from dpsgd_cli.batching.run import (
     AheadSampler,
     CyclicSampler,
     FullSampler,
-    OwnSampler,
-    PartSampler,
     Sampler,
-    SteadySampler,
-    WatchedSampler,
+    WrappedSampler,
+    padded_to,
+    part_of,
 )
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.augmentation import Augmentation
-from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import Examples
+from dpsgd_cli.engine.context import AuditHook, Context
+from dpsgd_cli.engine.tensors import Batch, Examples
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.users.run import UnitTable
@@ -38,7 +40,9 @@ class Batches:
         self.augment = None if augment is None else Augmentation(augment, context.lasting, table.input_shape)
         self.most_rows = _most_rows(context)
         sampler = _sampler(context, self.most_rows)
-        self.sampler = sampler if context.watcher is None else WatchedSampler(sampler, context.watcher.drawn)
+        self.sampler = (
+            sampler if context.watcher is None else WrappedSampler(sampler, partial(_watched, context.watcher))
+        )
 
     def pieces(self, step: int) -> Iterator[Examples]:
         """Yield the step's batch in pieces of at most `most_rows` rows per trial: features, labels and mask."""
@@ -48,6 +52,11 @@ class Batches:
                 start = piece * self.most_rows
                 x = self.augment(x, self.table.numbers(batch, start, start + y.shape[1]), step)
             yield x, y, mask
+
+
+def _watched(watcher: AuditHook, step: int, batch: Batch) -> Batch:
+    watcher.drawn(step, batch)
+    return batch
 
 
 def _most_rows(context: Context) -> int:
@@ -65,9 +74,11 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
     """Return the sampler of the recipe's batching, wrapped for processes, rounded passes, disks and GPUs."""
     sampler = _whole_sampler(context)
     if context.team.size > 1:
-        sampler = PartSampler(sampler, context.team.part, context.table.rows)
+        part = partial(part_of, context.team.part, context.table.rows)
+        sampler = WrappedSampler(sampler, lambda step, batch: part(batch))
     if context.pack.session.rounds and sampler.varies:
-        sampler = SteadySampler(sampler, most_rows)
+        sampler = WrappedSampler(sampler, lambda step, batch: padded_to(most_rows, batch))
+        sampler.varies = False
     if isinstance(context.table, StreamedTable):
         return ReadAhead(sampler, context.table)
     device = context.pack.values.device
@@ -88,7 +99,7 @@ def _whole_sampler(context: Context) -> Sampler:
     if settings.batching == "full" or settings.batch is None:
         # a masked pass over all rows costs less than gathering each trial's own rows, unless these are few
         few = context.table.own is not None and 2 * records < context.table.rows
-        return OwnSampler(context.trials, records) if few else FullSampler()
+        return FullSampler(np.tile(np.arange(records), (context.trials, 1)) if few else None)
     groups = [1 if plan is None else plan.sampling.groups for plan in context.plans]
     if settings.batching == "poisson" and max(groups) > 1:
         return CyclicSampler(context.streams, context.lasting, records, settings.batch, groups)

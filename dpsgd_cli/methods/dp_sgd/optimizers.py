@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.methods.dp_sgd.settings import (
     AdamSettings,
     AllIterates,

@@ -9,7 +9,7 @@ may be replaced; the noise has standard deviation z S):
   under replace-one for another, which has a pair of its own (`accounting/sampled_pairs.py`).
 - truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
 - random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
-  drawn by itself: `accounting/allocation.py`.
+  drawn by itself: `accounting/sampled_pairs.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -38,7 +38,7 @@ from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.clipping.price import with_histogram
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.noise.settings import BandedNoise, CorrelatedNoise, numbers_of_bands
@@ -48,8 +48,7 @@ from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import Correlation
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
 
@@ -82,8 +81,8 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    before = with_preconditioner(recipe, facts.before)
-    facts = replace(facts, before=with_histogram(recipe, before))
+    before = with_preconditioner(recipe, facts.preprocessing_releases)
+    facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
@@ -92,7 +91,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
-    return replace(gradient(recipe, facts), chooses=True)
+    return replace(gradient(recipe, facts), is_adaptive=True)
 
 
 def _undecided(noise: CorrelatedNoise | None) -> bool:
@@ -153,7 +152,7 @@ class _Draft:
             epochs=self._epochs(multipliers),
             schedule=kind,
             correlated=self._correlated(multipliers),
-            chooses=False,
+            is_adaptive=False,
             **self._settings,
         )
         if self.accountant.name == BestAccountant.name:
@@ -220,8 +219,8 @@ class _Draft:
         if self.sampling.kind.sampled or not self._filtered:
             raise PrivacyError(
                 "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
-                " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
-                " is known beforehand"
+                " the gaussian accountant, can be enforced then; use method.batching shuffle or full, or a"
+                " schedule that is known beforehand"
             )
         self.privacy.clipping.applied(kind.initial)
         look = None
@@ -247,7 +246,7 @@ class _Draft:
             "sampling": self.sampling,
             "sensitivity": self.sensitivity,
             "groups": self.facts.groups or 1,
-            "before": tuple(self.facts.before),
+            "preprocessing_releases": tuple(self.facts.preprocessing_releases),
             "accountant": self.accountant.name,
             "delta": self.privacy.stated_delta,
             "budget": self.privacy.budget,
@@ -283,7 +282,7 @@ class _Draft:
         noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
-        bands = noise.span(self.sampling.steps_per_epoch)
+        bands = noise.block_length(self.sampling.steps_per_epoch)
         return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
 
     def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
@@ -292,13 +291,13 @@ class _Draft:
         made = {z: self.release(z) for z in set(multipliers)}
         if noise is None:
             return tuple((made[z],) for z in multipliers)
-        charged = noise.charges(multipliers, self.sampling.steps_per_epoch)
+        charged = noise.charges_by_epoch(multipliers, self.sampling.steps_per_epoch)
         uses = {use: replace(made[use[0]], count=use[1]) for uses in charged for use in uses}
         return tuple(tuple(uses[use] for use in epoch) for epoch in charged)
 
     def _excess(self, multipliers: Sequence[float]) -> float:
         released = [release for epoch in self._epochs(multipliers) for release in epoch]
-        before = self.facts.before if self.privacy.budget_covers == "total" else ()
+        before = self.facts.preprocessing_releases if self.privacy.budget_covers == "total" else ()
         return over_budget(self.privacy.budget, self.accountant, [*before, *released])
 
     def _solve(self) -> tuple[Schedule, list[float]]:

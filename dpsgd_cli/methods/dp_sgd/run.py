@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +32,11 @@ from torch import Tensor
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.bounds import bounds_of
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, SumClipped, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import Examples, Table, sent
+from dpsgd_cli.engine.tensors import Examples, Table, to_device
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
@@ -49,9 +48,6 @@ from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.preconditioning.run import Preconditioning
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.schedules.run import AdaptiveSchedules
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.privacy import Privacy
 
 
 class GradientMethod(Method):
@@ -146,7 +142,7 @@ class GradientMethod(Method):
         if self.rate_changes:
             self.learning_rate = self._rates(epoch)
         # indices, not a mask: a mask would need a synchronisation with the GPU for its count
-        held = sent(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
+        held = to_device(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
         kept = {name: tensor[held] for name, tensor in self._trained().items()} if over else {}
         seen = Diagnostics(self.context.trials, self.context.pack.values.device)
         for step in range(epoch * self.steps, (epoch + 1) * self.steps):
@@ -162,7 +158,7 @@ class GradientMethod(Method):
         pack.sums.zero_()
         self.begin()
         self.add_sums(epoch, step, seen)
-        released = [pack.sums] if self.beside is None else [pack.sums, self.beside]
+        released = [pack.sums] if self.side_statistics is None else [pack.sums, self.side_statistics]
         for sums in released:
             team.add_up(sums)
         exact = None if self.context.watcher is None else [sums.clone() for sums in released]
@@ -186,7 +182,7 @@ class GradientMethod(Method):
         """Prepare a step; does nothing unless overridden."""
 
     @property
-    def beside(self) -> Tensor | None:
+    def side_statistics(self) -> Tensor | None:
         """Statistics released together with the gradient sum, shape (R, n), float64; None for none."""
         return None
 
@@ -196,7 +192,7 @@ class GradientMethod(Method):
         self.context.watcher.released(epoch, step, exact[0], gradient)
 
     def follow(self) -> None:
-        """Update the method's state from the released `beside`; does nothing unless overridden."""
+        """Update the method's state from the released `side_statistics`; does nothing unless overridden."""
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
@@ -243,7 +239,7 @@ class DpSgd(GradientMethod):
     """DP-SGD for R trials with one kind of clipping; bounds, schedules and lengths may differ between trials."""
 
     def __init__(self, context: Context) -> None:
-        self.plans = [_planned(plan) for plan in context.plans]
+        self.plans = context.plans_of(Plan)
         self.adaptive = AdaptiveSchedules(context, self.plans)
         self.lengths = self.adaptive.lengths
         super().__init__(context)
@@ -252,7 +248,7 @@ class DpSgd(GradientMethod):
                 "privacy.schedule validation ends training by itself, so method.averaging cannot count from the end;"
                 " use ema or none"
             )
-        self.sections = [_section(recipe.privacy) for recipe in context.recipes]
+        self.sections = [recipe.required_privacy for recipe in context.recipes]
         pack = context.pack
         self.bounds = bounds_of(context, [section.clipping for section in self.sections])
         self.clipping = self.bounds.clipping
@@ -351,7 +347,7 @@ class DpSgd(GradientMethod):
             steps = self.epochs * self.steps
             moved = max(multipliers) / min(multipliers)
             moved *= max(one.correlation.moved_by_rounding for one in known if one is not None)
-        numbers = pack.size + (0 if self.beside is None else self.beside.shape[1])
+        numbers = pack.size + (0 if self.side_statistics is None else self.side_statistics.shape[1])
         return Grid.of(numbers * steps, self.context.table.summed, multipliers, moved)
 
     def begin(self) -> None:
@@ -359,8 +355,8 @@ class DpSgd(GradientMethod):
         self.clipping = self.bounds.clipping
 
     @property
-    def beside(self) -> Tensor | None:
-        return self.bounds.beside
+    def side_statistics(self) -> Tensor | None:
+        return self.bounds.side_statistics
 
     def follow(self) -> None:
         self.bounds.follow(self.divisor)
@@ -370,7 +366,7 @@ class DpSgd(GradientMethod):
 
         That is the charged multiplier times `plan.sensitivity`.
         """
-        watcher, beside, unit = self.context.watcher, self.bounds.beside, self.bounds.unit
+        watcher, beside, unit = self.context.watcher, self.bounds.side_statistics, self.bounds.unit
         if watcher is None or unit is None:
             super().show(epoch, step, exact, gradient)
             return
@@ -381,7 +377,7 @@ class DpSgd(GradientMethod):
         units = [unit * applied / charged]
         seen = [gradient]
         if beside is not None:
-            units, seen = [*units, self.bounds.beside_unit(charged)], [gradient, beside / self.divisor]
+            units, seen = [*units, self.bounds.side_unit(charged)], [gradient, beside / self.divisor]
         mean = torch.cat([one / own for one, own in zip(seen, units, strict=True)], dim=1)
         watcher.released(epoch, step, torch.cat([one / own for one, own in zip(exact, units, strict=True)], 1), mean)
         # an audit may have replaced the release
@@ -437,15 +433,3 @@ class DpSgd(GradientMethod):
         self._done = state["done"]
         if self.preconditioning is not None and state["cuts"]:
             self.preconditioning.load(state["cuts"])
-
-
-def _planned(plan: Plan | None) -> Plan:
-    if plan is None:
-        raise PrivacyError("dp-sgd was started without a plan")
-    return plan
-
-
-def _section(privacy: Privacy | None) -> Privacy:
-    if privacy is None:
-        raise PrivacyError("dp-sgd was started without a privacy section")
-    return privacy

@@ -85,7 +85,8 @@ class Gradient(Section):
         " each record in one secret step of each epoch. `dpsgd recipe batching` shows each.",
     )
     batch_size: Count | Auto | None = Field(
-        "auto", description="Expected or exact (shuffle, fixed) size, none (full); auto: by a rule, 1 for fixed."
+        "auto",
+        description="Expected or exact (shuffle, fixed) size, none (full); auto: from public facts, 1 for fixed.",
     )
     largest_batch: Count | None = Field(
         None,
@@ -95,7 +96,7 @@ class Gradient(Section):
     learning_rate: Positive | Rate | Literal["theorem", "auto"] = Field(
         "auto",
         description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
-        " (convex model with a radius); auto: by a rule, which then chooses what else of the method is auto.",
+        " (convex model with a radius); auto: from public facts, with what else of the method is auto.",
     )
     optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
@@ -144,7 +145,7 @@ class Gradient(Section):
         if self.batching == "full" or self.batch_size is None:
             return None
         if self.batch_size == "auto":
-            raise RecipeError("method.batch_size: nobody chose it; give a number")
+            raise RecipeError("method.batch_size: is still auto; give a number")
         return self.batch_size
 
     @property
@@ -187,9 +188,9 @@ class SgdMethod(Gradient):
         privacy="refused",
         adjacencies=(),
         only_convex=False,
-        by_steps=True,
-        in_processes=True,
-        may_differ=ITS_TRAINING,
+        minibatch=True,
+        distributable=True,
+        per_trial_keys=ITS_TRAINING,
     )
 
     kind: Literal["sgd"] = "sgd"
@@ -204,11 +205,11 @@ class DpSgdMethod(Preconditioned):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
-        by_steps=True,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        may_differ=ITS_TRAINING,
+        minibatch=True,
+        distributable=True,
+        auto_tunable=True,
+        adaptive_clipping=True,
+        per_trial_keys=ITS_TRAINING,
         correlates=True,
         by_unit=True,
     )
@@ -220,9 +221,9 @@ class DpSgdMethod(Preconditioned):
     def described(self) -> Descriptor:
         if self.one_by_one:
             single = "dpsgd_cli.methods.lectures.run:LectureSgd"
-            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
+            return replace(self.descriptor, runs=single, distributable=False, auto_tunable=False, by_unit=False)
         # the second moments are a look at all rows that no sum over processes makes
-        return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
+        return self.descriptor if self.conditioned is None else replace(self.descriptor, distributable=False)
 
 
 def section_of(recipe: Recipe) -> Gradient:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from dpsgd_cli.accounting.adjacency import replace_factor
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.sections import Fraction
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
+from dpsgd_cli.methods.dp_sgd.price import gradient
+from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
+from dpsgd_cli.schedules.settings import Uniform
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 class LeastSquaresMethod(FullBatch):
@@ -15,12 +26,30 @@ class LeastSquaresMethod(FullBatch):
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.least_squares.run:DpLeastSquares",
-        planner="dpsgd_cli.methods.least_squares.price:least_squares",
+        planner="dpsgd_cli.methods.least_squares.settings:least_squares",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
         by_unit=True,
-        may_differ=(*ITS_BUDGET, "method.share"),
+        per_trial_keys=(*ITS_BUDGET, "method.share"),
     )
     kind: Literal["dp-least-squares"] = "dp-least-squares"
     share: Fraction = Field(0.5, description="Share of the budget's mu^2 that X^T X gets; X^T Y gets the rest.")
+
+
+def least_squares(recipe: Recipe, facts: Facts) -> Plan:
+    """Return a plan of one Gaussian on second moments and products with the targets, of their joint sensitivity."""
+    assert isinstance(recipe.method, LeastSquaresMethod)
+    if facts.feature_bound is None:
+        raise PrivacyError(
+            f"method {recipe.method.kind} needs a public bound on the norm of a record's features: scale by bounds, or"
+            " add unit-norm to data.preprocess"
+        )
+    adjacency = recipe.adjacency
+    bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / replace_factor(adjacency)
+    # not validated: a recipe of this method names no clip norm and no schedule of its own
+    whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
+    plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
+    (release,), *_ = plan.epochs
+    named = replace(release, mechanism=replace(release.mechanism, label="least-squares"))
+    return replace(plan, epochs=((named,),))

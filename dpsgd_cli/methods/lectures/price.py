@@ -2,7 +2,7 @@
 
 Noise is given as a noise multiplier: standard deviation over the L2 sensitivity of the release. Theorems are stated
 for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. The noise of Lemmas 15.1 and
-15.5 is in `accountants/lecture_noise.py`; the real cost of a run is the accountant's price of its ledger.
+15.5 is in `accountants/composition.py`; the real cost of a run is the accountant's price of its ledger.
 """
 
 from __future__ import annotations

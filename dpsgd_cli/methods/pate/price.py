@@ -2,8 +2,8 @@
 
 Guarantee. What leaves a run is a function of the answers of at most `queries` queries and of public records, so its
 price is theirs. Where every query costs the same, their number is fixed beforehand and the releases are the bound.
-Where answers cost and queries may go without (`Aggregation.chooses`), a filter of mu^2 admits each charge before it is
-made, and what it never lets pass is the bound, whatever was answered (Smith and Thakurta 2022): the budget, or what
+Where answers cost and queries may go without (`Aggregation.is_adaptive`), a filter of mu^2 admits each charge before it
+is made, and what it never lets pass is the bound, whatever was answered (Smith and Thakurta 2022): the budget, or what
 all queries would cost if all were answered (at most `answers` of them), whichever is less.
 
 Not here: what a rule releases (`methods/pate/votes.py`), training (`methods/pate/run.py`).
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.budget import Filter, GaussianFilter, format_budget, mu_squared_left, over_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.accounting.search import Interval, solve_at_limit
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.pate.sensitivity import price
@@ -33,8 +33,7 @@ from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import Aggregation
 
 if TYPE_CHECKING:
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 # The cap is above what all queries cost by more than the rounding of their sum.
 _ABOVE = 1 + 1e-9
@@ -103,13 +102,13 @@ class _Draft:
             self.privacy.stated_delta,
             self.privacy.budget,
             covers,
-            chooses=rule.chooses,
+            is_adaptive=rule.is_adaptive,
             postprocessing_epochs=self.method.student.rounds * self.method.student.epochs,
             aggregation=rule,
             queries=self._queries,
             answers=self._answers,
         )
-        if rule.chooses:
+        if rule.is_adaptive:
             draft = replace(draft, most=self._most(rule, before if covers else ()))
         else:
             self._check_fits(rule, [*(before if covers else ()), *asked])
@@ -133,12 +132,12 @@ class _Draft:
         """Return the releases other than votes, and whether the budget counts them."""
         covers = self.privacy.budget_covers == "total"
         if self.method.sanitised is None:
-            return tuple(self.facts.before), covers
+            return tuple(self.facts.preprocessing_releases), covers
         if self.privacy.budget is not None and covers:
             raise PrivacyError(
                 "method.sanitised is charged beside the budget of the votes: give privacy.budget_covers: training"
             )
-        return (*self.facts.before, Release(price(self.method.sanitised, self.adjacency))), False
+        return (*self.facts.preprocessing_releases, Release(price(self.method.sanitised, self.adjacency))), False
 
     def _solved(self) -> object:
         """Return the rule's settings, with `noise: auto` replaced by the least noise that fits the budget."""
@@ -180,7 +179,7 @@ class _Draft:
         if self.privacy.accountant not in ("auto", "gaussian"):
             raise PrivacyError(
                 f"method pate with {self.method.aggregation.kind} chooses what to answer as it goes, which only the"
-                f" filter of accountant gaussian polices, not {self.privacy.accountant}; use auto"
+                f" filter of accountant gaussian enforces, not {self.privacy.accountant}; use auto"
             )
         worst = _ABOVE * (total_mu_squared(counted) + total_mu_squared(self._worst(rule)))
         if self.privacy.budget is None:
@@ -196,7 +195,7 @@ class _Draft:
 
     def _named_accountant(self, plan: VotingPlan) -> str:
         """Return the name of the accountant that states epsilon: the recipe's, or the one with the least bound."""
-        if self.privacy.accountant != "auto" and not plan.chooses:
+        if self.privacy.accountant != "auto" and not plan.is_adaptive:
             return self.privacy.accountant
-        exact = all(isinstance(release.mechanism, GaussianSum) for release in plan.to_price)
-        return "gaussian" if exact else BestAccountant().best(plan.to_price, plan.delta)[1]
+        exact = all(isinstance(release.mechanism, GaussianSum) for release in plan.priced_releases)
+        return "gaussian" if exact else BestAccountant().best(plan.priced_releases, plan.delta)[1]

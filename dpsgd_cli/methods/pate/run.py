@@ -31,7 +31,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release
 from dpsgd_cli.batching.memory import rows_that_fit
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data import array_cache
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
@@ -89,7 +89,7 @@ class Pate(Method):
             raise PrivacyError("method pate needs public records (data.public) and training records in memory")
         self.settings = settings
         self.public = context.public
-        self.plans = [_planned(plan) for plan in context.plans]
+        self.plans = context.plans_of(VotingPlan)
         if settings.sanitised is not None:
             for plan in self.plans:
                 vote_sensitivity.check(_rule(plan), _classes(context), settings.sanitised)
@@ -144,7 +144,7 @@ class Pate(Method):
     def answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
         """Return the released label of each query (Q,), or NO_ANSWER or NOT_ASKED; charge the trial's ledger."""
         answers = np.full(len(votes), NOT_ASKED)
-        if not plan.chooses:
+        if not plan.is_adaptive:
             for release in plan.epochs[0]:
                 self.context.ledgers[trial].spend(release, 0)
         try:
@@ -153,7 +153,7 @@ class Pate(Method):
                     break
                 self._ask(trial, query, counts, answers)
         except BudgetExceeded:
-            if not plan.chooses:
+            if not plan.is_adaptive:
                 raise
         return answers
 
@@ -164,7 +164,7 @@ class Pate(Method):
         noise = _QueryNoise(self.context.streams[trial], query, self.settings.teachers.count)
 
         def charge(mechanism: Mechanism | None) -> None:
-            if plan.chooses and mechanism is not None:
+            if plan.is_adaptive and mechanism is not None:
                 self.context.ledgers[trial].spend(Release(mechanism), 0)
 
         charge(rule.asked(plan.sampling.adjacency))
@@ -237,7 +237,7 @@ class Pate(Method):
                 self.context,
                 recipes=recipes,
                 table=_joined(self.public, self.lessons, most),
-                ledgers=_unpoliced(recipes),
+                ledgers=_unlimited(recipes),
             )
         )
 
@@ -361,7 +361,7 @@ class Teaching:
                 self.context,
                 recipes=recipes,
                 plans=(None,) * len(numbers),
-                ledgers=_unpoliced(recipes),
+                ledgers=_unlimited(recipes),
                 streams=tuple(streams.under(f"teacher-{i}") for i in numbers),
                 pack=pack,
                 table=self.table.with_folds(held_out, self.records),
@@ -412,7 +412,7 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     return recipe.changed(**changes)
 
 
-def _unpoliced(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
+def _unlimited(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
     """Return empty ledgers, for trainings that release nothing themselves."""
     return tuple(Ledger() for _ in recipes)
 
@@ -431,12 +431,6 @@ def _joined(public: Table, lessons: Sequence[students.Lessons], most: int) -> Ta
     return Table(x, y, per_trial=False).with_folds(held_out, most)
 
 
-def _planned(plan: object) -> VotingPlan:
-    if not isinstance(plan, VotingPlan):
-        raise PrivacyError("pate was started without its plan")
-    return plan
-
-
 def _rule(plan: VotingPlan) -> Aggregation:
     assert plan.aggregation is not None
     return plan.aggregation
@@ -447,7 +441,7 @@ def _agrees(plan: VotingPlan, answers: np.ndarray, ledger: Ledger) -> bool:
 
     A query whose answer the filter refused was charged as asked, but not as answered.
     """
-    if not plan.chooses:
+    if not plan.is_adaptive:
         return True
     adjacency, rule = plan.sampling.adjacency, _rule(plan)
     charged: dict[Mechanism | None, int] = {release.mechanism: release.count for release in ledger.releases}

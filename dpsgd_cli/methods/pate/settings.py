@@ -24,7 +24,7 @@ class AggregationKind(Section):
     kind: str
 
 
-Noise = Positive | Literal["auto"]
+NoiseScale = Positive | Literal["auto"]
 
 
 class LnMax(AggregationKind):
@@ -32,7 +32,9 @@ class LnMax(AggregationKind):
 
     rule = "dpsgd_cli.methods.pate.votes:LaplaceMax"
     kind: Literal["lnmax"] = "lnmax"
-    noise: Noise = Field(20.0, description="Scale of the Laplace noise on each count; auto: the least for the budget.")
+    noise: NoiseScale = Field(
+        20.0, description="Scale of the Laplace noise on each count; auto: the least for the budget."
+    )
 
 
 class GnMax(AggregationKind):
@@ -40,7 +42,7 @@ class GnMax(AggregationKind):
 
     rule = "dpsgd_cli.methods.pate.votes:GaussianMax"
     kind: Literal["gnmax"] = "gnmax"
-    noise: Noise = Field(
+    noise: NoiseScale = Field(
         40.0, description="Standard deviation of the noise on each count; auto: the least for the budget."
     )
 
@@ -52,7 +54,7 @@ class ConfidentGnMax(AggregationKind):
     kind: Literal["confident-gnmax"] = "confident-gnmax"
     threshold: NonNegative = Field(200.0, description="T: votes that the leading class must have, noise included.")
     threshold_noise: Positive = Field(150.0, description="sigma_1: standard deviation of that noise.")
-    noise: Noise = Field(
+    noise: NoiseScale = Field(
         40.0,
         description="sigma_2: standard deviation of the noise on each count of an answer; auto: the least with which"
         " the budget allows `answers`.",
@@ -159,7 +161,7 @@ class PateMethod(FullBatch):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
-        may_differ=(*ITS_BUDGET, "method.aggregation"),
+        per_trial_keys=(*ITS_BUDGET, "method.aggregation"),
     )
     kind: Literal["pate"] = "pate"
     teachers: Teachers = Field(description="Trained without privacy, never published.")

@@ -29,7 +29,7 @@ from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism
 from dpsgd_cli.methods.pate.settings import ConfidentGnMax, GnMax, LnMax, ProposeTestRelease
 
 
-class Noise(Protocol):
+class VoteNoise(Protocol):
     """Source of noise for the statistics of one query; each purpose is used at most once in it (`noise/run.py`)."""
 
     def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
@@ -63,16 +63,16 @@ class Aggregation(ABC):
         """Return the further release of an answer; charged before `label` is called. None: no release."""
 
     @property
-    def chooses(self) -> bool:
+    def is_adaptive(self) -> bool:
         """True if the spending of a run depends on what was released: answers cost, and queries may stay unanswered."""
         return self.asked("add-remove") is not None and self.answered("add-remove") is not None
 
     @abstractmethod
-    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
         """Return whether the query is answered. May read nothing that `asked` does not charge."""
 
     @abstractmethod
-    def label(self, votes: np.ndarray, noise: Noise) -> int:
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
         """Return the released label."""
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray | None:
@@ -96,14 +96,14 @@ class LaplaceMax(Aggregation):
     def asked(self, adjacency: Adjacency) -> None:
         """Return None: every query is answered."""
 
-    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
         del votes, noise
         return True
 
     def answered(self, adjacency: Adjacency) -> PureDP:
         return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
 
-    def label(self, votes: np.ndarray, noise: Noise) -> int:
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
         epsilon = ALL_COUNTS_L1 / self.scale
         return int(np.argmax(noise.laplace("vote", votes, epsilon, ALL_COUNTS_L1, changed=2)))
 
@@ -127,14 +127,14 @@ class GaussianMax(Aggregation):
         del adjacency
         return None
 
-    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
         del votes, noise
         return True
 
     def answered(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.noise, ALL_COUNTS_L2, adjacency, "vote")
 
-    def label(self, votes: np.ndarray, noise: Noise) -> int:
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
         return int(np.argmax(noise.gaussian("vote", votes, self.answered("add-remove"))))
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class ConfidentMax(GaussianMax):
     def asked(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.test.threshold_noise, LARGEST_COUNT, adjacency, "threshold")
 
-    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
         noisy = noise.gaussian("threshold", votes.max(keepdims=True), self.asked("add-remove"))
         return bool(noisy[0] >= self.test.threshold)
 
@@ -185,7 +185,7 @@ class StableMode(Aggregation):
     def answered(self, adjacency: Adjacency) -> None:
         """Return None: the proof of `asked` covers the mode."""
 
-    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
         second, first = np.sort(votes)[-2:]
         noisy = noise.laplace("gap", np.array([first - second]), self.settings.epsilon, GAP, changed=1)
         return bool(noisy[0] > self.bar)
@@ -195,7 +195,7 @@ class StableMode(Aggregation):
         """The bar that the noisy gap must exceed."""
         return GAP + GAP / self.settings.epsilon * math.log(1 / (2 * self.settings.delta)) * _ABOVE_THE_GRID
 
-    def label(self, votes: np.ndarray, noise: Noise) -> int:
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
         del noise
         return int(np.argmax(votes))
 

@@ -68,7 +68,7 @@ def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
 def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
     privacy = recipe.required_privacy
-    if facts.before:
+    if facts.preprocessing_releases:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
     delta = privacy.stated_delta
@@ -78,13 +78,13 @@ def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
         noise_multipliers=(),
         sensitivity=1.0,
         groups=1,
-        before=(),
+        preprocessing_releases=(),
         epochs=((release,),),
         accountant=accountant,
         delta=delta,
         budget=privacy.budget,
         covers_before=True,
-        chooses=False,
+        is_adaptive=False,
     )
 
 

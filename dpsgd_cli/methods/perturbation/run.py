@@ -50,6 +50,7 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import ApproximateDP
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import OneShot
@@ -67,7 +68,7 @@ _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseLevels:
     """Constants of objective perturbation: L2 coefficient k, scale s of b, gradient norm g, scale t of the noise."""
 
     curvature: float
@@ -76,7 +77,7 @@ class Noise:
     output: float
 
 
-def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> Noise:
+def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> NoiseLevels:
     """Return the constants of the module's docstring for a total budget of (`epsilon`, `delta`).
 
     Raises InfeasibleBudget if doubles cannot resolve a gradient at the solver's end. Each of its `weights` coordinates
@@ -94,7 +95,7 @@ def noise_of(constants: Constants, records: int, weights: int, epsilon: float, d
             " how far the minimiser is; raise epsilon, or use another method"
         )
     multiplier = mu_squared_left(for_rest, ()) ** -0.5
-    return Noise(curvature, tilt, gradient, 2 * gradient / curvature * multiplier)
+    return NoiseLevels(curvature, tilt, gradient, 2 * gradient / curvature * multiplier)
 
 
 class ObjectivePerturbation(OneShot):
@@ -112,10 +113,8 @@ class ObjectivePerturbation(OneShot):
         self.promised = [self._promised(trial) for trial in range(context.trials)]
 
     def _promised(self, trial: int) -> ApproximateDP:
-        plan = self.context.plans[trial]
-        mechanism = plan.epochs[0][0].mechanism if plan is not None else None
-        if not isinstance(mechanism, ApproximateDP):
-            raise PrivacyError("objective-perturbation was started without a plan")
+        mechanism = self.context.plans_of(Plan)[trial].epochs[0][0].mechanism
+        assert isinstance(mechanism, ApproximateDP)
         return mechanism
 
     def solve(self) -> None:
@@ -167,14 +166,12 @@ class OutputPerturbation(OneShot):
         scale = context.column([self._scale(trial) for trial in range(context.trials)], torch.float64)
         exact, pack = values.clone(), context.pack
         noise = NoiseSource(context.streams, pack.size, values.device, pack.values.dtype)
-        multipliers = [plan.noise_multipliers[0] for plan in context.plans if plan is not None]
+        multipliers = [plan.noise_multipliers[0] for plan in context.plans_of(Plan)]
         noise.add(values, 0, scale, Grid.of(pack.size, context.table.summed, multipliers) if noise.secure else None)
         if context.watcher is not None:
             context.watcher.measured(range(context.trials), exact, values)
         context.pack.values.copy_(project_to_ball(values, radii))
 
     def _scale(self, trial: int) -> float:
-        plan = self.context.plans[trial]
-        if plan is None:
-            raise PrivacyError("output-perturbation was started without a plan")
+        plan = self.context.plans_of(Plan)[trial]
         return plan.noise_multipliers[0] * plan.sensitivity

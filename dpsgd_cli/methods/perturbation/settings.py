@@ -24,7 +24,7 @@ class ObjectivePerturbationMethod(FullBatch):
         privacy="needed",
         adjacencies=("add-remove",),
         only_convex=True,
-        may_differ=ITS_BUDGET,
+        per_trial_keys=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
 
@@ -38,7 +38,7 @@ class OutputPerturbationMethod(FullBatch):
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=True,
-        may_differ=ITS_BUDGET,
+        per_trial_keys=ITS_BUDGET,
     )
     kind: Literal["output-perturbation"] = "output-perturbation"
     steps: Count = Field(100, description="Gradient steps, at a rate for which they do not drift apart.")

@@ -9,21 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dpsgd_cli.accounting.accountants.zcdp import mechanism_rho, rho_of, total_rho
+from dpsgd_cli.accounting.accountants.additive import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
 from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
-from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.schedules.settings import Schedule
 
 if TYPE_CHECKING:
-    from dpsgd_cli.recipe.privacy import Privacy
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
             " privacy.adjacency zero-out or replace-one"
         )
     choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
-    counted = [*facts.before] if privacy.budget_covers == "total" else []
+    counted = [*facts.preprocessing_releases] if privacy.budget_covers == "total" else []
     left = (privacy.budget.rho - mechanism_rho(choice.mechanism)) * (1 - 1e-12) - total_rho(counted)
     if left <= 0:
         raise InfeasibleBudget(
@@ -67,19 +66,21 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     epochs[-1] = (*epochs[-1], choice)
     accountant: str = privacy.accountant
     if accountant == "auto":
-        accountant = BestAccountant().best([*facts.before, *(r for epoch in epochs for r in epoch)], costliest.delta)[1]
+        accountant = BestAccountant().best(
+            [*facts.preprocessing_releases, *(r for epoch in epochs for r in epoch)], costliest.delta
+        )[1]
     return SelectionPlan(
         sampling=replace(costliest.sampling, records=facts.records),
         noise_multipliers=costliest.noise_multipliers,
         sensitivity=costliest.sensitivity,
         groups=costliest.groups,
-        before=tuple(facts.before),
+        preprocessing_releases=tuple(facts.preprocessing_releases),
         epochs=tuple(epochs),
         accountant=accountant,
         delta=costliest.delta,
         budget=privacy.budget,
         covers_before=privacy.budget_covers == "total",
-        chooses=False,
+        is_adaptive=False,
         candidates=plans,
         recipes=recipes,
     )

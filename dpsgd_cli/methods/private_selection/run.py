@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.packing import Pack, Placement
@@ -46,7 +46,7 @@ class PrivateSelection(Method):
         settings = context.recipes[0].method
         assert isinstance(settings, PrivateSelectionMethod)
         self.settings = settings
-        self.plans = [_selection_plan(plan) for plan in context.plans]
+        self.plans = context.plans_of(SelectionPlan)
         self.candidates = len(settings.candidates)
         self.parts = [self._part(trial) for trial in range(context.trials)]
         self.inner = DpSgd(self._inner_context())
@@ -152,12 +152,6 @@ class PrivateSelection(Method):
         super().load_state(state)
         self.inner.load_state(state["inner"])
         self.chosen = list(state["chosen"])
-
-
-def _selection_plan(plan: object) -> SelectionPlan:
-    if not isinstance(plan, SelectionPlan):
-        raise PrivacyError("private-selection was started without its plan")
-    return plan
 
 
 def _by_trial(seen: Diagnostics, context: Context, candidates: int) -> Diagnostics:

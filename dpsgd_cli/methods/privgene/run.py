@@ -19,8 +19,7 @@ from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
-from dpsgd_cli.methods.privgene.price import equal_choices
-from dpsgd_cli.methods.privgene.settings import PrivGeneMethod
+from dpsgd_cli.methods.privgene.settings import PrivGeneMethod, equal_choices
 from dpsgd_cli.methods.risks.problem import merged_risk
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.selection import choice_draws, select_least
@@ -63,9 +62,7 @@ class _Chooser:
     """Private choices of one trial, each charged before it is made."""
 
     def __init__(self, context: Context, trial: int, choices: int) -> None:
-        plan = context.plans[trial]
-        if not isinstance(plan, AdaptivePlan):
-            raise PrivacyError("privgene was started without a budget")
+        plan = context.plans_of(AdaptivePlan)[trial]
         adjacency = plan.sampling.adjacency
         mechanism = equal_choices(plan, choices)
         self.epsilon = mechanism.epsilon

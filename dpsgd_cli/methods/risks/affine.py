@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping
+from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.tensors import Table

@@ -9,29 +9,21 @@ have rows for active trials only. Regularisation reads no data and is not part o
 gradient is phi'(t) z, of norm |phi'(t)| |z|. So clipping to C means clamping phi'(t) to [-C/|z|, C/|z|]. All trials
 share one matrix of rows; weights encode folds and merged equal records. Margins (N, R) are stored, and `advance`
 updates them without another product: on a line, margins are t - a s with s = z.direction.
-
-`SampledRisk` is the linear risk on a Poisson sample of each trial's records: each record is in the sample
-independently, with the same probability. Its work is proportional to the sample. It is charged as if all records had
-been used.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.batching.run import PoissonSampler
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
-from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
 from dpsgd_cli.methods.risks.rows import SignedRows
@@ -53,18 +45,20 @@ class Risk(ABC):
     """
 
     values: Tensor
+    direction: Tensor
 
-    @abstractmethod
     def start(self, values: Tensor) -> None:
         """Start at `values` (R, P), which `advance` then changes in place."""
+        self.values = values
+        self.direction = torch.zeros_like(values)
 
     @abstractmethod
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         """Return sums (A, P), over each active trial's records, of loss gradients clipped to `norms` (R,)."""
 
-    @abstractmethod
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
         """Set the direction of active trials to `direction` (A, P), of any length."""
+        self.direction[slice(None) if active is None else active] = direction
 
     @abstractmethod
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
@@ -73,27 +67,24 @@ class Risk(ABC):
         Losses are clipped to `bounds` (R,); `spacing` is (R,).
         """
 
-    @abstractmethod
     def advance(self, lengths: Tensor) -> None:
         """Subtract lengths * direction from `values`, in place; `lengths` is (R,)."""
+        self.values.sub_(self.direction * lengths.unsqueeze(1))
 
 
 class PackRisk(Risk):
-    """Risk of any pack on all records of `table`, by forward passes; work is done for all trials, active or not."""
+    """Risk of any pack on all records of `table`, by forward passes; work is done for all trials, active or not.
+
+    Its `values` are the pack's own.
+    """
 
     def __init__(self, pack: Pack, table: Table, loss: Loss, most_rows: int) -> None:
         self.pack = pack
         self.table = table
         self.loss = loss
         self.most_rows = most_rows
-        self.values = pack.values
         pack.expect(len(table))
-        self.direction = torch.zeros_like(pack.values)
-
-    def start(self, values: Tensor) -> None:
-        if values is not self.pack.values:
-            raise ValueError("a packed model's weights are those of its pack")
-        self.direction.zero_()
+        self.start(pack.values)
 
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         seen = Diagnostics(self.pack.trials, self.values.device)
@@ -101,12 +92,6 @@ class PackRisk(Risk):
         for rows in self.table.chunks(Batch(rows=None), self.most_rows):
             add_clipped_sums(self.pack, rows, self.loss, Clipping(norms.unsqueeze(0)), seen)
         return self.pack.sums.clone() if active is None else self.pack.sums[active]
-
-    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
-        if active is None:
-            self.direction.copy_(direction)
-        else:
-            self.direction[active] = direction
 
     @torch.no_grad()
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
@@ -133,20 +118,13 @@ class LinearRisk(Risk):
     def __init__(self, rows: SignedRows, loss: MarginLoss) -> None:
         self.rows = rows
         self.loss = loss
-        self.values = torch.empty(0)
-        self.margins = torch.empty(0)
-        self.along = torch.empty(0)
-        self.direction = torch.empty(0)
 
     def start(self, values: Tensor) -> None:
-        self.values = values
-        self.margins = self._margins(values)
+        super().start(values)
+        self.margins = self.rows.z @ values.T
+        if self.rows.offset is not None:
+            self.margins.add_(self.rows.offset.unsqueeze(1))
         self.along = torch.zeros_like(self.margins)
-        self.direction = torch.zeros_like(values)
-
-    def _margins(self, values: Tensor) -> Tensor:
-        margins = self.rows.z @ values.T
-        return margins if self.rows.offset is None else margins.add_(self.rows.offset.unsqueeze(1))
 
     def _chunks(self, trials: int) -> Iterator[slice]:
         kind = "cuda" if self.rows.z.is_cuda else "cpu"
@@ -209,12 +187,11 @@ class LinearRisk(Risk):
         torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
 
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
+        super().aim(direction, active)
         if active is None:
-            self.direction.copy_(direction)
             torch.mm(self.rows.z, direction.T, out=self.along)
-            return
-        self.direction[active] = direction
-        self.along.index_copy_(1, active, self.rows.z @ direction.T)
+        else:
+            self.along.index_copy_(1, active, self.rows.z @ direction.T)
 
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
         if active is not None:
@@ -263,7 +240,7 @@ class LinearRisk(Risk):
             odds.mul_(ratio)
 
     def advance(self, lengths: Tensor) -> None:
-        self.values.sub_(self.direction * lengths.unsqueeze(1))
+        super().advance(lengths)
         self.margins.addcmul_(self.along, lengths, value=-1.0)
 
     def misses(self, values: Tensor) -> Tensor:
@@ -287,89 +264,6 @@ class LinearRisk(Risk):
                 value = torch.where(weights > 0, value * weights, 0.0)
             losses += value.sum(dim=0, dtype=torch.float64)
         return losses
-
-
-class SampledRisk(Risk):
-    """Risk on the latest sample of each trial from the places of `table`, whose records are `rows`.
-
-    A trial's n-th sample is a function of its streams and n.
-    """
-
-    def __init__(self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], table: Table, size: int) -> None:
-        self.rows = rows
-        self.loss = loss
-        self.own = table.own
-        self.records = len(table)
-        self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
-        self.drawn = [0] * len(streams)
-        self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
-        self.values = torch.empty(0)
-        self.direction = torch.empty(0)
-
-    def start(self, values: Tensor) -> None:
-        self.values = values
-        self.direction = torch.zeros_like(values)
-
-    def sample(self, trials: Sequence[int]) -> None:
-        """Draw a new sample for each of `trials`."""
-        for trial in trials:
-            batch = self.samplers[trial].batch(self.drawn[trial])
-            assert batch.rows is not None
-            index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
-            if self.own is not None:
-                index = self.own[trial][index]
-            index = index[(index >= 0) & (index < len(self.rows))]
-            self.samples[trial] = index
-            self.drawn[trial] += 1
-
-    def state(self) -> dict[str, list[int] | list[Tensor]]:
-        """Return each trial's number of samples and its latest sample, which a resumed iteration continues to use."""
-        return {"drawn": list(self.drawn), "samples": list(self.samples)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned."""
-        self.drawn = list(state["drawn"])
-        self.samples = [sample.to(self.rows.z.device) for sample in state["samples"]]
-
-    def _active(self, active: Tensor | None) -> list[int]:
-        return list(range(len(self.samples))) if active is None else active.tolist()
-
-    def _margins(self, trial: int) -> tuple[Tensor, Tensor]:
-        """Return the rows and margins of a trial's sample."""
-        z = self.rows.z[self.samples[trial]]
-        t = z @ self.values[trial]
-        return z, t if self.rows.offset is None else t + self.rows.offset[self.samples[trial]]
-
-    def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
-        sums = []
-        for trial in self._active(active):
-            z, t = self._margins(trial)
-            most = norms[trial] / self.rows.norms[self.samples[trial]]
-            slopes = torch.maximum(torch.minimum(self.loss.slope(t), most), -most).nan_to_num(nan=0.0)
-            total = z.new_zeros(1, z.shape[1], dtype=PRECISION)
-            for slope, rows in zip(slopes.split(MOST_ROWS), z.split(MOST_ROWS), strict=True):
-                add_product(total, slope.unsqueeze(1), rows)
-            sums.append(total)
-        return torch.cat(sums)
-
-    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
-        if active is None:
-            self.direction.copy_(direction)
-        else:
-            self.direction[active] = direction
-
-    def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
-        totals = []
-        for trial in self._active(active):
-            z, t = self._margins(trial)
-            lengths = spacing[trial] * torch.arange(count, device=t.device, dtype=t.dtype)
-            candidates = t.unsqueeze(1) - (z @ self.direction[trial]).unsqueeze(1) * lengths
-            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(0.0, float(bounds[trial]))
-            totals.append(losses.sum(dim=0, dtype=torch.float64))
-        return torch.stack(totals)
-
-    def advance(self, lengths: Tensor) -> None:
-        self.values.sub_(self.direction * lengths.unsqueeze(1))
 
 
 def _shared(norms: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from dpsgd_cli.accounting import accountants, conversions
+from dpsgd_cli.accounting.accountants.additive import largest_order, mechanism_mu, mechanism_rho, sampled_rho
 from dpsgd_cli.accounting.accountants.composition import amplified, classical_gaussian
-from dpsgd_cli.accounting.accountants.gaussian import mechanism_mu
-from dpsgd_cli.accounting.accountants.zcdp import largest_order, mechanism_rho, sampled_rho
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 
 STEPS, N, EPSILON, DELTA, LIPSCHITZ = 400, 200, 0.5, 1e-6, 3.0

@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants import ACCOUNTANTS, AccountantEntry, base
-from dpsgd_cli.accounting.accountants.gaussian import Gaussian
+from dpsgd_cli.accounting.accountants import ACCOUNTANTS, AccountantEntry
+from dpsgd_cli.accounting.accountants.additive import Gaussian
 from dpsgd_cli.accounting.adjacency import Adjacency, Batching
 from dpsgd_cli.accounting.mechanism import (
     KINDS,
@@ -234,26 +234,26 @@ def test_what_only_estimates_is_below_the_truth_or_a_conjecture_and_no_recipe_st
     assert below | {"zcdp-rs"} == set(estimates)
 
 
-@pytest.mark.parametrize("left_out", base.STATEMENTS)
+@pytest.mark.parametrize("left_out", accountants.STATEMENTS)
 def test_a_class_that_leaves_out_a_statement_cannot_be_made_even_where_it_derives_from_one(left_out: str) -> None:
-    body = {name: getattr(Gaussian, name) for name in base.STATEMENTS if name != left_out}
+    body = {name: getattr(Gaussian, name) for name in accountants.STATEMENTS if name != left_out}
     with pytest.raises(TypeError, match=f"must state {left_out}"):
         type("New", (Gaussian,), body)
 
 
 @pytest.mark.parametrize("left_out", ["runs", "usual", "in_recipes"])
 def test_an_entry_that_leaves_out_a_field_cannot_be_made(left_out: str) -> None:
-    fields = {"runs": "gaussian:Gaussian", "usual": True, "in_recipes": True}
+    fields = {"runs": "additive:Gaussian", "usual": True, "in_recipes": True}
     del fields[left_out]
     with pytest.raises(TypeError, match=left_out):
         AccountantEntry(**fields)  # type: ignore[arg-type]
 
 
 def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", AccountantEntry(runs="zcdp:ZcdpRs", usual=True, in_recipes=True))
+    monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", AccountantEntry(runs="additive:ZcdpRs", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="no recipe may state"):
         accountants.get("zcdp-rs")
-    monkeypatch.setitem(ACCOUNTANTS, "new", AccountantEntry(runs="gaussian:Gaussian", usual=True, in_recipes=True))
+    monkeypatch.setitem(ACCOUNTANTS, "new", AccountantEntry(runs="additive:Gaussian", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="of that name"):
         accountants.get("new")
 

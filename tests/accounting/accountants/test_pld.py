@@ -12,7 +12,7 @@ from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as oracle
 from scipy.signal import fftconvolve
 
-from dpsgd_cli.accounting.accountants.gaussian import Gaussian
+from dpsgd_cli.accounting.accountants.additive import Gaussian
 from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpsgd_cli.clipping.diagnostics import Diagnostics
-from dpsgd_cli.clipping.run import Clipping
+from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.tensors import Table

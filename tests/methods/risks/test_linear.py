@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
-from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
-from dpsgd_cli.methods.risks.risk import LinearRisk, SampledRisk
+from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 N, D, R = 37, 3, 4
@@ -136,13 +133,6 @@ def test_a_loss_below_zero_counts_as_nothing_in_a_selection(folds: bool) -> None
     one = torch.stack([risk.rows.z @ w for w in values]).clamp(0, 0.5)
     own = one if risk.rows.weights is None else one * risk.rows.weights.T
     assert torch.allclose(found, own.sum(dim=1))
-    table = Table(risk.rows.z, torch.zeros(N), per_trial=False)
-    sampled = SampledRisk(replace(risk.rows, weights=None), Signed(), [SeededStreams(0)], table, N)
-    sampled.start(values[:1])
-    sampled.aim(values[:1])
-    sampled.sample([0])
-    whole = sampled.line_losses(torch.zeros(1).double(), 1, torch.full((1,), 0.5).double())
-    assert torch.allclose(whole[0, 0], one[0].sum())
 
 
 @pytest.mark.parametrize("name", ["logistic", "hinge"])

@@ -68,10 +68,3 @@ def test_it_follows_a_network_along_a_line() -> None:
         every = cross_entropy(pack(rows.x[None]), rows.y.expand(2, -1)).sum(dim=1)
         assert torch.allclose(losses[:, i], every)
     assert bool((losses.diff(dim=1) < 0).all())
-
-
-def test_weights_are_those_of_the_pack() -> None:
-    model = ConvexModel()
-    pack = Pack(models.builder(model, (3,), 1, Path()), [0], PLACE, shares_input=True)
-    with pytest.raises(ValueError, match="pack"):
-        PackRisk(pack, table(False), output_loss(model), 8).start(pack.values.clone())

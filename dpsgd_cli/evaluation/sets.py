@@ -1,0 +1,125 @@
+"""Prediction sets with a stated coverage, from the noisy counts of `price.py`: no further release.
+
+A record's score is the margin of a class, log(p / (1 - p)); its set holds every class whose score is at least a
+threshold T. Let n be the number of held-out records, N(e) the number whose true class scores at least edge e, and
+D(e) = N(e) - (1 - a) n. D^ is D from the unbiased counts, with Gaussian noise of a standard deviation between s_min and
+s_max. T is the lowest edge if D^ is below a constant c there or everywhere; else it is the highest edge such that D^ is
+at least c at it and at all edges below it.
+
+Coverage. Over the held-out records and a new record, drawn exchangeably, and over the noise, the set of the new record
+holds its class with probability at least
+
+    1 / (n + 1) sum_{i = 0..n} Phi((c + (1 - a) n - i) / s_i),  s_i = s_max if the numerator is positive, else s_min.
+
+Proof. Let i be the number of held-out records that score at least the new record's score r; ties count. By
+exchangeability, i is at least uniform on 0..n, and the summand decreases in i. The class is missed only if T > r. Let e
+be the lowest edge above r. T > r means T >= e, so edge e has passed: D^(e) >= c. But N(e) <= i, so this has probability
+at most Phi((i - (1 - a) n - c) / s(e)): the noise of one edge, though many edges are looked at. The statement is about
+the mean over new records, and holds for any model, as does split conformal prediction (Vovk, Gammerman and Shafer 2005)
+without noise.
+
+The constant is the least c for which the bound is 1 - a for every n in a 1 - 1e-4 confidence interval of the noisy n;
+the bound is asked for a + 1e-4 less, which pays for the interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from dpsgd_cli.evaluation.estimates import Noised
+from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE, conforming
+
+_FAILURE = 1e-4
+_FAILURE_Z = 3.8905918864131203
+"""Two-sided quantile of a normal law at `_FAILURE`."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The threshold of sets with coverage 1 - a, or the half-width of intervals; None: everything has to be included.
+
+    `edge`: the lowest score that is included; for numbers, the largest absolute error as a share of the range.
+    """
+
+    coverage: float
+    edge: float | None
+
+
+def scores_of_classes(two: bool) -> np.ndarray:
+    """Return for each edge which cells (65, 128) hold records whose true class scores at least that edge."""
+    edges = range(BINS + 1)
+    if two:
+        return np.array([conforming(edge).ravel() for edge in edges])
+    return np.array([np.tile(np.arange(BINS) >= edge, 2) for edge in edges], dtype=float)
+
+
+def scores_of_errors() -> np.ndarray:
+    """Return for each edge of `ERRORS`, from the largest, which cells (25, 48) hold records with an error below it."""
+    number = np.abs(np.arange(2 * SIDE) - SIDE + 0.5)
+    return np.array([(number < SIDE - edge).astype(float) for edge in range(SIDE + 1)])
+
+
+def threshold_of_classes(noised: Noised, two: bool, coverage: float) -> Threshold:
+    """Return the threshold of sets that hold the true class with probability at least `coverage` in (0, 1)."""
+    found = _edge(noised, scores_of_classes(two), coverage)
+    return Threshold(coverage, None if found == 0 else float(EDGES[found]))
+
+
+def threshold_of_errors(noised: Noised, coverage: float) -> Threshold:
+    """Return the half-width, as a share of the target's range, of intervals around predictions."""
+    found = _edge(noised, scores_of_errors(), coverage)
+    return Threshold(coverage, None if found == 0 else float(ERRORS[::-1][found]))
+
+
+def _edge(noised: Noised, above: np.ndarray, coverage: float) -> int:
+    """Return the number of the edge that is the threshold; 0 is the lowest, which every record passes.
+
+    `above` (edges, cells): which cells hold records that score at least each edge.
+    """
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage:g}")
+    queries = above[1:] - coverage
+    excess = queries @ noised.linear
+    deviations = np.sqrt(np.einsum("ei,ij,ej->e", queries, noised.covariance, queries))
+    spread = _FAILURE_Z * noised.deviation_of(np.ones(above.shape[1]))
+    constant = _constant(
+        coverage, max(noised.records - spread, 0.0), noised.records + spread, deviations.min(), deviations.max()
+    )
+    fails = np.flatnonzero(excess < constant)
+    return int(fails[0]) if len(fails) else len(above) - 1
+
+
+def _constant(coverage: float, fewest: float, most: float, least: float, largest: float) -> float:
+    """Return a constant c that is enough for every number of records between `fewest` and `most`.
+
+    `least`, `largest`: s_min and s_max. Where a n > 12 s_max, the terms that the sum leaves out, of i > n, are below
+    Phi(-12 + c / s_max), and c solves (1 - a) n + c + constant = (1 - a) (n + 1): it no longer depends on n. So the
+    bound is solved at each number up to there, and once beyond.
+    """
+    apart = math.ceil(12 * largest / (1 - coverage))
+    counts = {*range(math.floor(fewest), min(math.ceil(most), apart) + 1), max(math.floor(fewest), apart)}
+    return max(_needed(coverage + _FAILURE, max(n, 1), least, largest) for n in counts)
+
+
+def _needed(coverage: float, records: int, least: float, largest: float) -> float:
+    """Return the least c (to .01) with which the bound is `coverage` for `records`; inf if none is."""
+    low, high = -2.0 * largest - 2, 10.0 * largest + (1 - coverage) * records + 10
+    if coverage_bound(high, coverage, records, least, largest) < coverage:
+        return math.inf
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if coverage_bound(middle, coverage, records, least, largest) < coverage:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def coverage_bound(constant: float, coverage: float, records: int, least: float, largest: float) -> float:
+    """Return the bound on the coverage of the module's docstring, for n = `records`."""
+    room = constant + coverage * records - np.arange(records + 1)
+    return float(ndtr(room / np.where(room > 0, largest, least)).mean())

@@ -1,0 +1,181 @@
+"""Public strategy matrices: what is summed over held-out records, so that noise hurts the wanted metrics least.
+
+A held-out record has a cell: for two classes its class and the bin of its margin, for more classes the bin of its true
+class's margin, for numbers the bin of its signed error. Let x be the number of records in each cell. The release is
+A x + noise (`price.py`); each column of A has norm at most 1. Metrics are functions of x, estimated as x = A^-1 (A x +
+noise). So a linear metric q x has noise variance s^2 q (A^T A)^-1 q^T. With M = A^T A, the strategy minimises
+tr(M^-1 V) subject to M_ii <= 1, where V is the sum of q^T q / (sampling variance of q) over the workload's metrics.
+
+The minimum satisfies M = L^-1/2 (L^1/2 V L^1/2)^1/2 L^-1/2 with L diagonal and diag(M) = 1; it is found by a fixed
+point (Denisov, McMahan, Rush, Smith and Thakurta 2022, Theorem 3.2, with columns in place of rows). No record shapes a
+strategy: the workload's gradients are those of public reference laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+BINS = 64
+"""Bins of a margin, for each class."""
+EDGES = 2 * np.sinh(np.linspace(-1, 1, BINS + 1) * np.arcsinh(4))
+"""Edges of the bins, (65,): from -8 to 8, an edge at 0. The outer bins also hold all margins beyond."""
+MARGINS = (EDGES[1:] + EDGES[:-1]) / 2
+"""Margin (log odds) that stands for each bin, (64,)."""
+LEAST_PROBABILITY = 0.01
+"""Probabilities are clipped to [0.01, 0.99] in the log loss: without a bound, no noise could cover it."""
+SIDE = 24
+"""Bins of an error, on each side of 0."""
+ERRORS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, SIDE)])
+"""Edges of absolute errors as shares of the target's range, (25,). The last bin also holds all errors beyond."""
+SLACK = 1 - 2.0**-40
+"""Columns are scaled by this, so that rounding leaves none longer than 1."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy matrix (d, d), its inverse and the noise covariance (A^T A)^-1 of the cells for noise of variance 1.
+
+    Guarantee: no column of `matrix` is longer than 1 in float64; otherwise the constructor raises ValueError.
+    """
+
+    matrix: np.ndarray
+    inverse: np.ndarray
+    covariance: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not (np.linalg.norm(self.matrix, axis=0) <= 1).all():
+            raise ValueError("a column of the strategy is longer than 1")
+
+    @classmethod
+    def minimising(cls, workload: np.ndarray) -> Strategy:
+        """Return the strategy for V = `workload` (d, d), symmetric and positive semidefinite.
+
+        A thousandth of V's trace is spread over all cells, so that no cell is hidden by noise without limit.
+        """
+        cells = len(workload)
+        wanted = workload / workload.trace() + 1e-3 * np.eye(cells) / cells
+        scale = np.diag(wanted).copy()
+        for _ in range(1000):
+            root = np.sqrt(scale)
+            values, vectors = np.linalg.eigh(root[:, None] * wanted * root)
+            found = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+            moved, scale = np.abs(np.diag(found) / scale - 1).max(), np.diag(found).copy()
+            if moved < 1e-2:
+                break
+        square = found / root[:, None] / root
+        values, vectors = np.linalg.eigh(square)
+        matrix = (vectors * np.sqrt(values)) @ vectors.T
+        matrix *= SLACK / np.linalg.norm(matrix, axis=0).max()
+        inverse = np.linalg.inv(matrix)
+        return cls(matrix, inverse, inverse @ inverse.T)
+
+
+def reference_law(auc: float, prevalence: float) -> np.ndarray:
+    """Return the cells' probabilities (2, 64) of a calibrated model with normal scores; a public fiction.
+
+    Margins of class c are normal with variance d^2 and mean -+ d^2 / 2 + log(prevalence / (1 - prevalence)), where
+    d = sqrt(2) Phi^-1(auc): the log likelihood ratio of two normal laws.
+    """
+    distance = np.sqrt(2) * ndtri(auc)
+    ends = np.concatenate([[-np.inf], EDGES[1:-1], [np.inf]])
+    shift = np.log(prevalence / (1 - prevalence))
+    both = [
+        share * np.diff(ndtr((ends - sign * distance**2 / 2 - shift) / distance))
+        for sign, share in ((-1, 1 - prevalence), (1, prevalence))
+    ]
+    return np.array(both)
+
+
+def _weighed(law: np.ndarray, queries: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the sum of q^T q / (sampling variance of q) over queries with a mean of 0 under `law`."""
+    total = np.zeros((law.size, law.size))
+    for query in queries:
+        q = query.ravel() - (law * query).sum()
+        variance = (law.ravel() * q**2).sum()
+        if variance > 1e-3:
+            total += np.outer(q, q) / variance
+    return total
+
+
+_SECOND = 1 / (1 + np.exp(-MARGINS))
+LOSSES = -np.log(np.clip([1 - _SECOND, _SECOND], LEAST_PROBABILITY, 1 - LEAST_PROBABILITY))
+"""Log loss of each cell (2, 64), from clipped probabilities."""
+SQUARES = (np.array([[0.0], [1.0]]) - _SECOND) ** 2
+"""Brier score of each cell (2, 64)."""
+RIGHT = np.repeat([[1.0, 0.0], [0.0, 1.0]], BINS // 2, axis=1)
+"""Whether a record of a cell is predicted right (2, 64). A margin of exactly 0 predicts the first class."""
+
+
+@cache
+def for_two_classes() -> Strategy:
+    """Return the strategy of cells (class, bin of the margin of the second class): 128 cells, class by class.
+
+    The workload is accuracy, balanced accuracy, log loss, Brier score, AUC and the edges of prediction sets, at AUC
+    .65, .8 and .95 and prevalence .5 and .15.
+    """
+    total = np.zeros((2 * BINS, 2 * BINS))
+    for auc in (0.65, 0.8, 0.95):
+        for prevalence in (0.5, 0.15):
+            law = reference_law(auc, prevalence)
+            given = law / law.sum(axis=1, keepdims=True)
+            recall = (given * RIGHT).sum(axis=1, keepdims=True)
+            below = np.cumsum(given[0]) - given[0] / 2
+            above = 1 - np.cumsum(given[1]) + given[1] / 2
+            ranked = np.array([above, below]) - auc
+            balanced = (RIGHT - recall) / law.sum(axis=1, keepdims=True)
+            of_law = [RIGHT, LOSSES, SQUARES, balanced, ranked / law.sum(axis=1, keepdims=True)]
+            total += _weighed(law, of_law) + 0.02 * _weighed(law, (conforming(edge) for edge in range(BINS + 1)))
+    return Strategy.minimising(total)
+
+
+def conforming(edge: int) -> np.ndarray:
+    """Return which cells (2, 64) hold records whose true class has a margin of at least edge number `edge`."""
+    found = np.zeros((2, BINS))
+    found[1, edge:] = 1
+    found[0, : BINS - edge] = 1
+    return found
+
+
+@cache
+def for_many_classes() -> Strategy:
+    """Return the strategy of cells (predicted right or not, bin of the true class's margin): 128 cells.
+
+    The margin of class y is log(p_y / (1 - p_y)). The workload is accuracy, log loss and the edges of prediction sets.
+    The laws are those of two classes, with the first class as "predicted wrong".
+    """
+    total = np.zeros((2 * BINS, 2 * BINS))
+    right = np.repeat([[0.0], [1.0]], BINS, axis=1)
+    losses = np.repeat(LOSSES[1:], 2, axis=0)
+    for accuracy in (0.5, 0.7, 0.9):
+        law = reference_law(0.9, accuracy)
+        edges = (np.repeat((np.arange(BINS) >= edge)[None].astype(float), 2, axis=0) for edge in range(BINS + 1))
+        total += _weighed(law, [right, losses]) + 0.1 * _weighed(law, edges)
+    return Strategy.minimising(total)
+
+
+@cache
+def for_errors() -> Strategy:
+    """Return the strategy of cells of signed errors: 24 bins below 0, from the largest, and 24 above.
+
+    The workload is the shares of errors beyond each edge, on each side and on both, for errors with a normal law whose
+    standard deviation is .02, .1 and .3 of the target's range.
+    """
+    total = np.zeros((2 * SIDE, 2 * SIDE))
+    for deviation in (0.02, 0.1, 0.3):
+        half = np.diff(ndtr(np.concatenate([ERRORS[:-1], [np.inf]]) / deviation))
+        law = np.concatenate([half[::-1], half])
+        number = np.arange(2 * SIDE)
+        sided = [(number < edge).astype(float) for edge in range(1, 2 * SIDE)]
+        absolute = [(np.abs(number - SIDE + 0.5) > edge).astype(float) for edge in range(SIDE)]
+        total += _weighed(law, [*sided, *absolute])
+    return Strategy.minimising(total)
+
+
+def strategy_of(kind: str) -> Strategy:
+    """Return the strategy for a kind of `estimates.Measured`."""
+    return {"two-classes": for_two_classes, "classes": for_many_classes, "numbers": for_errors}[kind]()

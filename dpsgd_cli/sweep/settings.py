@@ -1,0 +1,273 @@
+"""Sweep files: what one may say, and reading it with every problem reported at its line.
+
+Cells are the product of all blocks: recipes x every key of `grid` x `zip` x `list` x `random`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from dpsgd_cli.common.sections import Count, Interval, Positive, Section
+from dpsgd_cli.common.text_format import any_of, similar
+from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe.expected import shown
+from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
+from dpsgd_cli.recipe.overrides import KEY, apply_overrides
+
+# Keys below these blocks are recipe keys, which contain dots.
+_BLOCKS = ("grid", "zip")
+_OWN = ("recipes", "zip", "grid", "list", "random", "select", "seeds", "most_trials", "resources")
+_IS_A_RECIPE = "this is a recipe, not a sweep; use `dpsgd train {}`"
+Settings = dict[str, Any]
+
+
+class Draw(Section):
+    """The distribution of a random value: a mapping with exactly one of these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    choice: list[Any] | None = Field(None, description="One of these values.")
+    uniform: Interval | None = Field(None, description="A number of [low, high].")
+    log_uniform: Interval | None = Field(None, alias="log-uniform", description="The same, uniform in its logarithm.")
+    integers: tuple[int, int] | None = Field(None, description="A whole number of low..high, both included.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Draw:
+        names = [field.alias or name for name, field in type(self).model_fields.items()]
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+            raise ValueError(f"give exactly one of {', '.join(names)}")
+        if self.choice == []:
+            raise ValueError("choice: is empty; give at least one value")
+        if self.log_uniform is not None and self.log_uniform[0] <= 0:
+            raise ValueError(f"log-uniform: {list(self.log_uniform)} must begin above 0")
+        if self.integers is not None and self.integers[0] > self.integers[1]:
+            raise ValueError(f"integers: {list(self.integers)} must be [low, high] with low <= high")
+        return self
+
+
+class Random(Section):
+    samples: Count = Field(description="How many random settings.")
+    seed: int = Field(0, ge=0, description="The same seed, the same settings.")
+    keys: dict[str, Draw] = Field(min_length=1, description="Where each recipe key's values come from.")
+
+
+class RandomStopping(Section):
+    """The best of a random number of cells drawn uniformly, with repetition (Papernot and Steinke 2022).
+
+    A cell that is drawn n times runs n trials, whatever `repeats` says. If no randomness comes from a seed, only the
+    best run is kept and shown.
+    """
+
+    kind: Literal["random-stopping"] = "random-stopping"
+    law: Literal["geometric", "logarithmic", "poisson"] = Field(
+        "geometric",
+        description="Law of the number of runs: truncated negative binomial with shape 1 or 0, or its limit.",
+    )
+    mean: Annotated[float, Field(ge=1)] = Field(description="Expected number of runs.")
+    seed: int | None = Field(
+        None, ge=0, description="Of the number of runs; for experiments. Left out, the operating system's entropy."
+    )
+    metric: Annotated[str, Field(pattern=r"^test_[a-z_]+$")] = Field(
+        "test_accuracy", description="What the best is best in, on test records, which are declared public."
+    )
+
+
+class ExponentialChoice(Section):
+    """The exponential mechanism on the number of training records that each trial classifies correctly."""
+
+    kind: Literal["exponential"] = "exponential"
+    epsilon: Positive = Field(description="Of the choice, on top of everything that was trained.")
+    seed: int | None = Field(None, ge=0, description="For experiments; left out, the operating system's entropy.")
+
+
+Select = Annotated[RandomStopping | ExponentialChoice, Field(discriminator="kind")]
+
+
+class Resources(Section):
+    """Resources that one pack requests from a cluster. The local launcher ignores them."""
+
+    cpus: Count = Field(1, description="Cores.")
+    gpus: int = Field(0, ge=0, description="Accelerators.")
+    memory_gb: Positive = Field(4.0, description="Memory in GiB.")
+    minutes: Count = Field(60, description="Longest time of one run of a pack; it is then requeued and resumed.")
+    partition: str | None = Field(None, description="Slurm partition; the cluster's default when left out.")
+    at_once: Count = Field(64, description="Most packs that run at the same time.")
+
+
+class Sweep(Section):
+    """A set of experiments, read from one file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)] = Field(
+        description="Names the files of the sweep."
+    )
+    description: str = Field("", description="The question that the sweep answers.")
+    recipes: list[str] = Field(min_length=1, description="Recipe files (relative to this one) or shipped recipes.")
+    grid: dict[str, list[Any]] = Field({}, description="Recipe key -> values; every combination.")
+    zip: dict[str, list[Any]] = Field({}, description="Recipe key -> values; the first of each, the second, ...")
+    listed: list[Settings] = Field([], alias="list", description="Whole settings, one after the other.")
+    random: Random | None = Field(None, description="Random settings.")
+    seeds: Literal["distinct", "shared"] = Field(
+        "distinct",
+        description="distinct: every cell has noise of its own, so that cells compose. shared: the recipe's seed in"
+        " every cell, for paired comparisons; then no statement about several cells together holds.",
+    )
+    select: Select | None = Field(None, description="How the best cell is chosen privately.")
+    most_trials: Count | Literal["auto"] = Field(
+        "auto", description="Most trials that train together in one pack; auto: what memory holds, 64 at most on a CPU."
+    )
+    resources: Resources = Field(Resources(), description="What a pack needs on a cluster.")
+
+    @model_validator(mode="after")
+    def _blocks_make_sense(self) -> Sweep:
+        problems = [f"grid.{key}: is empty; give at least one value" for key, values in self.grid.items() if not values]
+        lengths = {key: len(values) for key, values in self.zip.items()}
+        if len(set(lengths.values())) > 1 or 0 in lengths.values():
+            told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            problems.append(f"zip: every key needs equally many values, at least one; {told}")
+        problems += [f"list.{i}: is empty; give at least one key" for i, one in enumerate(self.listed) if not one]
+        if isinstance(self.select, RandomStopping) and self.seeds == "shared":
+            problems.append("seeds: shared, but select needs runs with independent noise; use seeds: distinct")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A valid sweep, its tree (which has each value's line), its folder, and the overrides for every recipe."""
+
+    sweep: Sweep
+    tree: Node
+    base: FilePath
+    source: str
+    overrides: tuple[str, ...]
+
+
+def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
+    """Read the sweep file, or the shipped sweep, `source`.
+
+    `KEY=VALUE` whose key begins with a block of the sweep (`grid.method.batch_size=[1, 2]`, `random.samples=3`)
+    changes the sweep; any other changes every recipe. Raises RecipeError with every problem.
+    """
+    if source in shipped_recipes() and not FilePath(source).is_file():
+        raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
+    path = find_recipe(source, shipped_recipes(sweeps=True))
+    tree, problems = read_tree(read_text(path, source), SourceLocation(source, 1))
+    if tree is None:
+        raise RecipeError([str(problem) for problem in problems])
+    if not isinstance(tree.value, dict):
+        raise RecipeError(
+            f"{source}: not a sweep: it names no recipes; `dpsgd sweep sweeps/ci --dry-run` shows one that is shipped"
+        )
+    if tree.child("recipes") is None and tree.child("model") is not None:
+        raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
+    mine = [text for text in overrides if text.split("=")[0].split(".")[0] in _OWN]
+    problems += _override(tree, mine)
+    sweep, wrong = _validate(tree)
+    problems += wrong
+    if sweep is None or problems:
+        raise RecipeError(in_order(problems))
+    return LoadedSweep(sweep, tree, path.parent, source, tuple(text for text in overrides if text not in mine))
+
+
+def in_order(problems: Sequence[Problem]) -> list[str]:
+    """Return the problems as text, ordered by line, each once, with the number of cells that have it."""
+    ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
+    counts: dict[str, int] = {}
+    for problem in ordered:
+        counts[str(problem)] = counts.get(str(problem), 0) + 1
+    return [text if count == 1 else f"{text} (in {count} cells)" for text, count in counts.items()]
+
+
+def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
+    """Apply overrides to the sweep itself, in place; `grid.a.b=[1]` sets the key `a.b` of the grid."""
+    problems = []
+    for text in texts:
+        block, dot, rest = text.partition(".")
+        if block in _BLOCKS and dot:
+            key, _, value = rest.partition("=")
+            new, wrong = read_tree(value, SourceLocation(f"override {text}"))
+            problems += wrong
+            if new is not None:
+                section = tree.value.setdefault(block, Node({}, new.place))
+                section.value[key] = new
+        else:
+            problems += apply_overrides(tree, [text])
+    return problems
+
+
+def _validate(tree: Node) -> tuple[Sweep | None, list[Problem]]:
+    problems = [problem for block in _BLOCKS for problem in _bad_keys(tree.child(block), (block,))]
+    try:
+        sweep = Sweep.model_validate_json(json.dumps(tree.plain()), strict=True)
+    except ValidationError as error:
+        return None, problems + [found for detail in error.errors(include_url=False) for found in _told(tree, detail)]
+    return sweep, problems
+
+
+def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
+    keys = block.value if block is not None and isinstance(block.value, dict) else {}
+    return [
+        Problem(node.place, (*path, key), "not a recipe key; write for example method.batch_size")
+        for key, node in keys.items()
+        if not KEY.match(key)
+    ]
+
+
+def _told(tree: Node, detail: object) -> list[Problem]:
+    """Return the problems of one of pydantic's reports, in the user's words, at their lines."""
+    assert isinstance(detail, dict)
+    path: Path = ()
+    here: Node | None = tree
+    for part in detail["loc"]:
+        child = here.child(part) if here is not None else None
+        # a part that is not a key of the file is pydantic's label of a union's member, unless the key is missing
+        if child is not None or (detail["type"] == "missing" and part == detail["loc"][-1]):
+            path, here = (*path, part), child
+    place = tree.nearest(path).place
+    if detail["type"] == "extra_forbidden":
+        meant = similar(str(path[-1]), [field.alias or name for name, field in Sweep.model_fields.items()])
+        return [Problem(place, path, f"unknown key{f'; did you mean {meant}?' if meant else ''}")]
+    if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return [_kind_problem(here, place, path)]
+    if detail["type"] == "missing":
+        return [Problem(place, path, "missing")]
+    if detail["type"] == "value_error":
+        return [_at(tree, path, line) for line in str(detail["ctx"]["error"]).splitlines()]
+    return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
+
+
+def _kind_problem(section: Node | None, place: SourceLocation, path: Path) -> Problem:
+    """Return the problem with the kind of `select`, the only section that has several kinds."""
+    kinds = [str(section.model_fields["kind"].default) for section in (RandomStopping, ExponentialChoice)]
+    given = section.child("kind") if section is not None else None
+    if given is None:
+        return Problem(place, (*path, "kind"), f"missing; give {any_of(kinds)}")
+    meant = similar(str(given.value), kinds)
+    advice = f"; did you mean {meant}?" if meant else ""
+    return Problem(given.place, (*path, "kind"), f"must be {any_of(kinds)}, got {shown(given.plain())}{advice}")
+
+
+def _at(tree: Node, path: Path, line: str) -> Problem:
+    """Return a validator's message as a problem at the key that it begins with; keys of a block keep their dots."""
+    name, colon, rest = line.partition(": ")
+    block, _, inner = name.partition(".")
+    parts: list[Path] = [
+        (*path, block, inner),
+        (*path, block, int(inner) if inner.isdecimal() else inner),
+        (*path, name),
+    ]
+    for found in parts if colon else []:
+        node = tree.nearest(found)
+        if node is not tree.nearest(found[:-1]):
+            return Problem(node.place, tuple(dotted(found).split(".")), rest)
+    return Problem(tree.nearest(path).place, path, line)

@@ -1,0 +1,111 @@
+"""Metrics and intervals from noisy cells, against plain computations and known populations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+from sklearn import metrics
+
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.evaluation import run, strategy
+from dpsgd_cli.evaluation.estimates import Noised, fieller
+from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
+
+ALMOST_NONE = Release(GaussianSum(1e-3, "add-remove"))
+
+
+def drawn(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and margins: AUC .8, prevalence .3."""
+    y, d = rng.random(n) < 0.3, math.sqrt(2) * ndtri(0.8)
+    return y.astype(int), rng.normal(np.where(y, 1, -1) * d * d / 2 + math.log(3 / 7), d)
+
+
+def test_without_noise_metrics_of_two_classes_are_those_of_scikit_learn() -> None:
+    y, margin = drawn(20_000, np.random.default_rng(0))
+    found = run.measure_classes(y, margin[:, None], ALMOST_NONE, SeededStreams(0), len(y)).metrics
+    p = (1 / (1 + np.exp(-margin))).clip(0.01, 0.99)
+    assert found["accuracy"].value == pytest.approx(metrics.accuracy_score(y, margin > 0), abs=1e-4)
+    assert found["balanced_accuracy"].value == pytest.approx(metrics.balanced_accuracy_score(y, margin > 0), abs=1e-4)
+    assert found["recall"].value == pytest.approx(metrics.recall_score(y, margin > 0), abs=1e-4)
+    assert found["auc"].value == pytest.approx(metrics.roc_auc_score(y, margin), abs=1e-3)
+    assert found["log_loss"].value == pytest.approx(metrics.log_loss(y, p), abs=1e-3)
+    assert found["brier"].value == pytest.approx(metrics.brier_score_loss(y, 1 / (1 + np.exp(-margin))), abs=1e-3)
+
+
+def test_without_noise_metrics_of_ten_classes_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    y, logits = rng.integers(0, 10, 20_000), rng.normal(0, 2, (20_000, 10))
+    logits[np.arange(len(y)), y] += 3
+    found = run.measure_classes(y, logits, ALMOST_NONE, SeededStreams(0), len(y)).metrics
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    own = (weights / weights.sum(axis=1, keepdims=True))[np.arange(len(y)), y].clip(0.01, 0.99)
+    assert found["accuracy"].value == pytest.approx((logits.argmax(axis=1) == y).mean(), abs=1e-4)
+    assert found["log_loss"].value == pytest.approx(-np.log(own).mean(), abs=2e-3)
+
+
+def test_without_noise_metrics_of_numbers_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.uniform(10, 30, 20_000)
+    told = y + rng.normal(0, 1, len(y))
+    measured = run.measure_numbers(
+        y, told, (10, 30), Release(GaussianSum(1e-3, "add-remove"), 2), SeededStreams(0), len(y)
+    )
+    error = np.minimum(np.abs(told - y), measured.clamp or 0.0)
+    assert measured.metrics["mae"].value == pytest.approx(error.mean(), rel=1e-3)
+    assert measured.metrics["rmse"].value == pytest.approx(math.sqrt((error**2).mean()), rel=1e-3)
+    assert measured.metrics["r2"].value == pytest.approx(1 - (error**2).mean() / y.var(), abs=1e-3)
+    ninth = measured.metrics["error_quantile_90"]
+    assert ninth.low <= np.quantile(np.abs(told - y), 0.9) <= ninth.high
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_intervals_hold_the_truth_as_often_as_they_say(epsilon: float) -> None:
+    """Accuracy .7484 and AUC .8 by the law; 200 draws of 300 records, at least 92% each (three deviations: 90.4%)."""
+    rng, release = (
+        np.random.default_rng(0),
+        held_out_releases(held_out_release("gaussian", epsilon, 1e-5, "add-remove"), False),
+    )
+    y, margin = drawn(2_000_000, rng)
+    truth = {"accuracy": ((margin > 0) == y).mean(), "auc": 0.8}
+    held = dict.fromkeys(truth, 0)
+    for seed in range(200):
+        y, margin = drawn(300, rng)
+        found = run.measure_classes(y, margin[:, None], release, SeededStreams(seed), 300).metrics
+        for name, value in truth.items():
+            held[name] += found[name].low <= value <= found[name].high
+    assert all(hits >= 184 for hits in held.values())
+
+
+def test_noise_of_an_accuracy_is_no_more_than_aimed_at() -> None:
+    """Noise over sampling deviation, times mu sqrt(n), at AUC .8 and prevalence .5: published design values."""
+    plan, law = strategy.for_two_classes(), strategy.reference_law(0.8, 0.5)
+    for query, most in ((strategy.RIGHT, 3.4), (strategy.LOSSES, 10.8), (strategy.SQUARES, 6.0)):
+        q = (query - (law * query).sum()).ravel()
+        assert math.sqrt(q @ plan.covariance @ q / (law.ravel() @ q**2)) < most
+
+
+def test_few_records_have_an_interval_and_no_point() -> None:
+    y, margin = drawn(100, np.random.default_rng(0))
+    release = held_out_releases(held_out_release("gaussian", 0.5, 1e-5, "add-remove"), False)
+    found = run.measure_classes(y, margin[:, None], release, SeededStreams(0), 100).metrics
+    assert {one.value for one in found.values()} == {None}
+    assert found["accuracy"].high - found["accuracy"].low > 0.2
+
+
+def test_a_ratio_whose_denominator_may_be_zero_says_nothing() -> None:
+    assert fieller(1.0, 2.0, 4.0, 0.0, 4.0, 0.0, 1.0) == (0.0, 1.0)
+    assert fieller(1.0, -20.0, 1.0, 0.0, 1.0, 0.0, 1.0) == (0.0, 1.0)
+
+
+def test_the_linear_estimate_is_unbiased_and_its_noise_is_known() -> None:
+    plan = strategy.for_errors()
+    counts = np.arange(48.0)
+    rng = np.random.default_rng(0)
+    found = np.array([Noised.of(plan.matrix @ counts + rng.normal(0, 2.0, 48), plan, 2.0).records for _ in range(2000)])
+    known = Noised.of(plan.matrix @ counts, plan, 2.0).deviation_of(np.ones(48))
+    assert found.mean() == pytest.approx(counts.sum(), abs=4 * known / math.sqrt(2000))
+    assert found.std() == pytest.approx(known, rel=0.06)
