@@ -115,15 +115,7 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
 
 
 def _of_sheets(path: Path) -> TableFormat:
-    import zipfile
-
-    import pandas as pd
-
-    try:
-        with pd.ExcelFile(path, engine="openpyxl") as book:
-            names = list(book.sheet_names)
-    except (ImportError, OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return PLAIN  # reading it says what is wrong
+    names = table_files.sheets_of(path)
     return TableFormat(sheet=str(names[0])) if len(names) > 1 else PLAIN
 
 
