@@ -33,17 +33,9 @@ PLAIN = TableFormat()
 _LONGEST_HEADER = 4_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DAMAGED = (
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    RuntimeError,
-    zlib.error,
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
 )
-_DAMAGED = (*_DAMAGED, zipfile.BadZipFile)
 """Errors that a damaged Excel file causes in the libraries that read it."""
 _SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")

@@ -112,6 +112,9 @@ def test_excel_sheets_are_named_and_cells_keep_their_type(tmp_path: Path) -> Non
         assert read.train.x.tolist() == rows
     with pytest.raises(DataError, match="has no sheet 'three'"):
         opening.load_raw(Data.model_validate(told | {"format": {"sheet": "three"}}), tmp_path)
+    pd.DataFrame([["a", "a", "y"], [1, 2, "u"]]).to_excel(tmp_path / "own.xlsx", header=False, index=False)
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        opening.load_raw(Data.model_validate(told), tmp_path)
     (tmp_path / "own.xlsx").write_text("no workbook")
     with pytest.raises(DataError, match="cannot be read as an Excel file"):
         opening.load_raw(Data.model_validate(told), tmp_path)
