@@ -77,6 +77,8 @@ def _read_csv(
 def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
     """Return the format of a CSV file with its separator, and the names of its columns. Raises DataError for a twin."""
     with opened(path, written.encoding) as lines:
+        for _ in range(written.skip):
+            lines.readline(_LONGEST_HEADER)
         first = _first_line(lines, path, written.comment)
     separator = separator_of(written, first)
     with _as_data_errors(path):
@@ -123,7 +125,7 @@ def parse_csv(
 
     if written.separator is None:
         assert isinstance(content, io.BytesIO)
-        start = io.BytesIO(content.getvalue()[:_LONGEST_HEADER])
+        start = io.BytesIO(b"".join(content.getvalue()[:_LONGEST_HEADER].splitlines(True)[written.skip :]))
         header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
         written = written.changed(separator=separator_of(written, header))
     with _as_data_errors(path), _unpacked(content) as stream:
@@ -144,6 +146,7 @@ def _options(
         "encoding": written.encoding,
         "decimal": written.decimal,
         "comment": written.comment,
+        "skiprows": written.skip,
         "header": 0 if written.header else None,
         "names": None if written.header else list(names),
         "usecols": None if only is None else [name for name in names if name in only],
@@ -331,7 +334,13 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
     with _book(path) as book:
         if written.sheet is not None and written.sheet not in book.sheet_names:
             raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
-        how = {"sheet_name": written.sheet or 0, "header": None, "dtype": object, "keep_default_na": False}
+        how = {
+            "sheet_name": written.sheet or 0,
+            "header": None,
+            "dtype": object,
+            "keep_default_na": False,
+            "skiprows": written.skip,
+        }
         frame = pd.read_excel(book, na_values=written.marks, **how)
     names = list(map(str, frame.iloc[0] if written.header and len(frame) else range(1, frame.shape[1] + 1)))
     _refuse_twice(path, names)
