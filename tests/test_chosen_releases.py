@@ -88,7 +88,7 @@ def test_several_trials_are_that_many_budgets_and_there_is_no_curve(agd: Path) -
     for source in ([agd], recipe):
         refused = account(*source, "--curve")
         assert refused.exit_code == 2
-        assert "no curve by epoch: it may choose what to release" in refused.stderr
+        assert "no curve by epoch: releases may be chosen by earlier releases" in refused.stderr
 
 
 def test_a_result_states_the_budget_and_names_what_was_spent(agd: Path) -> None:
@@ -107,7 +107,7 @@ def test_compare_states_the_budget_of_what_chose_its_releases(agd: Path, tmp_pat
     done = CliRunner().invoke(main, ["compare", str(agd), "--out", str(tmp_path / "c"), "--report", str(report)])
     assert done.exit_code == 0, done.output
     assert re.search(r"<dd>at most 2(\.0+)? at delta 1e-05", report.read_text())
-    assert "<dd>it may choose what to release by what it released, so its budget is the bound" in report.read_text()
+    assert "<dd>releases may be chosen by earlier releases, so the budget is the bound" in report.read_text()
     assert f"at most {spent(agd, 'zcdp'):.3g}" not in report.read_text()
 
 

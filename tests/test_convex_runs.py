@@ -121,7 +121,7 @@ def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
     ran = CliRunner().invoke(command, ["lee2018/dp-agd", "--dry-run"])
     assert ran.exit_code == 0
     assert "dp-agd: until the budget is spent" in ran.output
-    assert "epsilon                   0.4000 at delta 1e-08 (zcdp, upper)" in ran.output
+    assert "epsilon                   at most 0.4000 at delta 1e-08, by zcdp" in ran.output
     assert "records is public: 48842; each trial trains on at most 39605" in ran.output
     assert "32561" not in ran.output
 

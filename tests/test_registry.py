@@ -478,7 +478,7 @@ def test_a_metric_is_one_entry(said: dict[str, Said], place: Path) -> None:
     metrics = json.loads(result.read_text())["metrics"]
     assert metrics["test_wrong"]["mean"] == pytest.approx(1 - metrics["test_accuracy"]["mean"])
     assert "test_wrong" in said["train"].out + said["train"].err
-    assert "test_wrong" in said["compare"].out
+    assert "share of wrong answers" in said["compare"].out
     assert "test share of wrong answers" in (place / "page.html").read_text()
 
 

@@ -13,14 +13,14 @@ from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
-from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants import Accountant, split_delta
 from dpsgd_cli.accounting.accountants.additive import rho_of, total_mu_squared, total_rho
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
 from dpsgd_cli.common.sections import Delta, Positive, Section
-from dpsgd_cli.errors import BudgetExceeded, PrivacyError
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 
 
 class RhoBudget(Section):
@@ -121,10 +121,20 @@ class GaussianFilter(TotalFilter):
 
     Every release is mu-Gaussian-DP for a mu of its own. The sum of mu^2 is capped at the one whose Gaussian trade-off
     meets the budget. Fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
-    privacy").
+    privacy"). Planned thresholds, whose deltas the limit leaves out (`_after`), are admitted once each.
     """
 
     unit = "mu^2"
+
+    def __init__(self, limit: float, thresholds: Sequence[Release] = ()) -> None:
+        super().__init__(limit)
+        self._thresholds = list(thresholds)
+
+    def admit(self, release: Release) -> None:
+        if release in self._thresholds:
+            self._thresholds.remove(release)
+        else:
+            super().admit(release)
 
     def cost(self, release: Release) -> float:
         return total_mu_squared([release])
@@ -179,7 +189,9 @@ def over_budget(budget: Budget, accountant: Accountant, releases: Sequence[Relea
             )
         return gap_of_sum(known, budget.rho)
     if accountant.name == "gaussian":
-        return gap_of_sum(_each(lambda release: total_mu_squared([release]), releases), _most_mu_squared(budget))
+        rest, thresholds = _thresholds_apart(releases)
+        most = _most_mu_squared(_after(budget, thresholds))
+        return gap_of_sum(_each(lambda release: total_mu_squared([release]), rest), most)
     return gap_of(accountant.epsilon(releases, budget.delta), budget.epsilon)
 
 
@@ -195,7 +207,8 @@ def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) 
     if isinstance(budget, RhoBudget):
         return RhoFilter(budget.rho)
     if budget is not None and accountant.name == "gaussian":
-        return GaussianFilter(_most_mu_squared(budget))
+        thresholds = _thresholds_apart(planned)[1]
+        return GaussianFilter(_most_mu_squared(_after(budget, thresholds)), thresholds)
     return PlannedFilter(tuple(planned))
 
 
@@ -224,8 +237,30 @@ def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> Gauss
 
 def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release]) -> float:
     """Return the budget left after `spent`, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
-    most = 2 * budget.rho if isinstance(budget, RhoBudget) else _most_mu_squared(budget)
-    return most - total_mu_squared(spent)
+    if isinstance(budget, RhoBudget):
+        return 2 * budget.rho - total_mu_squared(spent)
+    rest, thresholds = _thresholds_apart(spent)
+    return _most_mu_squared(_after(budget, thresholds)) - total_mu_squared(rest)
+
+
+def _thresholds_apart(releases: Sequence[Release]) -> tuple[list[Release], list[Release]]:
+    """Return the releases without thresholds, and the thresholds, which have a delta and no mu."""
+    thresholds = [release for release in releases if isinstance(release.mechanism, Threshold)]
+    return [release for release in releases if not isinstance(release.mechanism, Threshold)], thresholds
+
+
+def _after(budget: EpsilonBudget, thresholds: Sequence[Release]) -> EpsilonBudget:
+    """Return the budget that all other releases have to meet (`split_delta` has the theorem).
+
+    Raises InfeasibleBudget if the thresholds alone spend delta.
+    """
+    leak = split_delta(thresholds)[1]
+    if not leak < budget.delta:
+        raise InfeasibleBudget(
+            f"the deltas of named categories, {leak:g}, alone spend the budget's delta {budget.delta:g}; make them"
+            " smaller"
+        )
+    return budget.changed(delta=budget.delta - leak) if thresholds else budget
 
 
 @cache

@@ -20,6 +20,7 @@ k does to it, whatever was released before. All of these are then priced as if t
   p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
 - epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
+- Named categories (`Threshold`): nothing is proved, as k records may have a category to themselves, whose count is k.
 - Nothing is proved here for batches of one size or one largest size, for random allocation, nor for replaced records
   in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin at different
   steps, so blocks of rows that one record moves overlap with those of another.
@@ -47,6 +48,7 @@ from dpsgd_cli.accounting.mechanism import (
     Mechanism,
     PureDP,
     Release,
+    Threshold,
     TruncatedSum,
     ZeroConcentrated,
 )
@@ -81,6 +83,8 @@ def of_group(mechanism: Mechanism, size: int) -> Mechanism:
     if isinstance(mechanism, ZeroConcentrated):
         return replace(mechanism, rho=size**2 * mechanism.rho)
     assert isinstance(mechanism, ApproximateDP)
+    if isinstance(mechanism, Threshold):
+        raise UnsupportedMechanism(f"categories above a threshold: a group of {size} may have one to itself")
     log_delta = math.log(mechanism.delta) + log_factor(mechanism.epsilon, size) if mechanism.delta else -math.inf
     if log_delta >= 0:
         raise UnsupportedMechanism(f"(epsilon, delta)-DP releases say nothing of groups of {size}: delta passes 1")

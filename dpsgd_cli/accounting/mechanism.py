@@ -253,6 +253,23 @@ class ApproximateDP:
 
 
 @dataclass(frozen=True)
+class Threshold(ApproximateDP):
+    """The event that a noisy count of one record alone passes the threshold above which its category is named.
+
+    The noisy counts are a `GaussianSum` of their own, before or after this release: `discovery/price.py` has the
+    theorem. `delta` bounds the probability of the event; `epsilon` is 0. Nothing is proved for groups of records, who
+    may share a category: `groups.py` refuses it.
+    """
+
+    kind: ClassVar[str] = "threshold"
+    label: str = "categories"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.epsilon == 0, "epsilon", self.epsilon, "0")
+
+
+@dataclass(frozen=True)
 class ZeroConcentrated:
     """Releases that are rho-zCDP together, with nothing more known: what a filter in rho admits.
 
@@ -271,7 +288,8 @@ class ZeroConcentrated:
 
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
-    cls.kind: cls for cls in (GaussianSum, CorrelatedSums, TruncatedSum, PureDP, ApproximateDP, ZeroConcentrated)
+    cls.kind: cls
+    for cls in (GaussianSum, CorrelatedSums, TruncatedSum, PureDP, ApproximateDP, Threshold, ZeroConcentrated)
 }
 
 

@@ -15,7 +15,7 @@ from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import choices, data_neighbours, neighbours, outputs
+from dpsgd_cli.audit import choices, data_neighbours, discovered, neighbours, outputs
 from dpsgd_cli.audit.claim import (
     PrivacyClaim,
     best_cutoffs,
@@ -148,6 +148,7 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         else:
             left_out.append("the recipe's own file: its book does not cover what is found in it without noise")
         before += data_neighbours.compare_preprocessing(loaded, plan)
+    before += [finding for finding in discovered.compare(loaded) if finding.tier in options.tiers]
     if plan.held_out:
         found = data_neighbours.compare_held_out(loaded, plan)
         before += [finding for finding in found if finding.tier in options.tiers]

@@ -27,6 +27,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.audit import discovered
 from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
@@ -198,14 +199,14 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
         kept = [_learned(step, one, layout) for one in (rows, _changed(rows))]
         moves = kept[0] is not None and kept[1] is not None and not np.array_equal(kept[0], kept[1])
         if step.release is not None or moves:
-            charged = step.release is not None and step.release in charges
+            charged = step.release is not None and all(own in charges for own in step.releases)
             declared = step.nonprivate is not None or step.declaration is not None
             told = "charged" if charged else "declared" if declared else "neither charged nor declared"
             refuted = not charged and not (declared and step.release is None)
             told = f"one record changes what is kept; {told}" if moves else told
             found.append(exact_finding("D", name, told, "charged or declared", refuted))
         rows = step.transform(layout, kept[0])(rows)
-    drawn = sum(isinstance(step, PrivateStep) and step.release is not None for step in steps)
+    drawn = sum(len(step.releases) for step in steps if isinstance(step, PrivateStep))
     found.append(exact_finding("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
     return found
 
@@ -226,6 +227,8 @@ def _random_rows(layout: Layout) -> np.ndarray:
         return random.random((_RECORDS, *layout.shape), dtype=np.float32)
     tops = [1 if column.values is None else len(column.values) for column in layout.columns]
     drawn = random.random((_RECORDS, len(tops))) * tops
+    if any(column.private for column in layout.columns):
+        return discovered.records(layout, _RECORDS)
     whole = np.array([column.values is not None for column in layout.columns])
     return np.where(whole, np.floor(drawn), drawn).astype(np.float32)
 

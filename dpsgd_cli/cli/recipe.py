@@ -101,26 +101,49 @@ def validate(recipes: tuple[str, ...]) -> None:
 @click.option(
     "--text", multiple=True, metavar="COLUMN", help="A column of codes or categories, whatever its cells are."
 )
+@click.option(
+    "--private-bounds",
+    is_flag=True,
+    help="Have bounds and categories released with noise; look at names only.",
+)
+@click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
-def new(data: Path, target: str, task: Any, text: tuple[str, ...], out: Path | None) -> None:
+def new(
+    data: Path,
+    target: str,
+    task: Any,
+    text: tuple[str, ...],
+    private_bounds: bool,
+    categorical: tuple[str, ...],
+    out: Path | None,
+) -> None:
     """Write a recipe for DATA: csv, tsv, json lines, parquet, xlsx or npz.
 
     The command detects how the file is written. It prints each column with its kind, its use and what you have to
     confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file
     is read, on this machine; no guarantee covers that.
 
+    With --private-bounds you need to know none of that: name the columns that hold categories, all others are numbers.
+    Only column names, the number of records and the target are used. Training then releases bounds and categories with
+    noise, which costs a share of the budget.
+
     \b
     Examples:
       dpsgd recipe new patients.csv --target malignant -o patients.yaml
       dpsgd recipe new visits.xlsx --target cost --text ward -o visits.yaml
+      dpsgd recipe new patients.csv --target malignant --private-bounds --categorical ward -o patients.yaml
     """
     from dpsgd_cli.data.recipe_template import draft  # pandas
 
     if out is not None and out.exists():
         raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
     base = (out.parent if out is not None else Path()).resolve()
-    made = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), text)
-    click.echo("\n".join(made.told), err=out is None)
+    if categorical and not private_bounds:
+        raise UsageError("--categorical goes with --private-bounds; without it, kinds are read from the file")
+    private = categorical if private_bounds else None
+    made = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), text, private)
+    if made.told:
+        click.echo("\n".join(made.told), err=out is None)
     if out is None:
         click.echo(made.recipe, nl=False)
         return
@@ -129,7 +152,8 @@ def new(data: Path, target: str, task: Any, text: tuple[str, ...], out: Path | N
         out.write_text(made.recipe, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
-    click.echo(f"{out}: fill in the marked lines, then run `dpsgd train {out}`")
+    used = "written from the names of columns, the number of records and the target alone; " * private_bounds
+    click.echo(f"{out}: {used}fill in the marked lines, then run `dpsgd train {out}`")
 
 
 @command.command()

@@ -238,7 +238,8 @@ class BinColumns(Step):
         if open_:
             raise DataError(
                 f"bin: no public bounds for column{'s' * (len(open_) > 1)} {', '.join(open_)}; give data.bounds:"
-                f" {{{open_[0]}: [low, high], ...}} from public knowledge, not from the data, or drop the column"
+                f" {{{open_[0]}: [low, high], ...}} from public knowledge, not from the data, or private, or drop the"
+                " column"
             )
         extreme = [c.name for c in columns if c.bounds and not 1 / _WIDEST < c.bounds[1] - c.bounds[0] < _WIDEST]
         if extreme:

@@ -47,6 +47,7 @@ class TableFormat(Section):
         None, description="Cells that hold no value, beside empty ones and the usual words (NA, null, ?, ...)."
     )
     header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
+    skip: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Lines above the header, or the first record.")
     comment: Mark | None = Field(None, description="What follows this character in a line is skipped.")
     trim: bool = Field(True, description="Blanks before a cell are no part of it.")
     sheet: str | None = Field(None, description="Of an Excel file; left out, the first.")

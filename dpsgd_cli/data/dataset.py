@@ -10,14 +10,14 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
@@ -38,7 +38,9 @@ class Column:
     A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a part of a
     one-hot or of a text, or a constant, which scaling leaves unchanged; the squares of the indicators of one `category`
     sum to at most 1. `filling` replaces missing values: a number, or one of `values`; None if values are not replaced.
-    A column that `marks` another column is 1 where the other's value is missing.
+    A column that `marks` another column is 1 where the other's value is missing. A `private` column gets its bounds or
+    categories from a release (`discover.py`). Until then its missing values are NaN, and its categories are codes
+    of their texts.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Column:
     filling: float | str | None = None
     marks: str | None = None
     computed: Computed | None = None
+    private: Literal["bounds", "categories"] | None = None
 
     @property
     def source(self) -> str:
@@ -58,7 +61,7 @@ class Column:
     @property
     def numeric(self) -> bool:
         """True if the entries are measured numbers, not codes or indicators."""
-        return self.values is None and not self.indicator
+        return self.values is None and not self.indicator and self.private != "categories"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Layout:
 
     @property
     def categorical(self) -> list[str]:
-        return [column.name for column in self.columns or () if column.values is not None]
+        return [one.name for one in self.columns or () if one.values is not None or one.private == "categories"]
 
     @property
     def sources(self) -> list[str]:
@@ -92,8 +95,12 @@ class Layout:
         return {c.source for c in self.columns or () if c.values is not None or c.computed is not None}
 
     def plain(self) -> dict[str, Any]:
-        """Return the layout as plain data, for a file."""
-        return dataclasses.asdict(self)
+        """Return the layout as plain data, for a file; what only private columns say is left out of others."""
+        made = dataclasses.asdict(self)
+        for column in made["columns"] or ():
+            if column["private"] is None:
+                del column["private"]
+        return made
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Layout:
@@ -113,7 +120,7 @@ class Layout:
             values = column.values
             if values is not None and (len(set(values)) < len(values) or column.filling not in (None, *values)):
                 raise ValueError(f"column {column.name!r} has a value twice, or a filling that is none of them")
-            if values is None and isinstance(column.filling, str):
+            if values is None and isinstance(column.filling, str) and column.private != "categories":
                 raise ValueError(f"column {column.name!r} is of numbers, but its filling is text")
         return made
 
@@ -169,7 +176,8 @@ class Part:
 class RawDataset:
     """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
 
-    Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut.
+    Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut. `texts`
+    are those of the codes of each column with private categories; they are private.
     """
 
     name: str
@@ -181,6 +189,7 @@ class RawDataset:
     warnings: tuple[str, ...]
     sha256: dict[str, str]
     public: Part | None = None
+    texts: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -291,7 +300,8 @@ class Step(ABC):
     Every class defines `fitted_on` in its own body: the rows that `kept` reads. `nothing` means that the step acts on
     each record alone. A step that is fitted on `training` rows must set one of `release`, `nonprivate`, `declaration`:
 
-    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream);
+    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream), and `beside`
+      are mechanisms without draws that it is charged as well;
     - `nonprivate` says that it reads the training rows without noise;
     - `declaration` says what it takes to be public.
 
@@ -300,6 +310,7 @@ class Step(ABC):
 
     settings: Any
     release: GaussianSum | None = None
+    beside: tuple[Mechanism, ...] = ()
     nonprivate: str | None = None
     declaration: str | None = None
     before_cut: bool = False
@@ -329,6 +340,11 @@ class Step(ABC):
 
         Privacy prices depend on this bound.
         """
+
+    @property
+    def releases(self) -> tuple[Mechanism, ...]:
+        """All mechanisms that the step is charged, in order; empty without a release."""
+        return () if self.release is None else (self.release, *self.beside)
 
     @property
     def covered(self) -> bool:

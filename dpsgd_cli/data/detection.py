@@ -101,8 +101,10 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     encoding = _encoding(path)
     with table_files.opened(path, encoding) as lines:
         rows = [line for _, line in zip(range(_ROWS_LOOKED_AT), lines, strict=False)]
+    told = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', rows[0]) if rows else None  # a line that Excel writes
+    rows = rows[1:] if told else rows
     first = next((row for row in rows if row.strip()), "")
-    separator = max(",;\t|", key=lambda mark: len((_cells(rows, mark) or [[]])[0]))
+    separator = told[1] if told else max(",;\t|", key=lambda mark: len((_cells(rows, mark) or [[]])[0]))
     cells = _cells(rows, separator)
     if len((cells or [[]])[0]) < 2:
         separator = table_files.separator_of(PLAIN, first)
@@ -111,19 +113,17 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     header = target in (name.strip() for name in head) or not target.isdecimal() or int(target) > len(head)
     blanks_in_header = any(name.startswith(" ") for name in head)
     blanks = any(cell.startswith(" ") for row in body for cell in row)
-    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blanks_in_header or not blanks)
+    return TableFormat(
+        encoding=encoding,
+        separator=separator,
+        header=header,
+        trim=blanks_in_header or not blanks,
+        skip=int(told is not None),
+    )
 
 
 def _of_sheets(path: Path) -> TableFormat:
-    import zipfile
-
-    import pandas as pd
-
-    try:
-        with pd.ExcelFile(path, engine="openpyxl") as book:
-            names = list(book.sheet_names)
-    except (ImportError, OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return PLAIN  # reading it says what is wrong
+    names = table_files.sheets_of(path)
     return TableFormat(sheet=str(names[0])) if len(names) > 1 else PLAIN
 
 
@@ -374,6 +374,5 @@ def said(written: TableFormat, kind: str) -> list[str]:
         told.append(f"symbols {' '.join(written.symbols)} beside numbers")
     if written.marks:
         told.append(f"missing values {' '.join(written.marks)}")
-    if not written.header:
-        told.append("no header")
+    told += ["no header"] * (not written.header) + [f"{written.skip} line above the header"] * (written.skip > 0)
     return told

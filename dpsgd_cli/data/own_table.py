@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, read_table
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.data.written_numbers import plain_text
+from dpsgd_cli.discovery.run import codes
+from dpsgd_cli.discovery.settings import Private
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -84,11 +87,18 @@ def read(
     if all(data.target in frame.columns for frame in frames):
         with problems.kept():
             labels, classes = read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
+    texts = {}
+    for column in columns:
+        if column.private == "categories":
+            with problems.kept():
+                texts[column.name] = codes(found_values(frames, column.name), column.name)
     problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
     said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
-    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+    return RawDataset(
+        paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes, texts=texts
+    )
 
 
 def _in_parts(data: Data, path: Path, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
@@ -250,6 +260,9 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
             pair = data.bounds.get(name) if isinstance(data.bounds, dict) else data.bounds
             columns += _numeric(name, pair, filling, problems)
             continue
+        if name in data.private_columns:
+            columns.append(_private_categories(name, filling or Missing(), problems))
+            continue
         if isinstance(data.categorical, dict):
             values = tuple(plain_text(value) for value in data.categorical[name])
         else:
@@ -282,22 +295,25 @@ def _bounds_without_values(matrix: np.ndarray, columns: Sequence[Column], where:
 
 
 def _numeric(
-    name: str, bounds: tuple[float, float] | None, filling: Missing | None, problems: list[str]
+    name: str, told: tuple[float, float] | Private | None, filling: Missing | None, problems: list[str]
 ) -> list[Column]:
     """Return the column, and the column that marks its gaps if the recipe asks for one."""
+    bounds = None if told == "private" else told
+    column = Column(name, bounds, private=None if told != "private" else "bounds")
     if filling is None:
-        return [Column(name, bounds)]
+        return [column]
     value, here = filling.value, f"data.missing: {name}:"
     if value is None and bounds is not None:
         value = (bounds[0] + bounds[1]) / 2
     if value is None:
-        problems.append(f"{here} give a value, for the column has no bounds to take the middle of")
+        if column.private is None:
+            problems.append(f"{here} give a value, for the column has no bounds to take the middle of")
     elif isinstance(value, str):
         problems.append(f"{here} {quoted(value)} is no number; name the column under data.categorical if it holds text")
     elif bounds is not None and not bounds[0] <= value <= bounds[1]:
         problems.append(f"{here} {value:g} is not within the column's bounds {list(bounds)}")
     marks = f"{name} is missing"
-    own = [Column(name, bounds, filling=0.0 if isinstance(value, str) else value)]
+    own = [replace(column, filling=0.0 if isinstance(value, str) else value)]
     return own + [Column(marks, (0.0, 1.0), indicator=True, category=marks, marks=name)] * filling.indicator
 
 
@@ -311,6 +327,14 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
     if value not in values:
         problems.append(f"data.missing: {name}: {quoted(value)} is not among the column's values; add it there")
     return Column(name, values=values, filling=value)
+
+
+def _private_categories(name: str, filling: Missing, problems: list[str]) -> Column:
+    """Return the column. A missing value is a category of its own, or the one that the recipe names."""
+    if filling.indicator:
+        problems.append(f"data.missing: {name}: a category needs no indicator; leave it out")
+    value = "" if filling.value is None else plain_text(filling.value)
+    return Column(name, filling=value, private="categories")
 
 
 def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
+from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart, Rows
 from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
@@ -30,6 +31,7 @@ from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
+from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 
@@ -161,7 +163,7 @@ def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Size
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
     """Return the releases of preprocessing, in order. Reads only the recipe (and card), no record."""
-    return [Release(step.release) for step in _steps(data, adjacency, base) if step.release is not None]
+    return [Release(own) for step in _steps(data, adjacency, base) for own in step.releases]
 
 
 def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[str]:
@@ -202,6 +204,9 @@ def prepare(
     def in_places(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
         return noised(trial, purpose, exact, mechanism, sizes.train)
 
+    for step in steps:
+        if isinstance(step, Discover):
+            step.texts = source.texts
     source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
@@ -332,6 +337,8 @@ def _own(labels: Rows) -> Rows:
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data, base)]
+    if data.private_columns:
+        steps.insert(0, Discover(data.discovery or Discovery(), adjacency, data.private_columns))
     if data.unit is not None and any(step.release is not None for step in steps):
         raise DataError(
             "data.preprocess: a private step is charged for one record, and privacy.unit protects all rows of a user;"

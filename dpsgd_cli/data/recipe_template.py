@@ -56,6 +56,7 @@ class Drafted:
     how: Sequence[str] = ()
     is_array: bool = False
     bytes_only: bool = False
+    private: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
         """Return the columns of some roles."""
@@ -70,8 +71,18 @@ class Draft:
     told: list[str] = field(default_factory=list)
 
 
-def draft(path: Path, target: str, task: Task | None, shown: str, text: Sequence[str] = ()) -> Draft:
+def draft(
+    path: Path,
+    target: str,
+    task: Task | None,
+    shown: str,
+    text: Sequence[str] = (),
+    private: Sequence[str] | None = None,
+) -> Draft:
     """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
+
+    With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
+    names of the columns, the number of records and the target, and on no value of any other column.
 
     Raises DataError with every reason why the file cannot be trained on. No message holds the content of a cell.
     """
@@ -82,8 +93,31 @@ def draft(path: Path, target: str, task: Task | None, shown: str, text: Sequence
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
         )
-    drafted = _of_table(path, kind, target, task, text)
+    if private is not None:
+        drafted = _of_private_table(path, kind, target, task, (*private, *text))
+    else:
+        drafted = _of_table(path, kind, target, task, text)
     return Draft(_text(drafted, target, shown), _told(drafted, path, target))
+
+
+def _of_private_table(path: Path, kind: str, target: str, task: Task | None, categorical: Sequence[str]) -> Drafted:
+    """Return a draft by names: how the file is written and the kinds of columns are not detected from their cells."""
+    frame = table_files.read_table(path, kind, text_columns={target, *categorical})
+    wrong = [
+        f"{path}: --{option} names {quoted(name)}, which is no column{suggested(name, frame.columns)}"
+        for option, names in (("target", [target]), ("categorical", categorical))
+        for name in names
+        if name not in frame.columns or (option == "categorical" and name == target)
+    ]
+    if wrong:
+        raise DataError("\n".join(wrong))
+    uses = {
+        name: Use("category", "category", "nothing") if name in categorical else Use("number", "number", "nothing")
+        for name in frame.columns
+        if name != target
+    }
+    classes = _classes(frame[target], task, path)
+    return Drafted(len(frame), len(frame), uses, classes, private=True)
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None, told_text: Sequence[str]) -> Drafted:
@@ -175,9 +209,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
         f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
-        f"# Fill in each {_OPEN} from public knowledge: never from this file, whose least and largest values are those",
-        "# of single records. What was read from the file says so: it is published with the result and protected by",
-        "# nothing, so leave out what nobody could know without the file.",
+        *_about(drafted),
         f"name: {name[:80]}",
         "data:",
         f"  path: {_yaml(shown)}",
@@ -216,6 +248,23 @@ def _format_lines(drafted: Drafted) -> list[str]:
     return []
 
 
+def _about(drafted: Drafted) -> list[str]:
+    """Return the comment on where the recipe's facts are from."""
+    if drafted.private:
+        of_target = [f"# Fill in {_OPEN} of the target from public knowledge."] * (drafted.classes is None)
+        return [
+            "# Of the columns beside the target only names were used; which hold categories is what you said. Their",
+            "# bounds and categories are released with noise for a share of the budget (data.discovery); public bounds",
+            "# in place of `private` cost nothing. Columns that are no features (row numbers) belong under data.drop.",
+            *of_target,
+        ]
+    return [
+        f"# Fill in each {_OPEN} from public knowledge: never from this file, whose least and largest values are those",
+        "# of single records. What was read from the file says so: it is published with the result and protected by",
+        "# nothing, so leave out what nobody could know without the file.",
+    ]
+
+
 def _target_lines(drafted: Drafted) -> list[str]:
     if drafted.classes is None:
         return ["  task: regression", f"  target_bounds: {_OPEN}     # what the target can be, in its own unit"]
@@ -228,7 +277,8 @@ def _column_lines(drafted: Drafted) -> list[str]:
     if drafted.named("category"):
         lines += ["  categorical:     # an empty cell is a category of its own"]
         lines += [
-            f"    {_yaml(n)}: {_yaml(list(use.values))}     # {READ}" for n, use in drafted.named("category").items()
+            f"    {_yaml(n)}: private" if drafted.private else f"    {_yaml(n)}: {_yaml(list(use.values))}     # {READ}"
+            for n, use in drafted.named("category").items()
         ]
     if drafted.bytes_only:
         lines += ["  bounds: [0, 255]     # what a byte can be"]
@@ -236,7 +286,7 @@ def _column_lines(drafted: Drafted) -> list[str]:
         lines += [f"  bounds: {_OPEN}     # of every feature"]
     elif drafted.named("number"):
         lines += ["  bounds:"]
-        lines += [f"    {_yaml(name)}: {_OPEN}" for name in drafted.named("number")]
+        lines += [f"    {_yaml(name)}: {'private' if drafted.private else _OPEN}" for name in drafted.named("number")]
     if drafted.named("date", "hash", "text"):
         lines += ["  columns:     # rules that look at no other record, and list no value"]
         lines += [f"    {_yaml(name)}: {_rule(use)}" for name, use in drafted.named("date", "hash", "text").items()]
@@ -280,6 +330,8 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
         for row in rows
     ]
+    if drafted.private:
+        return []
     return [
         f"{path.name}: {drafted.records} rows; {', '.join(drafted.how)}",
         "The whole file was looked at, on this machine and outside of any guarantee. Training detects nothing.",

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
+from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.users.settings import Unit
 
 
@@ -214,13 +215,18 @@ class Data(Section):
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
-    categorical: dict[str, Values] | list[str] | None = Field(
-        None, description="Categorical columns, with their public values; a bare list reads and declares the values."
-    )
-    bounds: dict[str, Interval] | Interval | None = Field(
+    categorical: dict[str, Values | Private] | list[str] | None = Field(
         None,
-        description="Public [low, high] of numeric columns by name, or (own files) one pair for all. With a card"
-        " they take the place of its own; values outside are clamped.",
+        description="Categorical columns, with their public values, or `private` (see `discovery`); a bare list reads"
+        " and declares the values.",
+    )
+    bounds: dict[str, Interval | Private] | Interval | None = Field(
+        None,
+        description="Public [low, high] of numeric columns by name, or `private` (see `discovery`), or (own files) one"
+        " pair for all. With a card they take the place of its own; values outside are clamped.",
+    )
+    discovery: Discovery | None = Field(
+        None, description="How private bounds and categories are released; left out, by automatic settings."
     )
     target_bounds: Interval | None = Field(
         None,
@@ -287,6 +293,8 @@ class Data(Section):
                 extra.append("one pair of bounds")
             if self.task != "classification":
                 extra.append("task")
+            if self.private_columns:
+                extra.append("private bounds")
             if extra:
                 raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
         elif self.cards is not None:
@@ -344,6 +352,18 @@ class Data(Section):
         if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
             return None
         return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
+
+    @property
+    def private_columns(self) -> dict[str, bool]:
+        """Return the columns whose bounds or categories are released; True for categories."""
+        told = {False: self.bounds, True: self.categorical}
+        return {
+            name: kind
+            for kind, own in told.items()
+            if isinstance(own, dict)
+            for name, value in own.items()
+            if value == "private"
+        }
 
     @property
     def by_column(self) -> bool:

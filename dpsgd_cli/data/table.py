@@ -6,6 +6,7 @@ The module also writes the declarations of a user's own file. Card tables (`card
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import MISSING, PLAIN
 from dpsgd_cli.data.written_numbers import numbers_in, plain_text
+from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,6 +59,10 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, writte
 
 def _entries(series: pd.Series, column: Column, written: TableFormat, kept: dict[str, Any]) -> np.ndarray:
     refuse_nested(series)
+    if column.private == "categories":
+        return to_private_codes(series, written)
+    if column.private == "bounds":
+        return to_numbers(series, math.nan, written)
     if column.computed is None and column.marks is None:
         return to_codes(series, column, written) if column.values else to_numbers(series, column.filling, written)
     missing = kept.setdefault(f"gaps {column.source}", None)
@@ -96,9 +102,10 @@ def gaps(series: pd.Series, written: TableFormat = PLAIN, listed: Sequence[str] 
 def to_numbers(
     series: pd.Series, filling: float | str | None = None, written: TableFormat = PLAIN, is_target: bool = False
 ) -> np.ndarray:
-    """Return the column as finite float64 (N,), with `filling` for missing values. Text is read as `written` says.
+    """Return the column as finite float64 (N,), with `filling` for missing values, which may be NaN.
 
-    Raises DataError for other text and infinite values, and for missing ones without a filling.
+    Text is read as `written` says. Raises DataError for other text and infinite values, and for missing ones without a
+    filling.
     """
     import pandas as pd
 
@@ -121,7 +128,7 @@ def to_numbers(
         )
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
-    bad = ~np.isfinite(numbers)
+    bad = np.isinf(numbers) if isinstance(filling, float) and math.isnan(filling) else ~np.isfinite(numbers)
     if not bad.any():
         return numbers
     number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
@@ -167,6 +174,14 @@ def to_codes(series: pd.Series, column: Column, written: TableFormat = PLAIN) ->
         f" its public values {listed(column.values or ())}; add what is missing there, or use"
         f" data.columns: {{{column.name}: {{hash: 64}}}}{_yaml_hint(column.values or ())}"
     )
+
+
+def to_private_codes(series: pd.Series, written: TableFormat = PLAIN) -> np.ndarray:
+    """Return the code of each cell's text (N,), float64, a function of that cell alone; NaN for a missing value."""
+    cells = series.astype("category")
+    texts, blank = [plain_text(value) for value in cells.cat.categories], {*MISSING, *written.marks}
+    codes_of = [math.nan if text in blank else code(text) for text in texts]
+    return np.array([*codes_of, math.nan])[cells.cat.codes.to_numpy()]
 
 
 def _yaml_hint(values: Sequence[str]) -> str:
@@ -215,8 +230,15 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     if classes is not None:
         how = "recipe" if data.classes is not None else "read from the data"
         said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
-    if data.bounds is not None:
-        said.append("The bounds of the numeric features are public (recipe).")
+    private = data.private_columns
+    if data.bounds is not None and any(column.bounds and not column.indicator for column in columns):
+        other = "other " if False in private.values() else ""
+        said.append(f"The bounds of the {other}numeric features are public (recipe).")
+    if private:
+        said.append(
+            f"Of {', '.join(private)} it is public (recipe) that missing values are not counted, and how many"
+            " categories are told apart at most; their bounds and categories are released with noise and charged."
+        )
     if data.target_bounds is not None:
         low, high = data.target_bounds
         said.append(
@@ -232,6 +254,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         )
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
+        told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
         told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
         said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 PLAIN = TableFormat()
 _LONGEST_HEADER = 4_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
+"""Errors that a damaged Excel file causes in the libraries that read it."""
 _SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 """Cells that hold no value, unless they are listed among a column's values or the classes."""
@@ -73,6 +78,8 @@ def _read_csv(
 def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
     """Return the format of a CSV file with its separator, and the names of its columns. Raises DataError for a twin."""
     with opened(path, written.encoding) as lines:
+        for _ in range(written.skip):
+            lines.readline(_LONGEST_HEADER)
         first = _first_line(lines, path, written.comment)
     separator = separator_of(written, first)
     with _as_data_errors(path):
@@ -119,7 +126,7 @@ def parse_csv(
 
     if written.separator is None:
         assert isinstance(content, io.BytesIO)
-        start = io.BytesIO(content.getvalue()[:_LONGEST_HEADER])
+        start = io.BytesIO(b"".join(content.getvalue()[:_LONGEST_HEADER].splitlines(True)[written.skip :]))
         header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
         written = written.changed(separator=separator_of(written, header))
     with _as_data_errors(path), _unpacked(content) as stream:
@@ -140,6 +147,7 @@ def _options(
         "encoding": written.encoding,
         "decimal": written.decimal,
         "comment": written.comment,
+        "skiprows": written.skip,
         "header": 0 if written.header else None,
         "names": None if written.header else list(names),
         "usecols": None if only is None else [name for name in names if name in only],
@@ -294,8 +302,9 @@ def _refuse_bomb(path: Path) -> None:
                 raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
 
 
-def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    """Read a sheet of an Excel file. Cells keep their type; formulas are read as their last values."""
+@contextlib.contextmanager
+def _book(path: Path) -> Iterator[Any]:
+    """Give an open Excel file. Raises DataError if it, or what the block reads of it, is damaged or too large."""
     import pandas as pd
 
     try:
@@ -308,22 +317,35 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
         if size > MOST_UNPACKED:
             raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; save it as CSV")
         with pd.ExcelFile(path, engine="openpyxl") as book:
-            if written.sheet is not None and written.sheet not in book.sheet_names:
-                raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
-            sheet = book.sheet_names[0] if written.sheet is None else written.sheet
-            frame = pd.read_excel(
-                book,
-                sheet_name=sheet,
-                header=0 if written.header else None,
-                dtype=object,
-                na_values=written.marks,
-                keep_default_na=False,
-            )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            yield book
+    except _DAMAGED as error:
         raise DataError(f"{path} cannot be read as an Excel file ({type(error).__name__})") from None
-    names = list(frame.columns) if written.header else list(range(1, frame.shape[1] + 1))
-    frame.columns = pd.Index(list(map(str, names)))
-    _refuse_twice(path, list(frame.columns))
+
+
+def sheets_of(path: Path) -> list[str]:
+    """Return the names of the sheets of an Excel file."""
+    with _book(path) as book:
+        return list(map(str, book.sheet_names))
+
+
+def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
+    """Read a sheet of an Excel file. Cells keep their type; formulas are read as their last values."""
+    import pandas as pd
+
+    with _book(path) as book:
+        if written.sheet is not None and written.sheet not in book.sheet_names:
+            raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
+        how = {
+            "sheet_name": written.sheet or 0,
+            "header": None,
+            "dtype": object,
+            "keep_default_na": False,
+            "skiprows": written.skip,
+        }
+        frame = pd.read_excel(book, na_values=written.marks, **how)
+    names = list(map(str, frame.iloc[0] if written.header and len(frame) else range(1, frame.shape[1] + 1)))
+    _refuse_twice(path, names)
+    frame = frame.set_axis(names, axis=1).iloc[int(written.header) :].reset_index(drop=True)
     if frame.empty:
         raise DataError(f"{path} has no rows")
     text = text_columns if owner is None else {*text_columns, owner}

@@ -76,7 +76,7 @@ def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.n
         else:
             try:
                 found[index] = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 bad[index] = True
     codes = values.cat.codes.to_numpy()
     return found[codes], bad[codes]

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
+from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
@@ -25,12 +27,16 @@ from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
+BY_GRADIENTS = ("dp-gd", "dp-sgd")
+"""Methods whose planner counts the delta of named categories (`methods/dp_sgd/price.py`)."""
+
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
-    found += [*_off_grid(recipe), *_evaluation(recipe)]
+    found += _off_grid(recipe)
+    found += [*_discovery(recipe), *_evaluation(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -69,6 +75,36 @@ def _off_grid(recipe: Recipe) -> list[str]:
         problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
     if isinstance(method, PateMethod) and method.sanitised is not None:
         problems.append(f"method.sanitised: needs a seed, as an experiment: {PRIVATE_SCALE}")
+    return problems
+
+
+def _discovery(recipe: Recipe) -> list[str]:
+    """Return what is not proved, or not possible, with private bounds and categories."""
+    columns, privacy, settings = recipe.data.private_columns, recipe.privacy, recipe.data.discovery
+    if not columns:
+        return [] if settings is None else ["data.discovery: no bounds or categories are private; leave it out"]
+    settings = settings or Discovery()
+    where = f"data.{'categorical' if any(columns.values()) else 'bounds'}"
+    if privacy is None:
+        return [f"{where}: private is a release, which needs a privacy section; list the values, or bounds, themselves"]
+    problems = []
+    if not isinstance(recipe.method, Gradient) or privacy.schedule.adaptive or recipe.method.kind not in BY_GRADIENTS:
+        problems.append(
+            f"{where}: private goes with {any_of(list(BY_GRADIENTS))} and a schedule that is known beforehand"
+        )
+    if recipe.folds is not None:
+        problems.append(f"folds: {where}: private would look at rows that a fold holds out; use repeats, or a split")
+    if privacy.unit is not None:
+        problems.append(f"{where}: private is charged for one record, and privacy.unit protects all rows of a user")
+    if settings.noise_multiplier == "auto" and (privacy.budget is None or privacy.budget_covers == "training"):
+        problems.append(
+            "data.discovery.noise_multiplier: auto is a share of privacy.budget, which must cover the total; give both,"
+            " or a number"
+        )
+    if any(columns.values()) and isinstance(privacy.budget, RhoBudget):
+        problems.append(
+            "privacy.budget: names of categories cost a delta, and a budget in rho has none; give epsilon and delta"
+        )
     return problems
 
 

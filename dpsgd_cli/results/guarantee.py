@@ -76,10 +76,18 @@ def setting_terms(privacy: Privacy) -> Terms:
         *([("noise", privacy["correlated_noise"])] if "correlated_noise" in privacy else []),
         ("noise source", privacy["noise_source"]),
         *([("charged to", book_words(privacy["book"]))] if "book" in privacy else []),
+        *(("released", text) for text in discovered(privacy)),
         *(("NOT covered", text) for text in privacy.get("uncovered_steps", [])),
         *(("declared public", text) for text in privacy["declarations"]),
         *([("scope", privacy["scope"])] if "scope" in privacy else []),
     ]
+
+
+def discovered(privacy: Privacy) -> list[str]:
+    """Return a line for each private column: the bounds or categories that the first trial released."""
+    trials = privacy.get("discovered", [])
+    of_several = f" (the first of {len(trials)} trials; result.json has all)" if len(trials) > 1 else ""
+    return [line + of_several for line in trials[0]] if trials else []
 
 
 def _part_terms(parts: Privacy) -> Terms:

@@ -137,6 +137,7 @@ class _Privacy(BaseModel):
     budget: dict[str, float] | None = None
     budget_covers: Literal["total", "training"] | None = None
     uncovered_steps: list[str] | None = None
+    discovered: list[list[str]] = []
 
     @model_validator(mode="after")
     def _says_everything_or_nothing(self) -> Self:

@@ -20,7 +20,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.guarantee import percent
+from dpsgd_cli.results.guarantee import discovered, percent
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 
 NAMES = ("report.md", "report.html")
@@ -137,11 +137,17 @@ def _statement(found: _Read) -> list[Block]:
         *map(Text, guarantee.meaning(privacy)),
         *_attacks(found.attacker, privacy),
         *_audit(found.audit),
+        *_discovered(privacy),
         Heading("What was declared public"),
         Bullets(privacy["declarations"] or ["Nothing."]),
         Heading("What is outside the statement"),
         Bullets(guarantee.outside(privacy)),
     ]
+
+
+def _discovered(privacy: Row) -> list[Block]:
+    told = discovered(privacy)
+    return [Heading("What was released of private columns"), Bullets(told)] if told else []
 
 
 def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:

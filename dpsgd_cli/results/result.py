@@ -83,6 +83,7 @@ class Released:
     - `finite`: whether each trial's published weights are finite (R).
     - `data_sha256`: hashes of files that anybody can fetch.
     - `declarations`, `uncovered_steps`, `warnings`: those of the data set.
+    - `discovered`: bounds and categories that were released, a line for each column, by trial (R); or empty.
     - `stopped`: None if the whole plan was trained.
     - `measured`: what was released of the held-out records, by trial, if they are private (`data.evaluation`).
     """
@@ -102,6 +103,7 @@ class Released:
     timing: Row
     findings: Sequence[Row] | None = None
     stopped: Stopped | None = None
+    discovered: Sequence[Sequence[str]] = ()
     measured: Sequence[Measured] = ()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.budget import format_budget
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.common.text_format import count, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS
@@ -88,7 +89,7 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
         f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
-        f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
+        f"  rho                       {_rho_text(rho)}",
         f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
@@ -98,12 +99,19 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
     return "\n".join([*lines, *_multiplier_lines(plan)])
 
 
+def _rho_text(rho: float | None) -> str:
+    if rho is None:
+        return "none for sampled batches"
+    return format(rho, ".6g") if rho < math.inf else "none, as part of it has a delta"
+
+
 def _released(release: Release) -> str:
     mechanism = release.mechanism
     if isinstance(mechanism, ZeroConcentrated):
         return f"{mechanism.label}: rho {mechanism.rho:g}"
     if not isinstance(mechanism, GaussianSum):
-        return f"{mechanism.label}: epsilon {mechanism.epsilon:g}"
+        of = f", delta {mechanism.delta:g}" if isinstance(mechanism, ApproximateDP) else ""
+        return f"{mechanism.label}: epsilon {mechanism.epsilon:g}{of}"
     return f"{mechanism.label}: noise multiplier {mechanism.noise_multiplier:g}"
 
 

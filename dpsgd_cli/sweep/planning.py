@@ -159,6 +159,9 @@ def shared(loaded: LoadedRecipe) -> str:
         # the last epoch is always evaluated, so all must end at once
         known = isinstance(recipe.epochs, int)
         per_trial_keys = tuple(key for key in per_trial_keys if key != "epochs") if known else ALWAYS_MAY_DIFFER
+    if recipe.data.private_columns:
+        # their noise is a share of the budget, and a pack reads its data once
+        per_trial_keys = tuple(key for key in per_trial_keys if key.partition(".")[0] != "privacy")
     for key in per_trial_keys:
         _remove(content, key.split("."))
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)

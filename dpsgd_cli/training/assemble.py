@@ -321,6 +321,7 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
+        **({"discovered": [list(lines) for lines in released.discovered]} if released.discovered else {}),
         **({} if not plan.held_out else {"evaluation": "private"}),
     }
 

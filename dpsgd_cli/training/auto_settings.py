@@ -14,9 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dpsgd_cli.accounting.budget import mu_squared_left
+from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, WAVES_UNTOLD
+from dpsgd_cli.discovery import price
+from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import MlpModel, OneLayer
 from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
@@ -57,6 +61,23 @@ def needs_data(recipe: Recipe) -> bool:
     sampled = isinstance(recipe.method, Gradient) and recipe.method.batch_size == "auto"
     turned = any(key.endswith("components") and value == "auto" for key, value in _of_features(recipe).items())
     return covers(recipe) or turned or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
+
+
+def discovery(recipe: Recipe) -> tuple[Recipe, tuple[AutoChoice, ...]]:
+    """Return the recipe with the noise of private bounds and categories resolved, and the choices. Uses the budget."""
+    if not recipe.data.private_columns:
+        return recipe, ()
+    own, privacy, told = recipe.data.discovery or Discovery(), recipe.required_privacy, []
+    if own.delta == "auto":
+        own = own.changed(delta=min(_rounded(DELTA_SHARE * privacy.stated_delta), LARGEST_DELTA))
+        told = [AutoChoice("data.discovery.delta", own.delta, "a tenth of the statement's")]
+    if own.noise_multiplier == "auto":
+        assert privacy.budget is not None and isinstance(own.delta, float)
+        named = [Release(price.named(own.delta, recipe.adjacency))] * any(recipe.data.private_columns.values())
+        multiplier = _rounded((own.share * mu_squared_left(privacy.budget, named)) ** -0.5)
+        own = own.changed(noise_multiplier=multiplier)
+        told.append(AutoChoice("data.discovery.noise_multiplier", multiplier, f"{own.share:.4g} of the budget's mu^2"))
+    return with_choice(recipe, AutoChoice("data.discovery", own, "")), tuple(told)
 
 
 def features(

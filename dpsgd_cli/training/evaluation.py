@@ -23,6 +23,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
+from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
 from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
@@ -243,6 +244,8 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
     history = [record.of(span) for record in trials.history[:length]]
     fetched, own = provenance.hashes(member.loaded, dataset.sha256)
     counted, measured = _timing(trials, span.stop - span.start, length)
+    discovered = found_by_trial(member.loaded.recipe.data, dataset.released, range(span.start, span.stop))
+    told = dict.fromkeys(warning for found in discovered for warning in found.warnings)
     released = Released(
         loaded=member.loaded,
         plan=member.plan,
@@ -250,7 +253,7 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
-        warnings=(*dataset.warnings, *(() if findings is None else findings.warnings)),
+        warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
         device=str(context.pack.values.device),
         epochs=[record.metrics for record in history],
@@ -259,6 +262,7 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         timing=counted,
         findings=None if findings is None else findings.claimed[span],
         stopped=trials.stopped,
+        discovered=[found.lines for found in discovered],
         measured=final.measured[span],
     )
     unreleased = Unreleased(

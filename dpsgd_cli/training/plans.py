@@ -33,8 +33,10 @@ def resolve_auto(loaded: LoadedRecipe) -> SettledRecipe:
     """
     recipe = loaded.recipe
     if not auto_settings.needs_data(recipe):
+        recipe, told = auto_settings.discovery(recipe)
         recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
-        return _settled(loaded, *auto_settings.before_plan(recipe, None))
+        recipe, chosen = auto_settings.before_plan(recipe, None)
+        return _settled(loaded, recipe, told + chosen)
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         settled, outline = _before_plan(loaded)
         if auto_settings.covers(settled.recipe):
@@ -73,8 +75,9 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...]
     def count(recipe: Recipe) -> int:
         return _known(recipe, data.outline(recipe.data, loaded.base)).features
 
-    recipe, told = auto_settings.features(loaded.recipe, _known(loaded.recipe, outline), count)
-    return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
+    recipe, noise = auto_settings.discovery(loaded.recipe)
+    recipe, told = auto_settings.features(recipe, _known(recipe, outline), count)
+    return recipe, noise + told, data.outline(recipe.data, loaded.base) if told else outline
 
 
 def _known(recipe: Recipe, outline: data.Outline) -> PublicFacts:

@@ -32,7 +32,9 @@ PATE = {
 }
 USERS = {"privacy": {"unit": {"column": "who", "most_rows": 2}}}
 ZERO_OUT = {**FRACTION, "privacy": {"adjacency": "zero-out"}}
+PRIVATE = {"data": {"split": {"test": 0.3}, "bounds": {"a": "private"}, "categorical": {"b": "private"}}}
 KINDS = {"fraction": FRACTION, "count": COUNT, "folds": FOLDS, "pate": PATE, "users": USERS, "zero-out": ZERO_OUT}
+KINDS |= {"private": PRIVATE}
 
 
 def findings(changes: dict[str, Any], folder: Path) -> list[bool]:

@@ -63,6 +63,7 @@ def test_a_number_is_what_the_format_says_and_nothing_else(text: str, written: T
         (b"a,y\n 1, x\n", {"separator": ",", "trim": False}),
         (b"a, y\n1, x\n", {"separator": ","}),
         (b"a,y\n1;2,x\n", {"separator": ","}),
+        (b"sep=;\na;y\n1,5;x\n", {"separator": ";", "skip": 1}),
     ],
 )
 def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes, found: dict[str, Any]) -> None:
@@ -102,6 +103,18 @@ def test_training_does_not_find_out_what_the_recipe_leaves_out(tmp_path: Path) -
         opening.load_raw(Data.model_validate(told), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["own.csv", "own.xlsx"])
+def test_lines_above_the_header_are_skipped(tmp_path: Path, name: str) -> None:
+    if name.endswith("csv"):
+        (tmp_path / name).write_text("Report of 2020\n\na,y\n7,u\n8,v\n")
+    else:
+        rows = [["Report of 2020", None], [None, None], ["a", "y"], [7, "u"], [8, "v"]]
+        pd.DataFrame(rows).to_excel(tmp_path / name, header=False, index=False)
+    told = {"path": name, "target": "y", "classes": ["u", "v"], "format": {"skip": 2}}
+    read: Any = opening.load_raw(Data.model_validate(told), tmp_path)
+    assert (read.train.x.tolist(), read.train.y.tolist()) == ([[7], [8]], [0, 1])
+
+
 def test_excel_sheets_are_named_and_cells_keep_their_type(tmp_path: Path) -> None:
     with pd.ExcelWriter(tmp_path / "own.xlsx") as book:
         pd.DataFrame({"a": [1, None, 3.5], "y": ["u", "v", "u"]}).to_excel(book, sheet_name="one", index=False)
@@ -112,6 +125,9 @@ def test_excel_sheets_are_named_and_cells_keep_their_type(tmp_path: Path) -> Non
         assert read.train.x.tolist() == rows
     with pytest.raises(DataError, match="has no sheet 'three'"):
         opening.load_raw(Data.model_validate(told | {"format": {"sheet": "three"}}), tmp_path)
+    pd.DataFrame([["a", "a", "y"], [1, 2, "u"]]).to_excel(tmp_path / "own.xlsx", header=False, index=False)
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        opening.load_raw(Data.model_validate(told), tmp_path)
     (tmp_path / "own.xlsx").write_text("no workbook")
     with pytest.raises(DataError, match="cannot be read as an Excel file"):
         opening.load_raw(Data.model_validate(told), tmp_path)

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from dpsgd_cli.data.recipe_template import draft
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe.loading import load_recipe
 
 ROWS = [
     {
@@ -116,3 +117,38 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     refused = command("recipe", "new", written(tmp_path, "csv"), "--target", "pay", "-o", tmp_path / "mine.yaml")
     assert (refused.exit_code, (tmp_path / "mine.yaml").read_text()) == (2, "work of an evening")
     assert "exists; it is not overwritten" in refused.stderr
+
+
+def test_with_private_bounds_only_names_the_target_and_the_number_of_records_decide(tmp_path: Path) -> None:
+    """Two files with the same names and targets, and nothing else in common, give the same recipe."""
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text("age,job,ill\n1,a,0\n2,b,1\n3,a,1\n")
+    other.write_text("age,job,ill\nsecret,9,0\nsecret,,1\nsecret,9,1\n")
+    texts = [draft(path, "ill", None, "same.csv", private=["job"]).recipe for path in (one, other)]
+    assert texts[0] == texts[1]
+    recipe = yaml.safe_load(texts[0])
+    assert recipe["data"]["bounds"] == {"age": "private"} and recipe["data"]["categorical"] == {"job": "private"}
+    (tmp_path / "r.yaml").write_text(texts[0])
+    assert load_recipe(str(tmp_path / "r.yaml")).recipe.data.private_columns == {"age": False, "job": True}
+    assert "[LOW, HIGH]" not in texts[0]
+    assert "[LOW, HIGH] of the target" in draft(one, "age", "regression", "same.csv", private=["job"]).recipe
+
+
+def test_with_private_bounds_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("age,job,ill\n1,a,0\n2,b,1\n")
+    with pytest.raises(DataError, match="--categorical names 'jop', which is no column; did you mean 'job'"):
+        draft(path, "ill", None, "one.csv", private=["jop"])
+    with pytest.raises(DataError, match="--categorical names 'ill'"):
+        draft(path, "ill", None, "one.csv", private=["ill"])
+
+
+def test_the_command_says_what_it_used_of_a_file_with_private_bounds(tmp_path: Path) -> None:
+    path, out = tmp_path / "one.csv", tmp_path / "one.yaml"
+    path.write_text("age,job,ill\n1,a,0\n2,b,1\n")
+    asked = ["recipe", "new", str(path), "--target", "ill"]
+    done = CliRunner().invoke(main, [*asked, "--private-bounds", "--categorical", "job", "-o", str(out)])
+    assert "from the names of columns, the number of records and the target alone" in done.output
+    assert yaml.safe_load(out.read_text())["data"]["categorical"] == {"job": "private"}
+    refused = CliRunner().invoke(main, [*asked, "--categorical", "job"])
+    assert refused.exit_code == 2 and "goes with --private-bounds" in refused.output

@@ -210,7 +210,6 @@ WHOLE = {
     "dp-agd": case((6,), CONVEX, method=AGD, privacy=BUDGET, epochs=None),
     "dp-agd, hinge": case((6,), CONVEX | {"loss": "hinge"}, method=AGD, privacy=BUDGET, epochs=None),
     "dp-agd, network": case((6,), method=AGD, privacy=BUDGET, epochs=None),
-    "dp-agd, samples": case((6,), CONVEX, method=AGD | {"sample": 20}, privacy=BUDGET, epochs=None),
     "objective": case(
         (6,), CONVEX | {"radius": None}, method={"kind": "objective-perturbation"}, privacy=BUDGET, epochs=None
     ),

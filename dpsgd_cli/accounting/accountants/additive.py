@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks
+from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.accounting.search import ExactSum
 
@@ -48,15 +48,14 @@ class Additive(WithoutLeaks, stated=False):
         return self.delta_of(self.total(kept), epsilon)
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        flat = [release for releases in epochs for release in releases]
-        self.check(flat)
-        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
-            return super().curve(epochs, delta)
-        spent, result = ExactSum(), []
+        self.check([release for releases in epochs for release in releases])
+        spent, leaks, result = ExactSum(), list[Release](), []
         for releases in epochs:
-            for release in releases:
-                spent.add(release.count * self.cost(release.mechanism) if release.count else 0.0)
-            result.append(self.epsilon_of(spent.total(), delta))
+            leaks += [release for release in releases if isinstance(release.mechanism, ApproximateDP)]
+            for release in split_delta(releases)[0]:
+                spent.add(release.count * self.cost(release.mechanism))
+            leak = split_delta(leaks)[1]
+            result.append(self.epsilon_of(spent.total(), delta - leak) if leak < delta else math.inf)
         return result
 
 
@@ -97,7 +96,7 @@ class Gaussian(Additive):
     name = "gaussian"
     bound = "upper"
     note = "exact for Gaussians"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -170,7 +169,7 @@ class Zcdp(Additive):
     name = "zcdp"
     bound = "upper"
     note = "Bun-Steinke conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -198,7 +197,7 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon_of(self, total: float, delta: float) -> float:
@@ -228,7 +227,7 @@ class ZcdpRs(WithoutLeaks):
     name = "zcdp-rs"
     bound = "estimate"
     note = "conjectured divergence bound q^2/z^2"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:

@@ -31,6 +31,7 @@ from dpsgd_cli.accounting.mechanism import (
     PureDP,
     PureSource,
     Release,
+    Threshold,
     TruncatedSum,
     ZeroConcentrated,
 )
@@ -87,6 +88,11 @@ def responses(epsilon: float, count: int, leak: float = 0.0) -> Curve:
         return float(1 - safe + safe * np.maximum(p - math.exp(e) * q, 0).sum())
 
     return at
+
+
+def leaking(curve: Curve, leak: float) -> Curve:
+    """A release that tells all with probability `leak`, and else is that of `curve`."""
+    return lambda e: leak + (1 - leak) * curve(e)
 
 
 def laplace(epsilon: float) -> Curve:
@@ -159,6 +165,12 @@ TABLE = [
     *(
         ledger(ApproximateDP(e, d, "add-remove"), n, responses(e, n, d))
         for e, d, n in ((0.5, 1e-8, 1), (0.004, 1e-9, 9), (0.3, 1e-3, 4))
+    ),
+    ledger(Threshold(0.0, 1e-8, "add-remove"), 3, responses(0.0, 3, 1e-8)),
+    # a category that one record alone has: named with probability 1e-7, beside the noisy counts of the others
+    *(
+        Ledger((Release(GaussianSum(4.0, near)), Release(Threshold(0.0, 1e-7, near))), leaking(gaussian(0.25), 1e-7))
+        for near in EVERY
     ),
     # a Gaussian of that rho is rho-zCDP
     *(ledger(ZeroConcentrated(rho, near), 3, gaussian(math.sqrt(6 * rho))) for near in EVERY for rho in (0.01, 1.0)),

@@ -1,0 +1,125 @@
+"""Tiers C and D on private bounds and categories: what one record adds to the counts, their noise, and the threshold.
+
+Records are random, with worst cases among them; of the recipe's own file only the columns are used. The recipe's own
+step counts them. The noise is drawn as in training. The threshold is attacked at a delta of 1%, which can be seen:
+one record has a category of its own, and the attack wins if it is named. At the recipe's delta the same code computes
+the threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+from scipy import stats
+
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
+from dpsgd_cli.audit.findings import Finding, by_p_value, exact_finding
+from dpsgd_cli.audit.statistics import too_little_noise
+from dpsgd_cli.data import preparation
+from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.discover import Discover
+from dpsgd_cli.discovery.run import Found, code
+from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.noise import run as noise
+from dpsgd_cli.recipe.loading import SettledRecipe
+
+_RECORDS = 40
+_DRAWS = 20_000
+_TIMES = 4000
+_SEEN = 0.01
+_WRONG = 1.5
+_CLOSE = 1 + 1e-9
+_NUMBERS = (0.0, 1.0, -1.0, 2.0**-20, 2.0**40, 1e300, -1e300, 5e-324, math.inf, math.nan)
+
+
+def compare(loaded: SettledRecipe) -> list[Finding]:
+    """Return the findings about the recipe's private bounds and categories; none if it has no private column."""
+    recipe = loaded.recipe
+    if not recipe.data.private_columns:
+        return []
+    steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
+    step, layout = steps[0], layouts[0]
+    assert isinstance(step, Discover)
+    streams: Streams = SecureStreams() if recipe.seed is None else SeededStreams(recipe.seed)
+    found = [_sensitivity(step, layout, recipe.adjacency), _noise(step, layout, streams)]
+    return [*found, _threshold(step, streams)] if step.beside else found
+
+
+def records(layout: Layout, count: int, seed: int = 5) -> np.ndarray:
+    """Return random records (N, D), float64, as a table is read: numbers, codes of three texts, and public values."""
+    random, columns = np.random.default_rng(seed), []
+    for column in layout.columns or ():
+        if column.private == "categories":
+            columns.append(np.array([code(text) for text in "abc"])[random.integers(3, size=count)])
+        elif column.private == "bounds":
+            columns.append(random.lognormal(3, 2, count))
+        else:
+            columns.append(np.floor(random.random(count) * len(column.values or "01")))
+    return np.stack(columns, axis=1)
+
+
+def _sensitivity(step: Discover, layout: Layout, adjacency: Adjacency) -> Finding:
+    """Compare counts with and without, or with either of two, hard records."""
+    rows, mechanism = records(layout, _RECORDS), step.release
+    assert mechanism is not None
+    alone = code("alone")
+    hard = [
+        [alone if column.private == "categories" else number for column in layout.columns or ()] for number in _NUMBERS
+    ]
+    sets = [_counted(step, np.vstack([rows, one]), layout) for one in [*hard, rows[0], np.full(len(rows[0]), np.nan)]]
+    others = sets if NEIGHBOURS[adjacency].replaced else [_counted(step, rows, layout)]
+    moved = max(_apart(one, other) for one in sets for other in others) / mechanism.sensitivity
+    return exact_finding("D", "counts of private columns", f"moved by {moved:.6f} sensitivities at most", "at most 1",
+                 not moved <= _CLOSE)  # fmt: skip
+
+
+def _counted(step: Discover, rows: np.ndarray, layout: Layout) -> dict[tuple[str, object], float]:
+    made = step.counts(rows, layout)
+    found: dict[tuple[str, object], float] = {}
+    for name, own in made.numbers.items():
+        found |= {(name, cell): count for cell, count in enumerate(own.tolist())}
+    for name, (counts, texts) in made.codes.items():
+        found |= {(name, text): count for text, count in zip(texts, counts.tolist(), strict=True)}
+    return found
+
+
+def _apart(one: dict[tuple[str, object], float], other: dict[tuple[str, object], float]) -> float:
+    return math.sqrt(math.fsum((one.get(key, 0) - other.get(key, 0)) ** 2 for key in one.keys() | other.keys()))
+
+
+def _noise(step: Discover, layout: Layout, streams: Streams) -> Finding:
+    """Compare the noise of all counts with the ledger's."""
+    mechanism, seen = step.release, list[np.ndarray]()
+    assert mechanism is not None
+    learn = step.learn(records(layout, _RECORDS), layout)
+
+    def noised(exact: np.ndarray) -> np.ndarray:
+        noisy = noise.gaussian(streams, "preprocess-0", len(seen), exact, mechanism, _RECORDS)
+        seen.append((noisy - exact) / (mechanism.noise_multiplier * mechanism.sensitivity))
+        return noisy
+
+    while sum(map(len, seen)) < _DRAWS:
+        learn(noised)
+    drawn = np.concatenate(seen)
+    squares = float(np.square(drawn).sum())
+    told = f"{math.sqrt(squares / len(drawn)):.4f} times the ledger's ({len(drawn):,} draws)"
+    return by_p_value("C", "noise of private columns", (told, "1"), too_little_noise(squares, len(drawn)),
+                      too_little_noise(squares / _WRONG**2, len(drawn)))  # fmt: skip
+
+
+def _threshold(step: Discover, streams: Streams) -> Finding:
+    """Count how often the category of one record is named, at a delta of 1%."""
+    visible = Discover(step.settings.changed(delta=_SEEN), step.adjacency, {"column": True})
+    visible.texts = {"column": {code(text): text for text in ("common", "alone")}}
+    layout, mechanism = Layout((1,), (Column("column", private="categories"),)), visible.release
+    assert mechanism is not None
+    learn = visible.learn(np.array([[code("common")]] * _RECORDS + [[code("alone")]]), layout)
+    won = 0
+    for number in range(_TIMES):
+        noised = partial(noise.gaussian, streams, "threshold", number, mechanism=mechanism, records=_RECORDS + 1)
+        won += "alone" in Found.from_array(learn(noised)).categories["column"]
+    p, control = (float(stats.binom.sf(won - 1, _TIMES, delta)) for delta in (_SEEN, _SEEN / 4))
+    return by_p_value("C", "a category of one record", (f"named {won:,} times in {_TIMES:,} releases",
+                      f"at most {_SEEN:.0%}"), p, control)  # fmt: skip

@@ -1,0 +1,102 @@
+"""The audit of private bounds and categories: a sound release passes, and each planted bug is found by its check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from dpsgd_cli.audit import data_neighbours, discovered
+from dpsgd_cli.audit.findings import judged
+from dpsgd_cli.data import discover
+from dpsgd_cli.data.preparation import private_releases
+from dpsgd_cli.discovery import price
+from dpsgd_cli.noise import run as noise
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
+
+ALL = ["counts of private columns", "noise of private columns", "a category of one record"]
+
+
+def audited(folder: Path, seed: int | None, adjacency: str = "add-remove", **columns: Any) -> dict[str, bool]:
+    """Whether each check refutes the claim."""
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0] * 6, "b": ["x", "y"] * 12, "y": [0, 1] * 12})
+    frame.to_csv(folder / "own.csv", index=False)
+    recipe = {
+        "name": "own",
+        "data": {"path": "own.csv", "target": "y", "classes": [0, 1], "preprocess": [{"bin": {}}]}
+        | (columns or {"bounds": {"a": "private"}, "categorical": {"b": "private"}}),
+        "model": {"kind": "linear"},
+        "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0},
+        "privacy": {"budget": {"epsilon": 1.0, "delta": 1e-5}, "adjacency": adjacency},
+        "epochs": 2,
+        "seed": seed,
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
+    loaded = resolve_auto(load_recipe(str(folder / "own.yaml")))
+    plan = plan_and_outline(loaded)[0]
+    assert plan is not None
+    rows = judged([*discovered.compare(loaded), *data_neighbours.compare_preprocessing(loaded, plan)], 0.9999)
+    controls = {f"control of {row['name']}": not row["control_refuted"] for row in rows if "control_refuted" in row}
+    return controls | {row["name"]: row["refuted"] for row in rows}
+
+
+@pytest.mark.parametrize(("seed", "adjacency"), [(0, "add-remove"), (None, "replace-one"), (None, "zero-out")])
+def test_a_sound_release_is_not_refuted(tmp_path: Path, seed: int | None, adjacency: str) -> None:
+    found = audited(tmp_path, seed, adjacency)
+    assert {*ALL, f"control of {ALL[1]}", f"control of {ALL[2]}", "preprocessing 0 (discover)"} < set(found)
+    assert not any(found.values())
+
+
+def test_without_categories_there_is_no_threshold_to_attack(tmp_path: Path) -> None:
+    found = audited(tmp_path, 0, bounds={"a": "private"}, categorical={"b": ["x", "y"]})
+    assert ALL[2] not in found and not any(found.values())
+
+
+def refuted(folder: Path, seed: int | None) -> list[str]:
+    return [name for name, wrong in audited(folder, seed).items() if wrong and not name.startswith("control")]
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_too_little_noise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
+    add = noise.add_noise
+
+    def less(sums: torch.Tensor, fresh: torch.Tensor, scale: torch.Tensor, grid: noise.Grid | None) -> None:
+        add(sums, fresh, 0.9 * scale, grid)
+
+    monkeypatch.setattr(noise, "add_noise", less)
+    assert ALL[1] in refuted(tmp_path, seed)
+
+
+def test_a_missing_threshold_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical: 1.0)
+    assert refuted(tmp_path, 0) == [ALL[2]]
+
+
+def test_a_threshold_without_the_record_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = price.threshold
+    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical: 0.8 * whole(scale, delta, categorical))
+    assert refuted(tmp_path, 0) == [ALL[2]]
+
+
+@pytest.mark.parametrize("counts", ["counts_of_numbers", "counts_of_codes"])
+def test_a_record_that_is_counted_twice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str) -> None:
+    once = getattr(discover, counts)
+    twice = {
+        "counts_of_numbers": lambda values: 2 * once(values),
+        "counts_of_codes": lambda values: (once(values)[0], 2 * once(values)[1]),
+    }
+    monkeypatch.setattr(discover, counts, twice[counts])
+    assert ALL[0] in refuted(tmp_path, 0)
+
+
+def test_a_release_that_is_not_charged_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(data: Any, adjacency: Any, base: Path) -> list[Any]:
+        return private_releases(data, adjacency, base)[:1]
+
+    monkeypatch.setattr("dpsgd_cli.data.private_releases", half)
+    assert "preprocessing 0 (discover)" in refuted(tmp_path, 0)
