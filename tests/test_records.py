@@ -241,3 +241,11 @@ def test_records_are_held_no_longer_than_the_training(tmp_path: Path) -> None:
         memory.table_of(pd.DataFrame(np.zeros((2, 2)), columns=pd.MultiIndex.from_tuples([("a", "b"), ("a", "c")])))
     with pytest.raises(DataError, match="two columns are called 'a'"):
         memory.table_of(pd.DataFrame(np.zeros((2, 2)), columns=["a", "a"]))
+
+
+def test_bounds_and_categories_may_be_private(tmp_path: Path) -> None:
+    """They are released at a share of the budget, as in a recipe, and charged to the ledger."""
+    given = {"bounds": {"age": "private"}, "categories": {"job": "private"}}
+    result = train(people(2000), tmp_path, **given, epsilon=4)
+    assert result.privacy["epsilon"] <= 4
+    assert len(set((result.directory / "ledger.jsonl").read_text().splitlines())) > 2

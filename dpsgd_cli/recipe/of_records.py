@@ -57,7 +57,9 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: 
     numbers: list[str] = []
     texts: list[str] = []
     dates: list[str] = []
-    categories: dict[str, list[Any]] = {name: list(values) for name, values in facts.categories.items()}
+    categories: dict[str, Any] = {
+        name: values if isinstance(values, str) else list(values) for name, values in facts.categories.items()
+    }
     for column, kind in zip(names, map(_kind, table.dtypes), strict=True):
         if column in (target, *facts.drop, *categories, *facts.columns):
             continue

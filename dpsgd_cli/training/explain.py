@@ -281,10 +281,13 @@ def _five(points: int) -> np.ndarray:
 def _curves(trained: Trained, trial: int) -> TestCurves:
     """Return curves on the recipe's own test records, which are public; none if there are none, or not any more.
 
-    Records of folds are the training records of other trials, so there are none for folds.
+    There are none for folds, whose records are the training records of other trials, and none where the held-out
+    records are private (`data.evaluation`).
     """
     recipe = trained.loaded.recipe
-    if recipe.folds is not None or not isinstance(recipe.model, OneLayer | MlpModel):
+    if recipe.data.evaluation == "private" or recipe.folds is not None:
+        return TestCurves()
+    if not isinstance(recipe.model, OneLayer | MlpModel):
         return TestCurves()
     try:
         if trained.document is not None and provenance.check_unchanged(

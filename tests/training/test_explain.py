@@ -223,3 +223,10 @@ def test_folds_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path:
     data = {key: value for key, value in table_of(tmp_path).items() if key != "split"}
     directory = train(write_recipe(data=data, method=FULL, folds=2, repeats=1), save_models=True)
     assert explain.explain(Trained.load(directory), 1).curves == shapes.TestCurves()
+
+
+def test_private_held_out_records_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """Guarantee: no curve is drawn of held-out records that the statement protects."""
+    data = table_of(tmp_path) | {"evaluation": "private", "split": {"test": 0.2}}
+    directory = train(write_recipe(data=data, method=FULL, repeats=1), save_models=True)
+    assert explain.explain(Trained.load(directory)).curves == shapes.TestCurves()
