@@ -9,6 +9,7 @@ Not logged: fields and columns marked `nonprivate_`, hashes of private files, th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -69,7 +70,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     for name, value in row.items():
         if name in _NO_METRICS or name.startswith(NONPRIVATE) or value in (None, ""):
             continue
-        if not isinstance(value, bool):
+        with contextlib.suppress(ValueError, TypeError):  # words, and lists
             found[name] = float(value)
     return found
 
