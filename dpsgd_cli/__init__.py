@@ -6,6 +6,8 @@
     result.privacy["epsilon"], result.metrics["test_accuracy"]["mean"]
     result.predict(frame)
 
+    dpsgd.train(frame, target="churn", epsilon=1, delta=1e-5, bounds={"age": (18, 90)}, classes=["no", "yes"])
+
 Importing it loads nothing: torch is loaded by `train` and `load`, and never by `account`.
 """
 

@@ -6,18 +6,23 @@ Messages and refusals are those of the commands; errors are those of `dpsgd_cli.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, from_numpy, nn
 
 from dpsgd_cli.common.plugins import trusting
-from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.data import memory
+from dpsgd_cli.errors import DpsgdError, RunError, UsageError
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
+from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
-from dpsgd_cli.results import store, summary
+from dpsgd_cli.results import headline, store, summary
 from dpsgd_cli.results.result import summarise_columns
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
@@ -29,30 +34,114 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: str | Path,
+    recipe: Any,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     *,
+    target: Any = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    bounds: Mapping[str, Any] | Sequence[float] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    classes: Sequence[Any] | Literal["public"] | None = None,
+    target_bounds: Sequence[float] | None = None,
+    missing: Mapping[str, Any] | None = None,
+    drop: Sequence[str] = (),
+    fitted_before: Sequence[str] = (),
+    columns: Mapping[str, Any] | None = None,
+    name: str = "records",
     out: str | Path = "results",
     resume: bool = False,
     finish: bool = False,
     book: str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Train the model of a recipe, as `dpsgd train` does, and open its result.
+    """Train a model, as `dpsgd train` does, and open its result.
 
-    `recipe` is a YAML file or the name of a shipped recipe. `overrides` replaces settings by dotted key, for example
-    {"privacy.budget.epsilon": 1}. The result directory is written in `out`; a complete one is reused. `resume`
-    continues an interrupted run, and `finish` makes a result of its last checkpoint. `book` is the budget book of the
-    table, which is charged before anything is released (`dpsgd budget`). `say` receives the lines that the
-    command prints on stderr.
+    Args:
+        recipe: A YAML file, the name of a shipped recipe, or a recipe as a dictionary. Or the private records: a table
+            (pandas; with pyarrow, also polars and whatever else has an Arrow stream), or an array (N, ...) of features.
+        overrides: Settings that replace those of the recipe by dotted key, such as {"privacy.budget.epsilon": 1}.
+        target: With records: the column that is learnt, or for an array the labels (N,).
+        epsilon, delta: With records: the budget. Neither has a default.
+        bounds, categories, classes, target_bounds, missing, drop, fitted_before, columns: With records: what is
+            public (`StatedFacts`). State it from public knowledge; what is left out is refused, with the columns that
+            need it.
+        name: With records: names the result, and stands for the file of the records in its recipe.
+        out: The folder in which the result directory is written; a complete one is reused.
+        resume, finish: Continue an interrupted run, or make a result of its last checkpoint.
+        book: The budget book of the table, which is charged before anything is released (`dpsgd budget`).
+        say: Receives the lines that the command prints on stderr.
+
+    Raises the errors of `dpsgd_cli.errors`. A fifth of the records are cut as test records and declared public, unless
+    `overrides` says {"data.split": {"test": 0}} or another share. No message holds a cell of the records.
     """
-    with trusting(really=not finish):
-        charged = {} if book is None else {"privacy.book": str(Path(book).resolve())}
-        loaded = resolve_auto(load_recipe(str(recipe), (*assignments(overrides), *assignments(charged))))
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = loop.Options(Path(out), resume, say=say, save_models=True)
-    return load(loop.finish(loaded, options) if finish else loop.run(loaded, options))
+    lists = (missing or {}, drop, fitted_before, columns or {})
+    stated = StatedFacts(bounds, categories or {}, classes, target_bounds, *lists)
+    charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})
+    if isinstance(recipe, str | Path | Mapping):
+        if stated != StatedFacts() or (target, epsilon, delta) != (None, None, None):
+            raise UsageError("train: a recipe has its own data and budget; give records, or set keys with overrides")
+        changes = (*assignments(overrides), *charged)
+        loaded = load_mapping(recipe, changes) if isinstance(recipe, Mapping) else load_recipe(str(recipe), changes)
+        return _trained(loaded, options, finish)
+    with _hiding_cells():
+        held, content = _of_records(recipe, target, stated, name)
+        content["privacy"] = {"budget": _budget(epsilon, delta)}
+        loaded = load_mapping(content, (*assignments(overrides), *charged))
+        with memory.holding(Path(content["data"]["path"]), held):
+            return _trained(loaded, options, finish)
+
+
+@contextlib.contextmanager
+def _hiding_cells() -> Iterator[None]:
+    """Raise errors without the errors that caused them, and other libraries' without their text: it may show a cell."""
+    try:
+        yield
+    except DpsgdError as error:
+        raise error from None
+    except Exception as error:  # noqa: BLE001, whatever it is
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+        told = f"training on records in memory failed ({where}); the message may show a cell, so it is not repeated"
+        raise RunError(told) from None
+
+
+def _trained(loaded: LoadedRecipe, options: loop.Options, finish: bool) -> Result:
+    with trusting(really=not finish):
+        settled = resolve_auto(loaded)
+    return load(loop.finish(settled, options) if finish else loop.run(settled, options))
+
+
+def _of_records(records: Any, target: Any, facts: StatedFacts, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the records as they are held in memory, and their recipe without a budget."""
+    import numpy as np
+
+    table = memory.table_of(records)
+    if table is not None:
+        if not isinstance(target, str):
+            raise UsageError("train: target: give the name of the column that is learnt, as text")
+        return table, recipe_of_table(table, target, facts, name)
+    if not isinstance(records, np.ndarray):
+        raise UsageError(
+            f"train: a {type(records).__name__} is neither a recipe (a file, a name, a dictionary) nor records (a data"
+            " frame, a table with an Arrow stream, a numpy array)"
+        )
+    labels = memory.labels_of(target)
+    if labels is None or labels.shape != records.shape[:1]:
+        raise UsageError("train: target: give an array of labels, one for each row of the features")
+    return {"x": records, LABELS: labels}, recipe_of_arrays(facts, name)
+
+
+def _budget(epsilon: float | None, delta: float | None) -> dict[str, float]:
+    if epsilon is None or delta is None:
+        raise UsageError(
+            "train: give epsilon and delta, the budget: a guarantee has no default (delta: at most 1e-5, and at most a"
+            " tenth of 1 / records)"
+        )
+    return {"epsilon": epsilon, "delta": delta}
 
 
 def load(path: str | Path, *, trust_code: bool = False) -> Result:
@@ -147,8 +236,22 @@ class Result:
         with trusting(really=self.trust_code):
             return self.trained.module(trial)
 
+    def shapes(self, trial: int = 0) -> pd.DataFrame:
+        """Return the effect of each value of each column on the model's output, as `dpsgd explain` writes it."""
+        import pandas as pd
+
+        from dpsgd_cli.results import shapes
+        from dpsgd_cli.training.explain import explain
+
+        with trusting(really=self.trust_code):
+            return pd.DataFrame(shapes.rows(explain(self.trained, trial, with_curves=False)))
+
     def __str__(self) -> str:
         return summary.result_text(self.document, self.directory)
+
+    def _repr_html_(self) -> str:
+        """Return the result as a notebook shows it: quality and epsilon first, then metrics and the statement."""
+        return headline.in_notebook(self.document)
 
 
 def _index(records: Any) -> Any:

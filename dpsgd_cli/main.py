@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("dpsgd_cli.cli.compare", "Compare recipes and results on equal budgets."),
     "sweep": ("dpsgd_cli.cli.sweep", "Train every cell of a sweep over recipes and their settings."),
     "predict": ("dpsgd_cli.cli.predict", "Predict new records with a trained model."),
+    "explain": ("dpsgd_cli.cli.explain", "Show what a trained model learnt of each column of its table."),
     "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
     "audit": ("dpsgd_cli.cli.audit", "Attack the privacy claim of a recipe or a result."),
     "budget": ("dpsgd_cli.cli.budget", "Count the privacy cost of all runs on a table; show what is left."),

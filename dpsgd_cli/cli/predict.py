@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +19,80 @@ from dpsgd_cli.common.text_format import count
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for the CSV. Default: stdout.")
 @click.option("--trial", type=click.IntRange(min=0), default=0, show_default=True, help="Trial whose model predicts.")
 @click.option("--probabilities", is_flag=True, help="Add a column for each class.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column of NEW first; may be given again.")
+@click.option("--unknown", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
+              help="Categories that the model does not know: no prediction, or one as for none of them.")  # fmt: skip
 @click.option(
     "--coverage",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="P",
     help="Add sets of classes, or intervals, that hold the truth with probability at least P.",
 )
-def command(result: Path, new: Path, out: Path | None, trial: int, probabilities: bool, coverage: float | None) -> None:
+def command(
+    result: Path,
+    new: Path,
+    out: Path | None,
+    trial: int,
+    probabilities: bool,
+    keep: tuple[str, ...],
+    unknown: str,
+    coverage: float | None,
+) -> None:
     """Predict the class or target of the records in NEW with the model of a result.
 
     NEW is a table (or npz, npy) in the format of the training data; labels are ignored, and columns are found by their
     names. The output is CSV with one line per record, in the same order: the class as the recipe writes it, or the
-    target in its own units. A class that a spreadsheet would run as a formula (it begins with =, +, -, @ or a tab, and
-    is not a number) gets an apostrophe before it. Predictions cost no privacy: they use only the released model.
+    target in its own units, within its public bounds. A row of a table that cannot be used does not stop the others: it
+    has no prediction, and the column `error` says why. A text that a spreadsheet would run as a formula (it begins with
+    =, +, -, @ or a tab, and is not a number) gets an apostrophe before it. Predictions cost no privacy: they use only
+    the released model.
 
     \b
     Examples:
       dpsgd predict results/patients-1a2b3c4d new.csv
+      dpsgd predict results/patients-1a2b3c4d new.csv --keep patient --unknown ignore
       dpsgd predict results/patients-1a2b3c4d new.csv --probabilities --out answers.csv
     """
-    import pandas as pd
-
+    from dpsgd_cli.errors import UsageError
     from dpsgd_cli.results import files
     from dpsgd_cli.training.inference import Trained  # torch
 
     trained = Trained.load(result)
-    rows = trained.rows(new)
+    rows: Any
+    reasons: Sequence[str | None]
+    columns: dict[str, Sequence[Any]] = {}
+    if trained.layout.columns is None:
+        if keep:
+            raise UsageError("--keep: is for the columns of a table, and the model takes an array")
+        rows = trained.rows(new)
+        reasons = [None] * len(rows)
+    else:
+        found = trained.rows_one_by_one(new, keep, "ignore" if unknown == "ignore" else "error")
+        rows, reasons = found.x, found.reasons
+        columns = {name: cells.astype(object).where(cells.notna(), None).tolist() for name, cells in found.kept.items()}
     for remark in trained.remarks(rows):
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:
         click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
-    columns: dict[str, Any] = {"prediction": [files.no_formula(one) for one in trained.decided(outputs)]}
+    told: dict[str, Sequence[Any]] = {"prediction": trained.decided(outputs).tolist()}
     if probabilities:
         shares = trained.probabilities(outputs)
-        columns |= {f"probability_{label}": shares[:, at] for at, label in enumerate(trained.classes or ())}
+        told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
     if coverage is not None:
-        found = trained.with_coverage(outputs, trial, coverage)
-        columns |= {name: [files.no_formula(one) for one in values] for name, values in found.items()}
-    answer = pd.DataFrame(columns).to_csv(index=False)
+        told |= {name: list(values) for name, values in trained.with_coverage(outputs, trial, coverage).items()}
+    twice = [name for name in (*told, "error") if name in columns]
+    if twice:
+        raise UsageError(f"--keep: the answer has a column {twice[0]!r} of its own; rename that of {new}")
+    places = iter(range(len(rows)))
+    at = [None if reason is not None else next(places) for reason in reasons]
+    columns |= {name: [None if place is None else values[place] for place in at] for name, values in told.items()}
+    bad = sum(reason is not None for reason in reasons)
+    if bad:
+        columns["error"] = reasons
+        advice = "" if unknown == "ignore" else " (--unknown ignore predicts where a category is not known)"
+        click.echo(f"{new}: {count(bad, 'row')} without a prediction; the column `error` says why{advice}", err=True)
+    answer = files.to_csv([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     if out is None:
         click.echo(answer, nl=False)
         return

@@ -97,7 +97,7 @@ def _train(loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, fail_on_
     Raises RunError with `fail_on_divergence`, after a diverged result was written and printed.
     """
     from dpsgd_cli.engine import processes  # torch
-    from dpsgd_cli.training import loop
+    from dpsgd_cli.training import explain, loop
 
     settled = resolve_auto(loaded)
     directory = loop.result_directory(settled, out)
@@ -126,7 +126,8 @@ def _train(loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, fail_on_
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
     if not report.is_written(directory):
-        report.write(directory)  # after the numbers are printed: drawing takes half a second
+        explain.write(directory, settled.base)  # after the numbers are printed: drawing takes half a second
+        report.write(directory)
     if fail_on_divergence and document["diverged"]:
         trials = ", ".join(map(str, document["diverged"]))
         raise RunError(f"{directory}: diverged (trial {trials}), and --fail-on-divergence was given")

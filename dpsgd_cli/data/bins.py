@@ -141,10 +141,13 @@ class BinColumns(Step):
             out = np.zeros((len(x), width), np.float32)
             every, at = np.arange(len(x)), 0
             for one in single:
-                out[every, at + one.codes(x)] = entry
+                codes = one.codes(x)
+                out[every, at + np.maximum(codes, 0)] = np.where(codes < 0, 0, entry)  # below 0: none of the values
                 at += len(one.names)
             for one, other in pairs:
-                out[every, at + one.codes(x) * len(other.names) + other.codes(x)] = entry
+                first, second = one.codes(x), other.codes(x)
+                chosen = np.maximum(first, 0) * len(other.names) + np.maximum(second, 0)
+                out[every, at + chosen] = np.where((first < 0) | (second < 0), 0, entry)
                 at += len(one.names) * len(other.names)
             for wave in waves:
                 out[:, at : at + wave.count] = wave.values(x)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.data import memory
 
 _AT_ONCE = 1 << 24
 _LARGE = 1 << 26
@@ -23,7 +24,10 @@ _answers: dict[tuple[object, ...], dict[str, Any]] = {}
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes, or of the records in memory that stand for it."""
+    held = memory.at(path)
+    if held is not None:
+        return held.sha256
     return str(found(path, "sha256", lambda: {"sha256": read_through(path)})["sha256"])
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import card_files, card_readers, cards, own_arrays, own_table, table_files, users
+from dpsgd_cli.data import card_files, card_readers, cards, memory, own_arrays, own_table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_labels
@@ -140,21 +140,28 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
         wanted = "a npz file with labels" if layout.columns is None and target else _wanted(layout)
         raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
     if isinstance(records, np.ndarray):
-        return _in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
+        return in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
     x = own_table.rows_of(records, layout, target, "the table", data.format)
-    return _in_units(x, data, base), None if target is None else records[target]
+    return in_units(x, data, base), None if target is None else records[target]
+
+
+def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
+    """Return the ending of a file of new rows. Raises DataError if it is not there, or of no kind for `layout`."""
+    kind = kind_of(_existing(path, "it is looked for in the current folder"))
+    if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
+        unlabelled = kind == ROWS and target is not None and layout.columns is None
+        wanted = f"{ARRAYS} file with the labels {target!r}" if unlabelled else _wanted(layout)
+        raise DataError(f"{path}: {kind or 'an unknown kind of file'}, but the model takes {wanted}")
+    return kind
 
 
 def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
-    kind = kind_of(_existing(path, "it is looked for in the current folder"))
-    if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
-        wanted = f"{ARRAYS} file with the labels {target!r}" if kind == ROWS else _wanted(layout)
-        raise DataError(f"{path}: {kind or 'an unknown kind of file'}, but the model takes {wanted}")
+    kind = kind_for(path, layout, target)
     if layout.columns is None:
         x, labels = own_arrays.read_new(path, layout, target)
-        return _in_units(x, data, base), labels
+        return in_units(x, data, base), labels
     x, frame = own_table.read_new(path, kind, layout, data, target)
-    return _in_units(x, data, base), None if target is None else frame[target]
+    return in_units(x, data, base), None if target is None else frame[target]
 
 
 def _wanted(layout: Layout) -> str:
@@ -163,7 +170,7 @@ def _wanted(layout: Layout) -> str:
     return f"an array ({ARRAYS} with x, or {ROWS}) of shape {own_arrays.shape_of(layout)}"
 
 
-def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
+def in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
     """Return the rows as a card's own records are read: pixels in [0, 1], columns clamped to the recipe's bounds."""
     return x if data.name is None else card_readers.in_units(cards.card_of(data, base), x)
 
@@ -223,6 +230,8 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
 
 
 def _existing(path: Path, where: str = _OF_A_RECIPE) -> Path:
+    if memory.at(path) is not None:
+        return path
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
     if not path.is_file():

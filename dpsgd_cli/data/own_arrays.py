@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
-from dpsgd_cli.data import fingerprint, table
+from dpsgd_cli.data import fingerprint, memory, table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
@@ -93,6 +93,9 @@ def _refuse_not_finite(x: np.ndarray, where: str) -> None:
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
+    held = memory.at(path)
+    if held is not None:
+        return {name: array.copy() for name, array in (held.arrays or {}).items()}  # a cached source is read-only
     try:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}

@@ -139,8 +139,19 @@ def rows_of(
 ) -> np.ndarray:
     """Return rows (N, D) with the columns of `layout` from a table in memory, which messages call `where`.
 
-    Raises DataError if the table is empty, or lacks a column or the `target` (None: no target is needed).
+    Raises DataError as `check_columns` does, and for cells that the model cannot use.
     """
+    check_columns(frame, layout, target, where)
+    try:
+        return table.to_matrix(frame, layout.columns or (), where, written or PLAIN)
+    except table.BadColumns as error:
+        # a model that is trained takes no advice about its recipe
+        told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
+        raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
+
+
+def check_columns(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> None:
+    """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
     names = [str(name) for name in frame.columns]
     told = [
         f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
@@ -153,7 +164,6 @@ def rows_of(
         raise DataError("\n".join(f"{where}: {problem}" for problem in told))
     if frame.empty:
         raise DataError(f"{where} has no rows")
-    return table.to_matrix(frame, layout.columns or (), where, written or PLAIN)
 
 
 class _Problems:

@@ -142,7 +142,9 @@ def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Size
     whole = files if split is not None else files[:1]
     left: Keys | int = Keys.of_places(whole) if data.by_place else sum(whole)
     test = sum(files[1:])
-    if split is not None:
+    if split is not None and split.test == 0:
+        test = 0
+    elif split is not None:
         left, test = cut_sizes(left, split)
     validation, public = 0, 0
     if data.validation is not None:
@@ -169,7 +171,9 @@ def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> li
 
     Reads only the recipe (and card), no record.
     """
-    return [step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None]
+    before = data.fitted_before or ()
+    said = [f"{name} was fitted to the records, without noise, before they were given" for name in before]
+    return [*said, *(step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None)]
 
 
 NoisingOf = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
@@ -210,7 +214,7 @@ def prepare(
     given = {name: part for name, part in vars(cut).items() if part is not None}
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
-    nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
+    nonprivate = tuple(uncovered_steps(data, adjacency, base))
     said = _declarations(steps, data, sizes)
     return Dataset(
         name=source.name,
@@ -381,7 +385,11 @@ def _parts(source: RawDataset, data: Data, base: Path) -> Parts:
         if not isinstance(train, Part) or not isinstance(test, Part):
             raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
         train = train.pooled(test)
-    if split is not None:
+    if split is not None and split.test == 0:
+        if isinstance(train, DiskPart):
+            raise DataError(f"{source.name}: rows that stay on disk need test rows; give data.test_path, or a split")
+        test = train.only(np.arange(0))
+    elif split is not None:
         train, test = train.cut(split)
     if test is None:
         raise DataError(f"{source.name} has no test rows; give data.split")
@@ -443,6 +451,7 @@ def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
         )
     if sizes.exact:
         said = (f"The number of training {what} is public: {sizes.train}.",)
-        return said if private else (*said, f"The {sizes.test} test {what} are public: {measured}")
+        tested = [f"The {sizes.test} test {what} are public: {measured}"] if sizes.test else []
+        return said if private else (*said, *tested)
     said = (f"The number of {what} is public: {records}; at most {sizes.train} of them train.",)
     return said if private else (*said, f"The test {what}, about {sizes.test}, are public: {measured}")

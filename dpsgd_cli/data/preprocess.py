@@ -81,7 +81,8 @@ class ExpandCategories(Step):
             at, every = 0, np.arange(len(x))
             for index, column in enumerate(layout.columns or ()):
                 if column.name in chosen:
-                    out[every, at + x[:, index].astype(np.int64)] = 1
+                    codes = x[:, index].astype(np.int64)
+                    out[every, at + np.maximum(codes, 0)] = codes >= 0  # below 0: none of the values
                     at += len(column.values or ())
                 else:
                     out[:, at] = x[:, index]

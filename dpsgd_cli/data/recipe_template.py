@@ -223,11 +223,20 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")
     ]
+    measured = (
+        []
+        if unit
+        else [
+            "  split: {test: 0.2}",
+            "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
+        ]
+    )
     of = "records" if not unit else "users"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
             *lines,
+            *measured,
             *steps,
             "model: {kind: linear}",
             "method: {kind: dp-sgd, batching: full}     # its settings by rule: --dry-run shows them",

@@ -20,9 +20,10 @@ from dpsgd_cli.users.settings import Unit
 class Split(Section):
     purpose: ClassVar[str] = "test"
     key: ClassVar[str] = "split.test"
-    test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
+    test: Annotated[float, Field(gt=0, lt=1)] | Count | Literal[0] = Field(
         0.2,
-        description="Test rows: a fraction (about that many) or a count. A coin decides for each record.",
+        description="Test rows: a fraction (about that many) or a count. A coin decides for each record. 0: all records"
+        " train, and nothing is measured.",
     )
     seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
 
@@ -240,6 +241,11 @@ class Data(Section):
         description="Columns of dates, of many categories (hash) and of text, which become numbers by public rules.",
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    fitted_before: list[str] | None = Field(
+        None,
+        description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
+        " columns): the statement says that it does not cover it.",
+    )
     on_disk: bool | None = Field(
         None,
         description="true reads a csv table in parts and keeps its numbers in a file in your cache folder, so that"

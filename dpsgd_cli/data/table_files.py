@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data import memory
 from dpsgd_cli.data.cards import MOST_UNPACKED
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.errors import DataError
@@ -355,8 +356,9 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
     import pandas as pd
 
     del written, text_columns, owner  # a column has a type, which keeps integers and text as they are
+    held = memory.at(path)
     try:
-        frame = pd.read_parquet(path)
+        frame = pd.read_parquet(path) if held is None or held.table is None else held.table
     except ImportError:
         raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from pydantic import BaseModel
 
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
-from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, read_tree, undotted
+from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
 from dpsgd_cli.data.settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.overrides import apply_overrides
+from dpsgd_cli.recipe.overrides import apply_overrides, plain_value
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import PythonSchedule
 
@@ -45,7 +45,7 @@ NOT_IN_HASH = (
     "save_model",
     "privacy.book",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
-    *("runtime.checkpoint_seconds", "runtime.tensorboard"),
+    *("runtime.checkpoint_seconds", "runtime.tensorboard", "runtime.track"),
 )
 
 
@@ -123,13 +123,28 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
         raise RecipeError(f"{source}: empty; see `dpsgd recipe show quickstart` for an example")
     if tree.child("recipes") is not None and tree.child("model") is None:
         raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
-    problems += apply_overrides(tree, overrides)
+    recipe = _validated(tree, problems, overrides)
+    return LoadedRecipe(recipe, start_of_paths(path, recipe), source, tree)
+
+
+def load_mapping(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read a recipe that is a dictionary of plain values; relative paths start from the current folder.
+
+    Raises RecipeError with every problem, and for a value that YAML cannot hold (its type is named, not the value).
+    """
+    tree = from_plain(json.loads(json.dumps(content, default=plain_value)), SourceLocation("the recipe"))
+    return LoadedRecipe(_validated(tree, [], overrides), Path(), "the recipe", tree)
+
+
+def _validated(tree: Node, problems: list[Problem], overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of `tree` with overrides applied. Raises RecipeError with its `problems` and all others."""
+    problems = [*problems, *apply_overrides(tree, overrides)]
     recipe, wrong = validate(tree)
     problems += wrong
     if recipe is None or problems:
         ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
         raise RecipeError([str(problem) for problem in ordered])
-    return LoadedRecipe(recipe, start_of_paths(path, recipe), source, tree)
+    return recipe
 
 
 def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:

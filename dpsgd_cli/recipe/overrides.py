@@ -7,10 +7,12 @@ A key of any other characters stands in brackets and quotes: `data.bounds["mean 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree, undotted
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe import expected
 
 _NO_KEY = (
@@ -48,7 +50,16 @@ def assignments(changes: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(changes, Mapping):
         return tuple(changes)
     # JSON is YAML
-    return tuple(f"{key}={json.dumps(value, default=str)}" for key, value in changes.items())
+    return tuple(f"{key}={json.dumps(value, default=plain_value)}" for key, value in changes.items())
+
+
+def plain_value(value: Any) -> Any:
+    """Return a path or a NumPy number as plain data. Raises RecipeError for other objects, without showing them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise RecipeError(f"the recipe: a recipe holds plain values, and no {type(value).__name__}")
 
 
 def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:

@@ -111,6 +111,9 @@ class Runtime(Section):
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
     checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")
     evaluate_every: Count = Field(1, description="Epochs between two evaluations; the last one always is.")
+    track: Literal["mlflow"] | None = Field(
+        None, description="Log settings, public metrics and the ledger as an MLflow run, once the result is written."
+    )
     tensorboard: bool = Field(
         False, description="Write history.csv's columns as TensorBoard event files too, as far as checkpoints are."
     )

@@ -115,7 +115,7 @@ def markdown(blocks: Sequence[Block]) -> str:
 def html(blocks: Sequence[Block]) -> str:
     """Return the blocks as an HTML page. Its title is the first heading; its only script sorts tables."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    body = "\n".join(map(_in_html, blocks))
+    body = html_part(blocks)
     script = f"<script>{SCRIPT}</script>" if 'class="sortable"' in body else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -124,6 +124,11 @@ def html(blocks: Sequence[Block]) -> str:
         f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>\n</main>"
         f"{script}</body></html>\n"
     )
+
+
+def html_part(blocks: Sequence[Block]) -> str:
+    """Return the blocks as HTML without a page around them."""
+    return "\n".join(map(_in_html, blocks))
 
 
 def _in_markdown(block: Block) -> str:

@@ -12,6 +12,7 @@ import torch
 
 import dpsgd_cli
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.memory import is_there
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.noise.settings import noise_source
@@ -97,7 +98,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     files = {name: loaded.base / name for name in [*named, *loading.own_weights(loaded.recipe)]} | loaded.own_code
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
-    here = [name for name, path in files.items() if path.is_file()]
+    here = [name for name, path in files.items() if is_there(path)]
     changed = [name for name in here if name in made_from and sha256(files[name]) != made_from[name]]
     if changed:
         raise RunError(

@@ -82,6 +82,7 @@ FILES: dict[str, ResultFile] = {
     MODEL: ResultFile(unreleased="of-uncovered-steps", always=False, lines=False, content=lambda found: found.model),
     "report.md": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "report.html": ResultFile(unreleased="never", always=False, lines=True, content=None),
+    "explained.json": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "tensorboard": ResultFile(unreleased="always", always=False, lines=False, content=None),
 }
 """Every file of a result, by name. `place` and `sealed` refuse any other name."""

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import guarantee, pictures, reading, store
+from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import discovered, percent
@@ -40,7 +40,12 @@ class _Read:
     rows: list[dict[str, str]]
     hidden: list[str]
     attacker: Attacker | str | None
+    origin: str
     audit: Row | None = None
+
+    @property
+    def headline(self) -> str:
+        return headline.headline(self.document)
 
     @property
     def privacy(self) -> Row:
@@ -57,10 +62,11 @@ def write(directory: Path) -> list[Path]:
 
     Raises DataError if the result was changed after it was written.
     """
-    found = _read(directory)
+    found, explained = _read(directory), shapes.read(directory)
     blocks = [
         *_statement(found),
         *_metrics(found),
+        *([] if explained is None else shapes.blocks(explained)),
         *_curves(found),
         *_chosen(found),
         *_not_to_publish(found),
@@ -87,7 +93,8 @@ def _read(directory: Path) -> _Read:
     hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
-    return _Read(name, public(document), rows, hidden, attacker, store.read_audit(directory))
+    origin = headline.origin(document, directory)
+    return _Read(name, public(document), rows, hidden, attacker, origin, store.read_audit(directory))
 
 
 def _attacker(ledger: Path) -> Attacker | str:
@@ -102,12 +109,13 @@ def _attacker(ledger: Path) -> Attacker | str:
 
 def _statement(found: _Read) -> list[Block]:
     """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
-    name, privacy = found.document["name"], found.privacy
+    privacy = found.privacy
     warned = [f"Warning: {text}" for text in found.document["warnings"]]
     warnings: list[Block] = [Bullets(warned)] if warned else []
     if not found.private:
         return [
-            Heading(f"{name}: {guarantee.NO_PRIVACY}", 1),
+            Heading(found.headline, 1),
+            Text(found.origin),
             Text(
                 "This model was trained without differential privacy. Nothing bounds what it reveals about its training"
                 " records: they may be read from its weights or its answers. It serves as a comparison."
@@ -115,8 +123,12 @@ def _statement(found: _Read) -> list[Block]:
             *warnings,
         ]
     return [
-        Heading(f"{name}: what is guaranteed", 1),
-        Text(f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."),
+        Heading(found.headline, 1),
+        Text(
+            f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."
+            f" {headline.strength(privacy)}"
+        ),
+        Text(found.origin),
         *warnings,
         Heading("Who is protected from what"),
         Text(guarantee.protected(privacy)),

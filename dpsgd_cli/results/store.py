@@ -237,6 +237,9 @@ def public_copy(directory: Path, out: Path) -> Path:
     code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
     files = {name: _public(directory / name) for name in reading.HASHED if (directory / name).is_file()}
     files["recipe.yaml"] = dump_recipe(_without_folders(loaded)).encode()
+    beside = directory / "explained.json"
+    if beside.is_file():
+        code[beside.name] = beside.read_bytes()
     told = reading.sealed(_public_document(document), files, published=True)
     staging = hidden_name(out)
     try:

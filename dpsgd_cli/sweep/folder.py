@@ -20,8 +20,10 @@ from dpsgd_cli.common.text_format import count, metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
+from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.store import FAILED, INDEX
+from dpsgd_cli.sweep import page
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.pricing import Spent
 
@@ -111,6 +113,7 @@ def write_tables(
     }
     files.write_whole(place.file(".table.csv"), files.to_csv(rows))
     files.write_whole(place.file(".table.md"), _to_markdown(rows))
+    files.write_whole(place.file(".report.html"), page.page(result, rows, sweep_lines(privacy)))
     files.write_whole(place.file(RESULT), files.to_json(result))
     return result
 

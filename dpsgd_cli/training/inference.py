@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,10 @@ from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
+from dpsgd_cli.data import new_rows
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.opening import open_labelled, open_unlabelled
+from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
@@ -80,6 +81,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         "classes": dataset.classes,
         "layout": dataset.layout.plain(),
         "preprocess": plain(steps_of(recipe.data, trials.context.base)),
+        "records": len(trials.context.table),  # the public number of places
         "made_from": origin.model_sha256(trials.members[0].loaded),
     }
     pack.require_untrained_kept()
@@ -207,6 +209,11 @@ class Trained:
         where = Path(records) if isinstance(records, str) else records
         return open_unlabelled(where, self.data, self.layout, self.loaded.base)
 
+    def rows_one_by_one(self, path: Path, keep: Sequence[str], unknown: new_rows.Unknown) -> new_rows.NewRows:
+        """Return the records of a table that the model can use, and why it cannot use the others."""
+        card = partial(in_units, data=self.data, base=self.loaded.base)
+        return new_rows.read(path, self.layout, self.data, keep, unknown, card)
+
     def remarks(self, rows: np.ndarray) -> list[str]:
         """Return remarks about `rows` (N, ...): a line per column that has values outside its public bounds."""
         by_bounds = any(
@@ -222,8 +229,8 @@ class Trained:
                 told += [f"{found}: {done}, as in training"] if outside else []
         return told
 
-    def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Return the inputs of the model of `trial` for `rows` (N, ...): float32 (N, *input_shape)."""
+    def inputs(self, rows: np.ndarray, trial: int, exactly: bool = False) -> np.ndarray:
+        """Return the inputs of the model of `trial` for `rows` (N, ...): (N, *input_shape), float32 or `exactly`."""
         self.check_trial(trial)
         with _fitting(self.directory / bundle.NAME), np.errstate(**SILENT):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
@@ -232,7 +239,9 @@ class Trained:
                 raise ValueError(f"records become {own.shape[1:]}, but the model takes {self.input_shape}")
             if not self.bundle.cuts:
                 return own
-            factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
+            dtype = torch.float64 if exactly else torch.float32
+            made = Preconditioner([self.bundle.cuts[trial].to(dtype)])
+            factors = made.factors(torch.from_numpy(own).to(dtype), False)
             return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
 
     def check_trial(self, trial: int) -> None:
@@ -268,15 +277,19 @@ class Trained:
 
         return built
 
-    def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Return the outputs (N, K) of the model of `trial`. Raise RunError if its training diverged."""
+    def outputs(self, rows: np.ndarray, trial: int, exactly: bool = False) -> np.ndarray:
+        """Return the outputs (N, K) of the model of `trial`. Raise RunError if its training diverged.
+
+        With `exactly` they are computed in float64, so that a record's does not depend on the records beside it.
+        """
         module, found = self.module(trial), []
         if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
             raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
-        dtype = next(module.parameters()).dtype
+        dtype = torch.float64 if exactly else next(module.parameters()).dtype
+        module.to(dtype)
         with torch.inference_mode():
             for start in range(0, len(rows), _AT_ONCE):
-                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial))
+                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial, exactly))
                 found.append(module(x.to(dtype)).numpy())
         return np.concatenate(found)
 
@@ -287,7 +300,8 @@ class Trained:
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
-            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+            told = target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+            return told if self.data.target_bounds is None else np.clip(told, *self.data.target_bounds)
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 

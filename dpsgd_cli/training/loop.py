@@ -29,9 +29,9 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
 from dpsgd_cli.recipe.schema import Runtime
-from dpsgd_cli.results import provenance, reading, store, tensorboard
+from dpsgd_cli.results import mlflow, provenance, reading, store, tensorboard
 from dpsgd_cli.training import assemble, charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
@@ -68,6 +68,8 @@ def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         if loaded.recipe.runtime.tensorboard:
             tensorboard.check_installed()
+        if loaded.recipe.runtime.track is not None:
+            mlflow.check_installed()
         outline = data.outline(loaded.recipe.data, loaded.base)
         return plans.plan_of(loaded, outline), outline
 
@@ -234,6 +236,9 @@ def _write(trials: Trials, directories: Sequence[Path], options: Options) -> Non
         store.discard(staged)
         raise
     store.publish(staged)
+    for (member, _), directory in zip(trials.spans(), directories, strict=True):
+        if member.loaded.recipe.runtime.track is not None:
+            mlflow.log(directory, resolved(member.loaded.recipe))
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:

@@ -92,7 +92,7 @@ BROKEN = [
     (
         "name: digits",
         "name: digits, split: {test: 1.5}",
-        "2: data.split.test: must be a number above 0 and below 1 or a whole number at least 1, got 1.5",
+        "2: data.split.test: must be a number above 0 and below 1, a whole number at least 1 or 0, got 1.5",
     ),
     (
         "name: digits",

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.main import main
-from dpsgd_cli.results import report, store
+from dpsgd_cli.results import headline, report, store
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 ALONE = {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5}
@@ -88,7 +88,7 @@ def test_folds_trials_and_no_privacy(write_recipe: WriteRecipe, train: Train) ->
     assert "one fold" in folds and "Means over 3 trials" in folds
     nothing, drawn = pages(train(write_recipe(method={**ALONE, "kind": "sgd", "batch_size": 12, "batching": "shuffle"},
                                               privacy=None)))  # fmt: skip
-    assert nothing.startswith("# tiny: nothing protects the training data\n") and "<svg" in drawn
+    assert nothing.splitlines()[0].endswith(", nothing protects the training data") and "<svg" in drawn
     for word in ("What was declared public", "dpsgd account", "Covered by the statement", "TPR"):
         assert word not in nothing
 
@@ -149,3 +149,27 @@ def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
 def test_writing_a_page_loads_no_torch() -> None:
     code = "import sys, dpsgd_cli.cli.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said", "factor"),
+    [(0.5, "A strong guarantee", "1.65"), (1.0, "A strong", "2.72"), (8.0, "not a strong one", "2.98e+03"),
+     (20.0, "A weak guarantee", "4.85e+08"), (None, "No guarantee", "")],
+)  # fmt: skip
+def test_the_tone_knows_what_an_epsilon_is_worth(epsilon: float | None, said: str, factor: str) -> None:
+    told = headline.strength({"epsilon": epsilon, "delta": 1e-5})
+    assert said in told and factor in told
+
+
+def test_the_first_lines_say_quality_epsilon_day_version_and_data(write_recipe: WriteRecipe, train: Train) -> None:
+    directory = train(write_recipe(repeats=1))
+    plain, _ = pages(directory)
+    document = store.read_document(directory)
+    accuracy, constant = (document["metrics"][name]["mean"] for name in ("test_accuracy", "constant_accuracy"))
+    first = plain.splitlines()[0]
+    assert first.startswith(f"# tiny: test accuracy {accuracy:.4f} (baseline {constant:.4f}), epsilon 4.0")
+    assert first.endswith(" at delta 0.001")
+    line = next(line for line in plain.splitlines() if line.startswith("Written on 20"))
+    assert f"by dpsgd {document['provenance']['version']}. Data: `tiny.npz` (its hash" in line
+    (hidden,) = document["provenance"]["nonprivate_data_sha256"].values()
+    assert hidden[:12] not in plain

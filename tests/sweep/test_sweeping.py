@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,12 @@ def test_a_sweep_writes_every_cell_a_table_and_what_it_cost(sweep: Sweep, out: P
     privacy = result(out)["privacy"]
     assert privacy["all_trials"]["epsilon"] > privacy["each_trial"][0]["epsilon"]
     assert "choosing among these trials is not covered" in done.stdout
+    (page,) = out.glob("*.report.html")
+    html = page.read_text()
+    assert "4 of 4 cells are done, 0 failed" in html and "all trials together epsilon" in html
+    accuracy = [cells[1] for cells in re.findall(r"<tr><td>(.*?)</td>.*?<td>(0\.\d+|1)</td>", html)]
+    assert len(accuracy) == 4 and html.count("<tr>") == 5
+    assert "choosing among these trials is not covered" in html and "nonprivate" not in html.split("The cells")[1]
 
 
 def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def test_targets_are_predicted_and_judged_in_their_own_unit(
     assert set(again) == {"mae", "rmse", "r2", "loss"}
     for name, found in again.items():
         assert found == [row[f"test_{name}"] for row in document["trials"]]
+    assert trained.decided(np.array([[0.5], [9.0], [-9.0]])).tolist() == [250, 300, 100]
     everything = trained.evaluate(trained.labelled(tmp_path / "line.csv"))
     for trial in range(trained.trials):
         errors = np.abs(trained.predict(trained.rows(tmp_path / "line.csv"), trial) - (100 + 200 * ages))

@@ -1,0 +1,165 @@
+"""Recipe of records in memory, from the facts that their owner states: the recipe that `dpsgd recipe new` drafts.
+
+What is public is stated, never read: bounds of numbers, categories of text, classes of labels or bounds of targets.
+What is left out is refused, with the columns that need it. No message holds a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpsgd_cli.common.text_format import quoted, suggested
+from dpsgd_cli.data.memory import ARRAYS, TABLE
+from dpsgd_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LABELS = "y"
+"""Name of the array of labels."""
+_ANSWERS = [False, True]
+
+
+@dataclass(frozen=True)
+class StatedFacts:
+    """Facts that are public knowledge, as their owner states them. All go into the recipe and its statement.
+
+    - `bounds`: [low, high] of each numeric column by name, or one pair for all features.
+    - `categories`: the values of each column of text by name.
+    - `columns`: what dates, codes of many values and free text become, by name (`data.columns` of a recipe).
+    - `classes`: the classes of a classification. "public" reads them from the labels and declares them public.
+    - `target_bounds`: [low, high] of the target of a regression.
+    - `missing`: by column, what a missing value means (`data.missing` of a recipe).
+    - `drop`: columns to leave out.
+    - `fitted_before`: what was fitted to the records before, without privacy; the statement does not cover it.
+    """
+
+    bounds: Mapping[str, Any] | Sequence[float] | None = None
+    categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    classes: Sequence[Any] | Literal["public"] | None = None
+    target_bounds: Sequence[float] | None = None
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    fitted_before: Sequence[str] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
+    """Return the recipe, but for its budget, of a `table` whose column `target` is learnt.
+
+    Raises UsageError with every column that needs a fact, and every fact that is about no column.
+    """
+    names = [str(column) for column in table.columns]
+    problems = _wrong_names(names, target, facts)
+    whole = facts.bounds if isinstance(facts.bounds, Mapping) else {}
+    numbers: list[str] = []
+    texts: list[str] = []
+    dates: list[str] = []
+    categories: dict[str, Any] = {
+        name: values if isinstance(values, str) else list(values) for name, values in facts.categories.items()
+    }
+    for column, kind in zip(names, map(_kind, table.dtypes), strict=True):
+        if column in (target, *facts.drop, *categories, *facts.columns):
+            continue
+        if kind == "answer":
+            categories[column] = list(map(str, _ANSWERS))
+        elif kind == "number" or column in whole:
+            numbers.append(column)
+        else:
+            (dates if kind == "date" else texts).append(column)
+    pairs: Any = whole if isinstance(facts.bounds, Mapping) else dict.fromkeys(numbers, facts.bounds)
+    told = {
+        "bounds": [one for one in numbers if pairs.get(one) is None],
+        "categories": texts,
+        "columns (what dates become), or drop": dates,
+    }
+    about = dict(zip(names, table.dtypes, strict=True)).get(target)
+    task = _task(facts, quoted(target), "" if about is None else _kind(about))
+    problems += [f"{key}: needed for {', '.join(map(quoted, which))}" for key, which in told.items() if which]
+    problems += task.pop("problems")
+    if problems:
+        raise UsageError(_refusal(problems))
+    data = {"path": f"{name}{TABLE}", "target": target, **task, **_told(facts)}
+    data |= {"categorical": categories} if categories else {}
+    data |= {"bounds": {one: list(pairs[one]) if _is_pair(pairs[one]) else pairs[one] for one in numbers}}
+    return _recipe(name, data | {"preprocess": [{"bin": {}}]})
+
+
+def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
+    """Return the recipe, but for its budget, of an array of features and an array of labels."""
+    task = _task(facts, "the labels", "")
+    problems = task.pop("problems")
+    if not _is_pair(facts.bounds):
+        problems.insert(0, "bounds: needed, one [low, high] for all features of an array")
+    unusable = [key for key in ("categories", "columns", "missing", "drop") if getattr(facts, key)]
+    problems += [f"{key}: is for the columns of a table" for key in unusable]
+    if problems:
+        raise UsageError(_refusal(problems))
+    data = {"path": f"{name}{ARRAYS}", "target": LABELS, **task, **_told(facts), "bounds": list(facts.bounds or ())}
+    return _recipe(name, data)
+
+
+def _recipe(name: str, data: dict[str, Any]) -> dict[str, Any]:
+    method = {"kind": "dp-sgd", "batching": "full"}
+    return {"name": name, "data": data, "model": {"kind": "linear"}, "method": method}
+
+
+def _told(facts: StatedFacts) -> dict[str, Any]:
+    lists = {
+        "columns": dict(facts.columns),
+        "missing": dict(facts.missing),
+        "drop": list(facts.drop),
+        "fitted_before": list(facts.fitted_before),
+    }
+    return {key: value for key, value in lists.items() if value}
+
+
+def _task(facts: StatedFacts, target: str, kind: str) -> dict[str, Any]:
+    """Return the recipe's keys about the target, and `problems`; `kind` is that of the target's column."""
+    if facts.target_bounds is not None and facts.classes is None:
+        return {"task": "regression", "target_bounds": list(facts.target_bounds), "problems": []}
+    if facts.target_bounds is None and isinstance(facts.classes, str) and facts.classes == "public":
+        return {"task": "classification", "problems": []}
+    classes = _ANSWERS if facts.classes is None and kind == "answer" else facts.classes
+    if facts.target_bounds is None and classes is not None and not isinstance(classes, str):
+        return {"task": "classification", "classes": list(classes), "problems": []}
+    which = "either" if facts.classes is None or facts.target_bounds is None else "only one of"
+    said = 'classes=[...] (or "public": what the labels hold is public) or target_bounds=[low, high]'
+    return {"problems": [f"target: say what {target} can be: {which} {said}"]}
+
+
+def _wrong_names(names: Sequence[str], target: str, facts: StatedFacts) -> list[str]:
+    given = {"target": [target], "categories": facts.categories, "missing": facts.missing, "drop": facts.drop}
+    given |= {"columns": facts.columns}
+    given |= {"bounds": facts.bounds if isinstance(facts.bounds, Mapping) else ()}
+    return [
+        f"{key}: there is no column {quoted(name)}{suggested(str(name), names)}"
+        for key, which in given.items()
+        for name in which
+        if name not in names
+    ]
+
+
+def _kind(dtype: Any) -> Literal["answer", "number", "date", "text"]:
+    """Return what a column's type says of its values."""
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
+        return "answer"
+    if pd.api.types.is_numeric_dtype(dtype):
+        return "number"
+    dates = (pd.api.types.is_datetime64_any_dtype, pd.api.types.is_timedelta64_dtype)
+    return "date" if any(is_one(dtype) for is_one in dates) or isinstance(dtype, pd.PeriodDtype) else "text"
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
+
+
+def _refusal(problems: Sequence[str]) -> str:
+    return (
+        "what the training takes to be public has to be stated, from public knowledge and never from the records"
+        " (or leave columns out with drop=[...]):\n  " + "\n  ".join(problems)
+    )

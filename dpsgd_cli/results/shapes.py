@@ -1,0 +1,248 @@
+"""What a model learnt of each column, and its test curves: their file beside a result, pages and tables.
+
+`training/explain.py` computes them. The file `explained.json` holds functions of released weights and of test records
+that are declared public, so it may be published with the model. Pictures are drawn from it without torch.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dpsgd_cli.common.text_format import metric_text
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.results import files, reading
+from dpsgd_cli.results.document import Block, Heading, Picture, Table, Text
+from dpsgd_cli.results.pictures import COLOURS
+from dpsgd_cli.results.result import Row
+
+NAME = "explained.json"
+MOST_PICTURES = 24
+_IN_A_ROW = 4
+_MOST_NAMES = 12
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shape(_Part):
+    """The effect of one column on each output: G values (numbers, or names of categories) by `effects` (G, K).
+
+    `noise`: the standard deviation of training noise in each effect (G,); None where its law is not known. `size` is
+    the standard deviation of the effects over the values, the largest of the outputs.
+    """
+
+    column: str
+    values: list[float] | list[str]
+    effects: list[list[float]]
+    noise: list[float] | None
+    size: float
+
+
+class Pair(_Part):
+    """Two columns, and the standard deviation over both of the effect that they have only together."""
+
+    columns: tuple[str, str]
+    size: float
+
+
+class TestCurves(_Part):
+    """Curves on the test records of a result, which are declared public.
+
+    `roc`: false and true positive rates. `calibration`: mean probability, share of right answers (of the second of two
+    classes, else of the predicted class), records. `predicted`: mean prediction, mean target, 10th and 90th percentile
+    of the target, of groups of records with similar predictions.
+    """
+
+    roc: list[tuple[float, float]] = []
+    calibration: list[tuple[float, float, int]] = []
+    predicted: list[tuple[float, float, float, float]] = []
+
+
+class Explained(_Part):
+    """Shapes of the columns, the largest first, on the scale `unit`; `about_noise` says what the band is, or is not."""
+
+    trial: int
+    outputs: list[str]
+    unit: str
+    about_noise: str
+    shapes: list[Shape]
+    pairs: list[Pair]
+    curves: TestCurves
+    left_out: list[str]
+
+
+def keep(directory: Path, explained: Explained) -> None:
+    """Write the file beside a finished result."""
+    files.write_whole(reading.place(directory, NAME), explained.model_dump_json() + "\n")
+
+
+def read(directory: Path) -> Explained | None:
+    """Return what the file beside a result says; None without such a file. Raises DataError if it is damaged."""
+    path = directory / NAME
+    if not path.is_file():
+        return None
+    try:
+        return Explained.model_validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise DataError(f"{path}: cannot be read ({type(error).__name__}); `dpsgd explain` writes it again") from None
+
+
+def rows(explained: Explained) -> list[Row]:
+    """Return the shapes as a table: a row for each column, value and output."""
+    return [
+        {
+            "column": shape.column,
+            "value": value,
+            "output": output,
+            "effect": effects[number],
+            "noise": None if shape.noise is None else shape.noise[at],
+        }
+        for shape in explained.shapes
+        for at, (value, effects) in enumerate(zip(shape.values, shape.effects, strict=True))
+        for number, output in enumerate(explained.outputs)
+    ]
+
+
+def summary(explained: Explained) -> list[tuple[str, str, str, str]]:
+    """Return, for each column, its size and the values with the least and the greatest effect on the first output."""
+    told = []
+    for shape in explained.shapes:
+        effects = [own[0] for own in shape.effects]
+        least, greatest = (
+            f"{_value(shape.values[at])} ({effects[at]:+.3g})"
+            for at in (effects.index(min(effects)), effects.index(max(effects)))
+        )
+        told.append((shape.column, metric_text(shape.size), least, greatest))
+    return told
+
+
+def blocks(explained: Explained) -> list[Block]:
+    """Return the part of a page that explains a model, and its test curves."""
+    told: list[Block] = []
+    if explained.shapes:
+        head = ("column", "size", "least effect at", "greatest effect at")
+        told = [
+            Heading("What the model learnt"),
+            Text(
+                f"The effect of each column on the {explained.unit}, with the other columns drawn evenly from their"
+                " public bounds and values; the mean over a column is 0. Computed from the released weights alone, so"
+                f" it costs nothing. {explained.about_noise}"
+            ),
+            Picture(_draw_shapes(explained), "effect of each column"),
+            Table(head, summary(explained)),
+        ]
+    if explained.pairs:
+        pairs = [(" and ".join(pair.columns), metric_text(pair.size)) for pair in explained.pairs]
+        told += [Text("Pairs of columns whose joint effect is more than the sum:"), Table(("columns", "size"), pairs)]
+    if explained.left_out and explained.shapes:
+        told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
+    curves = explained.curves
+    if curves.roc or curves.calibration or curves.predicted:
+        told += [
+            Heading("On the test records"),
+            Text(f"Of trial {explained.trial}, without noise, on records that are declared public."),
+            Picture(_draw_curves(curves), "curves on the test records"),
+        ]
+    if curves.calibration:
+        found = [(f"{mean:.3f}", f"{share:.3f}", str(n)) for mean, share, n in curves.calibration]
+        told.append(Table(("predicted probability", "share", "records"), found))
+    if curves.predicted:
+        groups = [tuple(map(metric_text, group)) for group in curves.predicted]
+        told.append(Table(("predicted", "mean of the targets", "10th percentile", "90th"), groups))
+    return told
+
+
+def _value(value: float | str) -> str:
+    return f"{value:g}" if isinstance(value, float) else value or "(missing)"
+
+
+def _draw_shapes(explained: Explained) -> str:
+    """Draw a panel for each of the largest columns: lines over numbers, points over categories, bands of noise."""
+    shapes = explained.shapes[:MOST_PICTURES]
+    across = min(_IN_A_ROW, len(shapes))
+    down = -(-len(shapes) // across)
+    figure = _Figure(3.1 * across, 2.5 * down, down, across)
+    for axes, shape in zip(figure.axes, shapes, strict=False):
+        numbers = isinstance(shape.values[0], float)
+        places: Sequence[Any] = shape.values if numbers else range(len(shape.values))
+        for number, output in enumerate(explained.outputs):
+            own, colour = [effects[number] for effects in shape.effects], COLOURS[number % len(COLOURS)]
+            axes.plot(places, own, "-" if numbers else "o", color=colour, label=output)
+            if shape.noise is not None:
+                low = [effect - 1.96 * noise for effect, noise in zip(own, shape.noise, strict=True)]
+                high = [effect + 1.96 * noise for effect, noise in zip(own, shape.noise, strict=True)]
+                if numbers:
+                    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+                else:
+                    axes.vlines(places, low, high, color=colour, alpha=0.3, linewidth=4)
+        axes.axhline(0, color="#888888", linewidth=0.6)
+        axes.set_title(_short(shape.column), fontsize=9)
+        if not numbers and len(shape.values) <= _MOST_NAMES:
+            names = [_short(str(value), 10) or "(missing)" for value in shape.values]
+            axes.set_xticks(list(places), names, rotation=60)
+        axes.tick_params(labelsize=7)
+    if len(explained.outputs) > 1:
+        figure.axes[0].legend(fontsize=6)
+    return figure.svg()
+
+
+def _draw_curves(curves: TestCurves) -> str:
+    panels = [name for name in ("roc", "calibration", "predicted") if getattr(curves, name)]
+    figure = _Figure(4.0 * len(panels), 3.4, 1, len(panels))
+    for axes, name in zip(figure.axes, panels, strict=True):
+        points = list(zip(*getattr(curves, name), strict=True))
+        ends = (0.0, 1.0) if name != "predicted" else (min(points[0] + points[1]), max(points[0] + points[1]))
+        axes.plot(ends, ends, color="#888888", linewidth=0.8, linestyle="--")
+        if name == "predicted":
+            below = [mean - low for mean, low in zip(points[1], points[2], strict=True)]
+            above = [high - mean for mean, high in zip(points[1], points[3], strict=True)]
+            axes.errorbar(points[0], points[1], [below, above], color=COLOURS[0], marker="o", markersize=3)
+        else:
+            axes.plot(points[0], points[1], color=COLOURS[0], marker="" if name == "roc" else "o", markersize=4)
+        words: dict[str, tuple[str, str]] = {
+            "roc": ("false positive rate", "true positive rate"),
+            "calibration": ("predicted probability", "share of records"),
+            "predicted": ("predicted", "true: mean, 10% to 90%"),
+        }
+        axes.set(xlabel=words[name][0], ylabel=words[name][1])
+        axes.grid(alpha=0.3)
+    return figure.svg()
+
+
+def _short(text: str, most: int = 28) -> str:
+    # matplotlib reads dollars as formulas
+    text = text.replace("$", r"\$")
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+
+
+class _Figure:
+    """A figure of `down` times `across` panels that becomes an SVG element."""
+
+    def __init__(self, width: float, height: float, down: int, across: int) -> None:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
+        self._settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 9}
+        with matplotlib.rc_context(self._settings):
+            self._figure = Figure(figsize=(width, height), layout="constrained")
+            FigureCanvasSVG(self._figure)
+            self.axes = list(self._figure.subplots(down, across, squeeze=False).flat)
+
+    def svg(self) -> str:
+        import matplotlib
+
+        for axes in self.axes:
+            if not axes.has_data():
+                axes.set_axis_off()
+        drawn = io.StringIO()
+        with matplotlib.rc_context(self._settings):
+            self._figure.savefig(drawn, format="svg", metadata={"Date": None})
+        text = drawn.getvalue()
+        return text[text.index("<svg") :]

@@ -1,0 +1,334 @@
+"""Explanation of a trained model of a table: the shape of each column, pairs, coefficients, and curves on test records.
+
+Everything is computed from released weights and public facts (bounds, values, settings, the ledger), so it is
+post-processing and costs nothing. Test curves are of records that the result declares public.
+
+Shapes. The effect of value v of a column is the mean output over reference records whose column is v, minus the mean of
+that over the column's grid. The reference records are drawn evenly from public bounds and values, and not from the
+data. For an additive model every reference gives the same shape; where rows are divided by their length, and for
+networks, it is an average.
+
+The noise of training (`deviation_of_noise`). Full-batch descent with momentum b at rate eta takes
+
+    m_t = b m_(t-1) + g_t + e_t,    w_t = w_(t-1) - eta m_t,    e_t ~ N(0, s_t^2 I),  s_t = z_t S / B,
+
+with sensitivity S and divisor B, and releases the mean of the last w_t. Without curvature (g_t does not depend on w),
+e_t enters w_k with weight -eta (1 - b^(k - t + 1)) / (1 - b), and the mean with weight -eta / (1 - b) Tail.weight(t).
+So the noise of the mean is N(0, s^2 I) with s^2 = (eta / (1 - b))^2 sum_t Tail.weight(t)^2 s_t^2.
+
+With a quadratic loss of constant Hessian, e_t enters w_(t+k), along an eigenvector of eigenvalue h, with weight
+-eta r_k, where r_k = (1 + b - eta h) r_(k-1) - b r_(k-2) and r_0 = 1. Let 0 <= eta h <= 2 (1 + b). The roots p, q of
+that recursion have product b and |p + q| <= 1 + b, and r_k = sum_i p^i q^(k-i). For complex roots |r_k| is at most
+(k + 1) b^(k/2), which is at most sum_i b^i by the inequality of means. For real roots |r_k| grows with |p + q|, so it
+is at most that of the roots 1 and b: sum_i b^i again, the weight without curvature. So s bounds the noise in every
+direction. Where the curvature changes, or gradients are clipped, this holds to first order around the final weights.
+The effect c w of a public vector c has noise of deviation s |c|, or s |P c| behind a preconditioner P.
+`tests/training/test_explain.py` compares that with the spread of 40 trainings on the same records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dpsgd_cli.accounting.ledger import read_entries
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.clipping.settings import FlatClipping
+from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.preparation import held_out_of
+from dpsgd_cli.data.table import target_scale
+from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes
+from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
+from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, SgdSettings, TailIterates
+from dpsgd_cli.results import provenance, shapes, store
+from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.shapes import Explained, Pair, Shape, TestCurves
+from dpsgd_cli.schedules.settings import Tail
+from dpsgd_cli.training.evaluation import residual_clip
+from dpsgd_cli.training.inference import Trained
+
+_POINTS = 41
+_OTHERS, _FEWEST_OTHERS = 64, 16
+_MOST_COLUMNS, _MOST_IN_PAIRS, _MOST_PAIRS = 200, 24, 5
+_LEAST_PAIR = 0.02
+"""Least size of a pair that is reported, as a share of the largest column's."""
+_MOST_RECORDS = 200_000
+_MOST_ROC = 200
+
+
+def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Explained:
+    """Return the shapes of a model of a table and, `with_curves`, curves on its test records.
+
+    Raises UsageError if there is no such trial, and RunError if its training diverged.
+    """
+    trained.check_trial(trial)
+    outputs, unit = _outputs_of(trained)
+    columns = trained.layout.columns or ()
+    usable = [at for at, column in enumerate(columns) if column.marks is None and _grid(column) is not None]
+    left = [f"{quoted(column.name)} (no public bounds)" for column in columns if _grid(column) is None]
+    if not columns:
+        left = ["shapes: they are for the columns of a table"]
+    elif len(usable) > _MOST_COLUMNS:
+        left.append(f"all but the first {_MOST_COLUMNS} of {len(usable)} columns")
+    deviation, about = deviation_of_noise(trained, trial)
+    others = _references(columns)
+    found = [_shape(trained, trial, at, others, deviation) for at in usable[:_MOST_COLUMNS]]
+    found.sort(key=lambda shape: -shape.size)
+    pairs = _pairs(trained, trial, [at for at in usable if len(usable) <= _MOST_IN_PAIRS], others)
+    least = _LEAST_PAIR * max((shape.size for shape in found), default=0.0)
+    strongest = sorted((pair for pair in pairs if pair.size > least), key=lambda pair: -pair.size)[:_MOST_PAIRS]
+    curves = _curves(trained, trial) if with_curves else TestCurves()
+    return Explained(
+        trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, pairs=strongest, curves=curves,
+        left_out=left,
+    )  # fmt: skip
+
+
+def write(directory: Path, base: Path) -> None:
+    """Write the explanation beside a finished result, for its report; `base` is the folder of its recipe.
+
+    Nothing is written without a usable model. Nothing is written either if the model may not be published, because no
+    statement covers it: the report is a page that may be.
+    """
+    privacy = store.read_document(directory)["privacy"]
+    if privacy["accountant"] is None or privacy["uncovered_steps"]:
+        return
+    try:
+        trained = Trained.load(directory)
+        trained = replace(trained, loaded=replace(trained.loaded, base=base))  # whose records are in memory still
+        shapes.keep(directory, explain(trained))
+    except (DataError, RunError):
+        return
+
+
+def coefficients(trained: Trained, trial: int) -> list[Row]:
+    """Return the weights of a linear model, a row for each feature and output. Raises UsageError for other models."""
+    if not isinstance(trained.loaded.recipe.model, OneLayer):
+        raise UsageError("coefficients are those of linear and convex models; shapes.csv is for every model")
+    names = [f"feature {number}" for number in range(math.prod(trained.input_shape))]
+    named = trained.pipeline(trial).layouts[-1].columns
+    if named is not None and len(named) == len(names):
+        names = [column.name for column in named]
+    module = trained.module(trial)
+    found: list[Row] = []
+    for tensor in module.state_dict().values():
+        weights = tensor.double().numpy()
+        features = names if weights.ndim == 2 else ["the model's own constant"]
+        told = weights if weights.ndim == 2 else weights[:, None]
+        found += [
+            {"feature": feature, "output": _label(trained, output, len(told)), "weight": float(told[output, at])}
+            for at, feature in enumerate(features)
+            for output in range(len(told))
+        ]
+    return found
+
+
+def _label(trained: Trained, output: int, outputs: int) -> str:
+    if trained.classes is None:
+        return "target"
+    return str(trained.classes[output if outputs > 1 else 1])
+
+
+def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]:
+    """Return s, the deviation of noise in a released weight before preconditioning, and a sentence about the band.
+
+    The first is None, and the sentence says why, where the law is not known.
+    """
+    recipe, records = trained.loaded.recipe, trained.bundle.about.get("records")
+    method, privacy, ledger = recipe.method, recipe.privacy, trained.directory / "ledger.jsonl"
+    why = None
+    if privacy is None:
+        why = "the training had no noise"
+    elif not (isinstance(method, DpSgdMethod) and method.batching == "full" and isinstance(recipe.model, OneLayer)):
+        why = "its law is known for linear models and full batches"
+    elif not isinstance(method.optimizer, SgdSettings) or not isinstance(method.rate, float):
+        why = "its law is known for descent at a constant rate"
+    elif not (method.average is None or isinstance(method.average, TailIterates)):
+        why = "its law is known for the last weights, or the mean of the last"
+    elif not isinstance(privacy.clipping, FlatClipping) or privacy.correlated is not None:
+        why = "its law is known for flat clipping and independent noise"
+    elif not isinstance(records, int) or not ledger.is_file():
+        why = "the model does not say how much there was"
+    if why is not None or not (isinstance(method, DpSgdMethod) and isinstance(method.optimizer, SgdSettings)):
+        return None, f"No band of noise is shown: {why}."
+    steps = [entry.release.mechanism for entry in read_entries(ledger)[trial] if entry.phase == "train"]
+    sums = [one for one in steps if isinstance(one, GaussianSum)]
+    if len(sums) < len(steps) or not sums or not isinstance(records, int) or not isinstance(method.rate, float):
+        return None, "No band of noise is shown: its law is known for Gaussian sums."
+    average = method.average
+    share = average.fraction if isinstance(average, TailIterates) else 1 / len(sums)
+    tail = Tail(epochs=len(sums), momentum=method.optimizer.momentum_value, fraction=share)
+    reach = method.rate / (1 - tail.momentum) / records
+    found = reach * math.hypot(*(tail.weight(t) * one.noise_multiplier * one.sensitivity for t, one in enumerate(sums)))
+    return found, (
+        "Bands are 1.96 standard deviations of the noise of training, as it would be if the loss had no curvature: an"
+        " upper bound to first order. They do not say how far the records stand for other people."
+    )
+
+
+def _outputs_of(trained: Trained) -> tuple[list[str], str]:
+    """Return the names of the explained outputs, and the words for their scale."""
+    if trained.classes is None:
+        return ["target"], "target, in its own unit"
+    names = [str(label) for label in trained.classes]
+    model = trained.loaded.recipe.model
+    odds = not isinstance(model, ConvexModel) or model.known.probabilities
+    if len(names) == 2:
+        return [names[1]], f"{'log-odds' if odds else 'margin'} of {names[1]} against {names[0]}"
+    return names, "logit of each class, against the mean of the classes"
+
+
+def _explained(trained: Trained, outputs: np.ndarray) -> np.ndarray:
+    """Return outputs of the model (N, K) on the explained scale, (N, 1) or (N, classes)."""
+    outputs = outputs.astype(np.float64)
+    if trained.classes is None:
+        return outputs[:, :1] * target_scale(trained.data).unit
+    if outputs.shape[1] == 1:
+        return outputs
+    if outputs.shape[1] == 2:
+        return outputs[:, 1:] - outputs[:, :1]
+    return np.asarray(outputs - outputs.mean(axis=1, keepdims=True))
+
+
+def _grid(column: Column) -> list[float] | None:
+    """Return the entries of a column in a matrix of records over which its shape is shown; None without any."""
+    if column.values is not None:
+        return [float(code) for code in range(len(column.values))]
+    if column.bounds is None:
+        return None
+    low, high = column.bounds
+    if float(low).is_integer() and float(high).is_integer() and high - low < _POINTS:
+        return [float(number) for number in range(int(low), int(high) + 1)]
+    return [float(value) for value in np.linspace(low, high, _POINTS)]
+
+
+def _references(columns: Sequence[Column]) -> np.ndarray:
+    """Return reference records (n, D) drawn evenly from public bounds and values; nothing is missing in them."""
+    drawn, number = np.random.default_rng(0), _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS
+    found = np.zeros((number, len(columns)))
+    for at, column in enumerate(columns):
+        if column.values is not None:
+            found[:, at] = drawn.integers(0, len(column.values), number)
+        elif column.bounds is not None and column.marks is None:
+            found[:, at] = drawn.uniform(*column.bounds, number)
+    return found
+
+
+def _shape(trained: Trained, trial: int, at: int, others: np.ndarray, deviation: float | None) -> Shape:
+    column = (trained.layout.columns or ())[at]
+    grid = _grid(column) or []
+    rows = np.repeat(others[None], len(grid), axis=0)
+    rows[:, :, at] = np.array(grid)[:, None]
+    flat = rows.reshape(-1, others.shape[1])
+    found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
+    effects = found.mean(axis=1)
+    effects -= effects.mean(axis=0)
+    noise = None if deviation is None else _noise(trained, trial, flat, len(grid), deviation, effects.shape[1])
+    return Shape(
+        column=column.name,
+        values=grid if column.values is None else list(column.values),
+        effects=effects.tolist(),
+        noise=None if noise is None else noise.tolist(),
+        size=float(effects.std(axis=0).max()),
+    )
+
+
+def _noise(trained: Trained, trial: int, rows: np.ndarray, groups: int, deviation: float, outputs: int) -> np.ndarray:
+    """Return the deviation of noise in the effects of `groups` groups of rows, (groups,)."""
+    inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
+    directions = inputs.mean(axis=1)
+    directions -= directions.mean(axis=0)
+    if trained.bundle.cuts:
+        cut = trained.bundle.cuts[trial].double().numpy()
+        directions = directions - (directions @ cut) @ cut.T
+    scale = target_scale(trained.data).unit if trained.classes is None else 1.0
+    known = len(trained.classes or ())
+    if outputs > 1:
+        scale = math.sqrt(1 - 1 / known)
+    elif known == 2 and next(iter(trained.bundle.weights[trial].values())).shape[0] == 2:
+        scale = math.sqrt(2)
+    return np.asarray(scale * deviation * np.linalg.norm(directions, axis=1))
+
+
+def _pairs(trained: Trained, trial: int, columns: Sequence[int], others: np.ndarray) -> list[Pair]:
+    """Return the size of what each pair of columns does only together, at five values of each."""
+    found, known = [], trained.layout.columns or ()
+    few = others[:: max(1, len(others) // 8)]
+    for one, other in itertools.combinations(columns, 2):
+        first, second = (np.array(_grid(known[at]) or [])[_five(len(_grid(known[at]) or []))] for at in (one, other))
+        rows = np.tile(few, (len(first) * len(second), 1, 1))
+        grid = np.array(list(itertools.product(first, second)))
+        rows[:, :, one], rows[:, :, other] = grid[:, :1], grid[:, 1:]
+        flat = rows.reshape(-1, few.shape[1])
+        told = _explained(trained, trained.outputs(flat, trial, exactly=True))
+        table = told.reshape(len(first), len(second), len(few), -1).mean(axis=2)
+        table = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean(axis=(0, 1))
+        found.append(Pair(columns=(known[one].name, known[other].name), size=float(table.std(axis=(0, 1)).max())))
+    return found
+
+
+def _five(points: int) -> np.ndarray:
+    return np.unique(np.linspace(0, points - 1, 5).round().astype(int))
+
+
+def _curves(trained: Trained, trial: int) -> TestCurves:
+    """Return curves on the recipe's own test records, which are public; none if there are none, or not any more.
+
+    There are none for folds, whose records are the training records of other trials, and none where the held-out
+    records are private (`data.evaluation`).
+    """
+    recipe = trained.loaded.recipe
+    if recipe.data.evaluation == "private" or recipe.folds is not None:
+        return TestCurves()
+    if not isinstance(recipe.model, OneLayer | MlpModel):
+        return TestCurves()
+    try:
+        if trained.document is not None and provenance.check_unchanged(
+            trained.document, trained.loaded, trained.directory
+        ):
+            return TestCurves()
+        part = held_out_of(recipe.data, trained.loaded.base, folds=False)
+    except (DataError, RunError, UsageError):
+        return TestCurves()
+    if not 0 < len(part) <= _MOST_RECORDS:
+        return TestCurves()
+    outputs = trained.outputs(part.x, trial)
+    if trained.classes is None:
+        return TestCurves(predicted=_predicted(target_scale(trained.data).outward(part.y), trained.decided(outputs)))
+    told = answers_of_classes(part.y, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
+    two = told.scores is not None and told.scores.ndim == 1
+    shares = told.probabilities
+    calibration = []
+    if shares is not None:
+        sure, right = (shares, told.truth == 1) if two else (shares.max(axis=1), told.truth == told.told)
+        bins = np.minimum((sure * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+        calibration = [
+            (float(sure[bins == b].mean()), float(right[bins == b].mean()), int((bins == b).sum()))
+            for b in np.unique(bins)
+        ]
+    roc = _roc(told.truth, told.scores) if two and told.scores is not None and np.ptp(told.truth) > 0 else []
+    return TestCurves(roc=roc, calibration=calibration)
+
+
+def _roc(truth: np.ndarray, scores: np.ndarray) -> list[tuple[float, float]]:
+    from sklearn.metrics import roc_curve
+
+    false, true, _ = roc_curve(truth, scores)
+    chosen = np.unique(np.linspace(0, len(false) - 1, _MOST_ROC).round().astype(int))
+    return [(float(false[at]), float(true[at])) for at in chosen]
+
+
+def _predicted(truth: np.ndarray, told: np.ndarray) -> list[tuple[float, float, float, float]]:
+    groups = np.array_split(np.argsort(told, kind="stable"), min(15, max(1, len(told) // 20)))
+    found = []
+    for group in groups:
+        low, high = np.quantile(truth[group], [0.1, 0.9])
+        found.append((float(told[group].mean()), float(truth[group].mean()), float(low), float(high)))
+    return found
