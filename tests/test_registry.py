@@ -197,6 +197,25 @@ ADDITIONS = {
             "Linear, Conv, Embedding, Affine, Standardised, Offset)": "Gain, ",
         },
     ),
+    # ARCHITECTURE: "a field of `TableFormat`, and its line in `_options`"
+    "table option": Addition(
+        edited="dpsgd_cli/data/column_settings.py",
+        edits={"    header: bool = Field(": "    quote: Mark = Field('\"', description='Around a cell.')\n"},
+    ),
+    "table option as it is read": Addition(
+        edited="dpsgd_cli/data/table_files.py",
+        edits={'        "decimal": written.decimal,': '        "quotechar": written.quote,\n'},
+    ),
+    # ARCHITECTURE: "its entry in `FILES`"
+    "result file": Addition(
+        edited="dpsgd_cli/results/reading.py",
+        edits={
+            "    # beside the weights, it holds": (
+                '    "name.txt": ResultFile(unreleased="never", always=False, lines=True,\n'
+                '                           content=lambda found: f"{found.name}\\n".encode()),\n'
+            )
+        },
+    ),
     # main.py: "Each command is a file in `cli/`", and its line in `COMMANDS`
     "command": Addition(
         files={
@@ -309,6 +328,21 @@ RULED: dict[str, Any] = {
     "epochs": 1,
     "seed": 0,
 }
+QUOTED: dict[str, Any] = {
+    "name": "quoted",
+    "data": {
+        "path": "quoted.csv",
+        "target": "free",
+        "classes": ["n,o", "yes"],
+        "bounds": [0, 7],
+        "format": {"separator": ",", "quote": "'"},
+    },
+    "model": {"kind": "linear"},
+    "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.1},
+    "privacy": {"budget": {"epsilon": 2, "delta": 1e-5}},
+    "epochs": 1,
+    "seed": 0,
+}
 GAINED = """
 from torch import nn
 from dpsgd_cli.engine.layers.gain import GainedSum
@@ -326,6 +360,7 @@ COMMANDS = {
     ],
     "train with an optimizer and a layer": ["train", "ruled.yaml", "--trust-code", "--out", "ruled"],
     "greet": ["greet"],
+    "train on a table with an option": ["train", "quoted.yaml", "--out", "quoted"],
     "train with a loss": ["train", "loss.yaml", "--out", "lost"],
     "account": ["account", "new.yaml", "--accountant", "generous", "--accountant", "gaussian", "--format", "json"],
     "account of the result": ["account", "trained", "--accountant", "generous", "--format", "json"],
@@ -374,9 +409,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data" / "weekdays").mkdir(parents=True)
     (root / "data" / "weekdays" / "days.csv").write_text(ROWS)
     (root / "here").mkdir()
-    for content in (RECIPE, PLAIN, LOSS, RULED, SWEEP):
+    for content in (RECIPE, PLAIN, LOSS, RULED, QUOTED, SWEEP):
         (root / "here" / f"{content['name']}.yaml").write_text(yaml.safe_dump(content))
     (root / "here" / "gained.py").write_text(GAINED)
+    (root / "here" / "quoted.csv").write_text("day,free\n" + ROWS.replace("no", "'n,o'"))
     return root / "here"
 
 
@@ -522,3 +558,18 @@ def test_a_layer_rule_is_one_file_and_its_name(said: dict[str, Said]) -> None:
 
 def test_a_command_is_one_file_and_one_line(said: dict[str, Said]) -> None:
     assert said["greet"].out == "good morning\n"
+
+
+def test_a_table_option_is_one_field_and_the_line_that_reads_it(said: dict[str, Said], place: Path) -> None:
+    (result,) = place.glob("quoted/*/result.json")
+    assert "n,o" in json.loads(result.read_text())["privacy"]["declarations"][0]
+
+
+def test_a_file_of_a_result_is_one_entry(said: dict[str, Said], place: Path) -> None:
+    """It is written with every result, hashed, and its lines are counted."""
+    for name in ("trained", "quoted"):
+        (result,) = place.glob(f"{name}/*/result.json")
+        content = (result.parent / "name.txt").read_bytes()
+        told = json.loads(result.read_text())["files"]["name.txt"]
+        assert told == {"sha256": hashlib.sha256(content).hexdigest(), "lines": 1}
+        assert content == f"{json.loads(result.read_text())['name']}\n".encode()
