@@ -275,7 +275,7 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
     classes = tuple(range(outputs)) if outputs > 1 else None
     return data.Dataset(
         outline.name, x, y, held, truth, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held, validation_y=truth, cells=outline.cells,
+        validation_x=held, validation_y=truth, columns=outline.columns,
     )  # fmt: skip
 
 

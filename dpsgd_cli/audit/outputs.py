@@ -301,7 +301,7 @@ def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present
     return data.Dataset(
         outline.name, x, y, *held, False, classes, (), (), {}, norm_bound=outline.norm_bound,
         validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
-        keys=Keys.of_places([records + 8]), cells=outline.cells,
+        keys=Keys.of_places([records + 8]), columns=outline.columns,
     )  # fmt: skip
 
 

@@ -294,7 +294,7 @@ def start(
         validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
         public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
-        cells=dataset.cells,
+        columns=dataset.columns,
         team=team,
         watcher=None if stage is None else stage.watcher,
     )

@@ -427,8 +427,8 @@ class DpSgd(GradientMethod):
 
     def state(self) -> dict[str, Any]:
         own = {"adaptive": self.adaptive.state(), "done": self._done, "noise": self.step_noise.state()}
-        # cuts never change, so snapshots share them
-        return super().state() | own | {"cuts": list(self.cuts)}
+        # they never change, so snapshots share them
+        return super().state() | own | {"cuts": [] if self.preconditioning is None else self.preconditioning.kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
