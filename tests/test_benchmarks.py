@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
+import pytest
 import torch
+
+from benchmarks.rule import worse
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,3 +38,18 @@ def test_without_a_gpu_nothing_is_said_to_be_measured() -> None:
         assert done.returncode == 1
         assert done.stderr == "no GPU here: nothing was measured\n"
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("key", "sign"), [("points", 1), ("loss", -0.01)])
+@pytest.mark.parametrize(("fall", "said"), [(0.2, 0), (2.0, 1)])
+def test_a_larger_budget_that_does_worse_is_told(key: str, sign: float, fall: float, said: int) -> None:
+    """Beyond noise; a fall of targets by points, of classes by log loss; another candidate's is none of the rule's."""
+    other = "loss" if key == "points" else "points"
+    values = {0.1: 50.0, 1.0: 52.0, 8.0: 52.0 - fall}
+    rows = [
+        {"table": "t", "epsilon": epsilon, "candidate": name, key: sign * (value if name == "the rule" else -value),
+         other: math.nan if key == "points" else 1.0, f"{key} error": 0.01 * abs(sign), f"{other} error": 0.0}
+        for name in ("the rule", "another") for epsilon, value in values.items()
+    ]  # fmt: skip
+    found = worse(pd.DataFrame(rows))
+    assert len(found) == said and all("at 8" in line and "at 1" in line for line in found)
