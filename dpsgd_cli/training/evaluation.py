@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.clipping.settings import FlatClipping
-from dpsgd_cli.data.table import target_scale
+from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
 from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
 from dpsgd_cli.engine.packing import Pack
@@ -59,10 +59,16 @@ def models_of(trials: Trials) -> Models:
 def measure(models: Models, table: Table, loss: Loss) -> Columns:
     """Return each trial's mean of each metric over the records of `table`; NaN if its weights are not finite."""
     data = models.recipes[0].data
+
+    def units(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        told = predicted(data, outputs.double().cpu().numpy())
+        truth = target_scale(data).outward(labels.double().cpu().numpy())
+        return torch.from_numpy(told).to(outputs.device), torch.from_numpy(truth).to(outputs.device)
+
     diverged = ~torch.isfinite(models.values).all(dim=1)
-    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
-    units = {name: target_scale(data).unit if METRICS[name].in_units else 1.0 for name in found}
-    return {name: (values * units[name]).masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
+    own = None if data.target_bounds is None else units
+    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss, own)
+    return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
 def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
@@ -92,9 +98,8 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
 def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
-        scale = target_scale(recipe.data)
-        truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))
-        return Answers(truth, told)
+        truth = target_scale(recipe.data).outward(labels.astype(np.float64))
+        return Answers(truth, predicted(recipe.data, outputs[:, 0].astype(np.float64)))
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
     return answers_of_classes(labels, outputs, residual_clip(recipe, max(2, outputs.shape[1])))

@@ -35,7 +35,7 @@ from dpsgd_cli.data.opening import open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table import target_scale
+from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
@@ -283,7 +283,7 @@ class Trained:
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
-            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+            return predicted(self.data, outputs[:, 0].astype(np.float64))
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 
