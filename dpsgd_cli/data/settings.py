@@ -306,7 +306,7 @@ class Data(Section):
                 "missing",
                 "target_transform",
             )
-            extra = [key for key in (*own, "format") if getattr(self, key)]
+            extra = [key for key in (*own, "target_transform", "format") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
