@@ -139,6 +139,7 @@ CANDIDATES: Candidates = {
     "products": ({}, ["data.preprocess.0.bin.products=true"]),
     "no products": ({}, ["data.preprocess.0.bin.products=false"]),
     "scaled": ({}, SCALED),
+    "scaled, second moments": ({}, [*SCALED, "method.preconditioner={kind: second-moment, share: 0.15}"]),
 }
 
 
