@@ -149,3 +149,24 @@ def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
 def test_writing_a_page_loads_no_torch() -> None:
     code = "import sys, dpsgd_cli.cli.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "constant", "told"),
+    [
+        ({"log_loss": 0.3, "accuracy": 0.6}, {"log_loss": 0.4, "accuracy": 0.7}, None),
+        ({"log_loss": 0.4, "accuracy": 0.9}, {"log_loss": 0.4, "accuracy": 0.7}, "average precision"),
+        ({"accuracy": 0.7}, {"accuracy": 0.7}, "recall"),
+        ({"rmse": 9.0, "mae": 1.0}, {"rmse": 8.0, "mae": 2.0}, "data.target_transform: log"),
+        ({"rmse": 7.0}, {"rmse": 8.0}, None),
+        ({"rmse": None}, {"rmse": 8.0}, None),
+    ],
+)
+def test_a_model_that_is_no_better_than_a_constant_is_told_and_what_to_try(
+    model: dict[str, Any], constant: dict[str, float], told: str | None
+) -> None:
+    metrics = {f"test_{name}": {"mean": value} for name, value in model.items()}
+    metrics |= {f"constant_{name}": {"mean": value} for name, value in constant.items()}
+    found = report._no_better(metrics)
+    assert bool(found) == (told is not None)
+    assert told is None or ("no better than the best constant" in str(found[0]) and told in str(found[0]))
