@@ -57,7 +57,7 @@ from dpsgd_cli.training.start import Trials, own_folds
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 2
+FORMAT = 3
 _AT_ONCE = 4096
 
 
