@@ -21,7 +21,8 @@ second moments, or not; MLP with classes or a target.
 - Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
   sqrt(signal) and makes at most 2,048 features, else 4.
 - Products of the first two cosines, or categories, of every two columns (also the step `bin`): if signal is 5,000 or
-  more, and there are at most 2,048 features, and 4 records for each. Smaller budgets do not pay for their noise.
+  more, and there are at most 2,048 features, 4 records for each, and 200 million numbers in all. Smaller budgets do
+  not pay for their noise.
 - Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
   counts of single columns, for .05 of mu^2, if `bin` makes the features; rows then keep their lengths, so that the
   model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
@@ -47,8 +48,8 @@ second moments, or not; MLP with classes or a target.
       on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`schedules/settings.py`), so
   the last steps have the most noise; else uniform.
-- Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`. They cost
-  time, not budget: T steps of noise z sqrt(T) are one of z.
+- Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`, or fewer
+  for many records. They cost time, not budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
 
 The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
@@ -76,6 +77,10 @@ PRODUCTS_FROM = 5_000
 """Least signal for products of features of two columns."""
 RECORDS_A_FEATURE = 4
 """Fewest records for each feature if there are products."""
+MOST_NUMBERS = 200_000_000
+"""Most features of all records together if there are products: 0.8 GB in float32."""
+MOST_WORK = 5e10
+"""Most features of all records together times steps, beyond which there are no more steps than `fewest`."""
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""

@@ -33,6 +33,8 @@ from dpsgd_cli.training.auto_rule import (
     MARGINALS,
     MOMENTS,
     MOST_FEATURES,
+    MOST_NUMBERS,
+    MOST_WORK,
     PRODUCTS_FROM,
     RECORDS_A_FEATURE,
     WAVES,
@@ -141,7 +143,7 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
         features = count(with_choice(recipe, every))
     except DataError:
         return none  # far more than a row may have
-    most = min(MOST_FEATURES, known.records // RECORDS_A_FEATURE)
+    most = min(MOST_FEATURES, known.records // RECORDS_A_FEATURE, MOST_NUMBERS // known.records)
     return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
 
 
@@ -333,7 +335,8 @@ def _steps(problem: RuleProblem) -> tuple[int, str]:
     way = problem.effective_step(privacy.clipping.norm_bound(None) / problem.signal)
     steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
-    return min(max(steps, terms.fewest), terms.most), why
+    most = min(terms.most, int(MOST_WORK / (records * problem.known.features)))
+    return min(max(steps, terms.fewest), max(most, terms.fewest)), why
 
 
 def _multipliers(plan: Plan) -> Sequence[float]:

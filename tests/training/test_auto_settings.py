@@ -222,6 +222,15 @@ def test_products_are_what_the_budget_and_the_records_pay_for(
     assert none.recipe.data.preprocess[0].bin.products is False
 
 
+@pytest.mark.parametrize(("records", "features", "steps"), [(1_000, 100, 1000), (100_000, 1000, 500), (10**7, 100, 200)])
+def test_steps_are_fewer_where_each_takes_long(own: Path, records: int, features: int, steps: int) -> None:
+    """Steps, records and features multiply to 5e10 at most, from 1,000 steps down to 200."""
+    given = ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 9]", "model={kind: linear}"]
+    recipe = load_recipe(str(own), [*given, "privacy.budget.epsilon=1e5"]).recipe
+    told, _ = auto_settings.before_plan(recipe, PublicFacts(records, features, 1, 1.0))
+    assert told.epochs == steps
+
+
 def test_training_counts_the_columns_of_its_table(own: Path) -> None:
     """The constant, a of [0, 9] and b of [0, 1]; all features are of some column."""
     loaded = found(own)
