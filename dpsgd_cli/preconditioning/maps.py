@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.preconditioning.marginals import Block
+from dpsgd_cli.preconditioning.marginals import MapBlock
 
 _EXACT_UP_TO = 1024
 _WHOLE_UP_TO = 4096
@@ -156,7 +156,7 @@ class BlockMap:
         self.blocks = list(zip(kept[::3], kept[1::3], kept[2::3], strict=True))
 
     @classmethod
-    def of(cls, trials: Sequence[Sequence[Block]], like: Tensor) -> BlockMap:
+    def of(cls, trials: Sequence[Sequence[MapBlock]], like: Tensor) -> BlockMap:
         """Return the maps of all trials, whose blocks have the same inputs and outputs, on the device of `like`."""
         kept: list[Tensor] = []
         for blocks in zip(*trials, strict=True):

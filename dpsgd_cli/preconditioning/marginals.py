@@ -66,7 +66,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Block:
+class MapBlock:
     """Part of a linear map z = x A: A[inputs][:, outputs] = matrix, and A[others, outputs] = 0.
 
     `inputs` (r,), `outputs` (c,): indices, public. `matrix` (r, c), float64.
@@ -92,7 +92,7 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
     return np.concatenate([np.zeros(0), *total]) / _length(told)
 
 
-def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[Block]:
+def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[MapBlock]:
     """Return the map that a noisy V of `records` records gives, as blocks with all D features as outputs.
 
     Rows of the result have mean square length 1 if columns are independent; lengths of single rows vary.
@@ -138,7 +138,7 @@ def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> 
     for scale, (inputs, outputs, shift, basis, _) in zip(scales, parts, strict=True):
         # symmetric, so that it does not depend on the signs of directions, nor on their order
         root = (basis * (scale / length)) @ basis.T
-        blocks.append(Block(inputs, outputs, np.vstack([root, shift @ root])))
+        blocks.append(MapBlock(inputs, outputs, np.vstack([root, shift @ root])))
     return blocks
 
 

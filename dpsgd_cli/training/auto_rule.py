@@ -21,8 +21,8 @@ second moments, or not; MLP with classes or a target.
 - Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
   sqrt(signal) and makes at most 2,048 features, else 4.
 - Products of the first two cosines, or categories, of every two columns (also the step `bin`): if signal is 5,000 or
-  more, and there are at most 2,048 features, 4 records for each, and 200 million numbers in all. Smaller budgets do
-  not pay for their noise.
+  more, and there are at most 2,048 features, with 4 records and a signal of 4 for each, and 200 million numbers in all.
+  Smaller budgets do not pay for their noise.
 - Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
   counts of single columns, for .05 of mu^2, if `bin` makes the features; rows then keep their lengths, so that the
   model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
@@ -76,7 +76,7 @@ MARGINALS: Preconditioner = Marginals(share=0.05)
 PRODUCTS_FROM = 5_000
 """Least signal for products of features of two columns."""
 RECORDS_A_FEATURE = 4
-"""Fewest records for each feature if there are products."""
+"""Fewest records, and least signal, for each feature if there are products."""
 MOST_NUMBERS = 200_000_000
 """Most features of all records together if there are products: 0.8 GB in float32."""
 MOST_WORK = 5e10

@@ -143,7 +143,8 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
         features = count(with_choice(recipe, every))
     except DataError:
         return none  # far more than a row may have
-    most = min(MOST_FEATURES, known.records // RECORDS_A_FEATURE, MOST_NUMBERS // known.records)
+    paid = int(min(known.records, signal) / RECORDS_A_FEATURE)
+    most = min(MOST_FEATURES, paid, MOST_NUMBERS // known.records)
     return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
 
 

@@ -108,10 +108,11 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
 def residual_clip(recipe: Recipe, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
-    The bound is known for two classes if all rows have one norm, as a preconditioner ensures. It is the clip norm
-    divided by the norm of a row with the model's own bias, and by the norm of the outputs' residuals. It is infinite in
-    all other cases, and None for a loss without probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the
-    loss is flat where p and 1 - p are above it, so noise and few steps decide most margins.
+    The bound is known for two classes if all rows have one norm, as second moments ensure; counts make it 1 in root
+    mean square, and the bound that of a typical row. It is the clip norm divided by the norm of a row with the model's
+    own bias, and by the norm of the outputs' residuals. It is infinite in all other cases, and None for a loss without
+    probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the loss is flat where p and 1 - p are above it,
+    so noise and few steps decide most margins.
     """
     model = recipe.model
     if isinstance(model, ConvexModel) and not model.known.probabilities:

@@ -13,7 +13,7 @@ import torch
 
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.preconditioning.maps import BlockMap, Preconditioner, cut_of, spread
-from dpsgd_cli.preconditioning.marginals import Block
+from dpsgd_cli.preconditioning.marginals import MapBlock
 
 R, N, D = 2, 30, 5
 
@@ -157,7 +157,7 @@ def maps(trials: int = R) -> tuple[BlockMap, np.ndarray]:
     """Maps of 5 features in two blocks, and the same written out, (R, 5, 5)."""
     rng = np.random.default_rng(5)
     parts = [(np.array([0, 2, 4]), np.array([0, 2])), (np.array([4, 1, 3]), np.array([4, 1, 3]))]
-    blocks = [[Block(i, o, rng.standard_normal((len(i), len(o)))) for i, o in parts] for _ in range(trials)]
+    blocks = [[MapBlock(i, o, rng.standard_normal((len(i), len(o)))) for i, o in parts] for _ in range(trials)]
     written = np.zeros((trials, D, D))
     for trial, own in enumerate(blocks):
         for block in own:

@@ -15,7 +15,7 @@ from scipy import linalg
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.step_settings import Bin
-from dpsgd_cli.preconditioning.marginals import Block, Cells, Columns, Products, counted, scaling
+from dpsgd_cli.preconditioning.marginals import Cells, Columns, MapBlock, Products, counted, scaling
 from dpsgd_cli.preconditioning.price import sensitivity
 
 AGE, JOB, ONLY = Column("age", (17.0, 90.0)), Column("job", values=("a", "b", "c")), Column("only", values=("x",))
@@ -57,7 +57,7 @@ def test_a_row_of_zeros_or_that_is_not_finite_adds_nothing(row: np.ndarray) -> N
     assert counted([row[None]], COLUMNS).tolist() == [0.0] * 5
 
 
-def rows_of(blocks: list[Block], rows: np.ndarray) -> np.ndarray:
+def rows_of(blocks: list[MapBlock], rows: np.ndarray) -> np.ndarray:
     """Rows times the map, block by block."""
     out = np.zeros_like(rows)
     for block in blocks:

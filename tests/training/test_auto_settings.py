@@ -222,7 +222,9 @@ def test_products_are_what_the_budget_and_the_records_pay_for(
     assert none.recipe.data.preprocess[0].bin.products is False
 
 
-@pytest.mark.parametrize(("records", "features", "steps"), [(1_000, 100, 1000), (100_000, 1000, 500), (10**7, 100, 200)])
+@pytest.mark.parametrize(
+    ("records", "features", "steps"), [(1_000, 100, 1000), (100_000, 1000, 500), (10**7, 100, 200)]
+)
 def test_steps_are_fewer_where_each_takes_long(own: Path, records: int, features: int, steps: int) -> None:
     """Steps, records and features multiply to 5e10 at most, from 1,000 steps down to 200."""
     given = ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 9]", "model={kind: linear}"]
