@@ -373,7 +373,7 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
             trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(Path(folder))) / "trials.csv")
         told = problem.judge(trials.mean(numeric_only=True))
         each = pd.DataFrame([problem.judge(trial) for _, trial in trials.select_dtypes("number").iterrows()])
-        errors = {f"{key} error": own.std() / math.sqrt(len(own)) for key, own in each.items()}
+        errors = {f"{key} error": own.std(ddof=min(1, len(own) - 1)) / math.sqrt(len(own)) for key, own in each.items()}
         row = {"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most}
         found.append(row | told | errors)
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)

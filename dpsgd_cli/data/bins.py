@@ -57,6 +57,8 @@ _WEIGHT = 0.5
 """Weight of products: a model learns what columns say by themselves first."""
 _PRODUCTS = 256
 """Most products of two columns; two with more categories than that have none."""
+_CATEGORIES = 50
+"""Most categories of a column that takes part in products: rarer ones leave too few records for each."""
 _WIDEST = 1e300
 """The width of bounds must lie strictly between 1 over this and this, so that no distance is infinite."""
 _SLACK = 2.0**-21
@@ -234,7 +236,7 @@ class BinColumns(Step):
                 parts.append(_Part(features[:slow], wave.names[:slow], square))
             elif hot is not None:
                 parts.append(_Part(features[: len(hot)], hot, 1.0))
-        pairs = itertools.combinations([part for part in parts if len(part.names) > 1], 2)
+        pairs = itertools.combinations([part for part in parts if 1 < len(part.names) <= _CATEGORIES], 2)
         return [(one, other) for one, other in pairs if len(one.names) * len(other.names) <= _PRODUCTS]
 
     def _middles(self, column: Column) -> np.ndarray:

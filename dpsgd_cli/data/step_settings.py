@@ -123,8 +123,8 @@ class Bin(Section):
     )
     products: Literal["auto"] | bool = Field(
         "auto",
-        description="Beside cosines, for every two columns the products of their categories, or first two cosines, at"
-        " half weight: what they say together. auto: if the budget pays for them.",
+        description="Beside cosines, for every two columns of at most 50 categories, the products of their categories,"
+        " or first two cosines, at half weight: what they say together. auto: if the budget pays for them.",
     )
     pairs: Bins | None = Field(
         None,

@@ -213,3 +213,17 @@ def test_what_cannot_be_binned_is_refused(columns: Any, settings: dict[str, Any]
     with pytest.raises(DataError) as refused:
         BinColumns(Bin(**settings), "add-remove").plan(layout)
     assert said in str(refused.value)
+
+
+def test_products_are_of_the_first_two_cosines_and_of_categories_that_are_not_too_many() -> None:
+    """By hand, at half weight; 51 categories have none, nor have two columns with more than 256 together."""
+    wide, many = Column("far", (0, 100)), Column("many", values=tuple(map(str, range(51))))
+    half = Column("half", values=tuple(map(str, range(50))))
+    out, names = binned((wide, JOB, many, half), [[50, 1, 0, 7]], waves=4, products=True)
+    pairs = {name: number for number, name in enumerate(names) if " x " in name}
+    assert len(pairs) == 2 * 3 + 2 * 50 + 3 * 50 and not any("many=" in name for name in pairs)
+    row = out[0] / out[0, -1]
+    named = dict(zip(names, row, strict=True))
+    for name, number in pairs.items():
+        one, other = name.split(" x ")
+        assert row[number] == pytest.approx(0.5 * named[one] * named[other], abs=1e-6)
