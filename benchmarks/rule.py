@@ -8,7 +8,8 @@ numbers), and made-up ones of mixed columns (ages, amounts, counts with many zer
 follow steps, waves, narrow ranges and products of two columns, of 500 to 30,000 training records, few or many
 positives. No record of Adult, Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how
 much log loss it is behind the best of them, by epsilon: means over tables, each counting for at most 1 point and .02.
-Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten.
+Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten. Exit
+code 1 if the rule does worse at some epsilon than at a smaller one by more than noise (`worse`).
 `digits` are 10,000 of MNIST's training part, after training on the others, as `recipes/frontier/mnist.yaml` says; its
 official test records are not looked at. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
 others; the 10,000 that judge in `results/frontier/` are not looked at.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ import yaml
 from benchmarks import real
 from dpsgd_cli import data
 from dpsgd_cli.data import bins
+from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 from dpsgd_cli.training import auto_rule, loop
 from dpsgd_cli.training.plans import resolve_auto
@@ -67,8 +70,8 @@ TABLES = {
     "narrow": Table(30000, narrow=3),
     "rare, narrow": Table(30000, 7, 9, positive=0.12, strength=1.2, narrow=3),
 }
-ELSEWHERE: dict[str, Any] = {"_FAST": bins}
-"""Constants of the default features that are no terms of the rule, by where they stand."""
+ELSEWHERE: dict[str, Any] = {"_FAST": bins, "RIDGE": preconditioning}
+"""Constants of the default features and preconditioner that are no terms of the rule, by where they stand."""
 Candidates = dict[str, tuple[dict[str, Any], list[str]]]
 """Of each candidate what differs from the rule's terms, or `ELSEWHERE`, and what from the recipe."""
 UNIFORM = ["privacy.schedule={kind: uniform}"]
@@ -100,10 +103,14 @@ CANDIDATES: Candidates = {
     "clips from .3": ({"clips": (0.3, 0.7)}, []),
     "counts": ({}, COUNTS),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
+    "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
+    "no preconditioner": ({}, ["method.preconditioner=null"]),
     "8 cosines": ({}, ["data.preprocess.0.bin.waves=8"]),
     "32 cosines": ({}, ["data.preprocess.0.bin.waves=32"]),
     "small from 2 on": ({"_FAST": 2}, []),
     "4 and 16 bins": ({}, ["data.preprocess.0.bin.bins=[4, 16]"]),
+    "products": ({}, ["data.preprocess.0.bin.products=true"]),
+    "no products": ({}, ["data.preprocess.0.bin.products=false"]),
     "scaled": ({}, SCALED),
     "scaled, second moments": ({}, [*SCALED, "method.preconditioner={kind: second-moment, share: 0.15}"]),
 }
@@ -237,6 +244,9 @@ OF_CLASSES: Candidates = {
 OF_TARGETS: Candidates = {
     "the rule": ({}, []),
     "no constant of its own": ({}, ["model.bias=false"]),
+    "products": ({}, ["data.preprocess.0.bin.products=true"]),
+    "no products": ({}, ["data.preprocess.0.bin.products=false"]),
+    "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "clips from .1": ({"clips": (0.1, 0.4)}, []),
     "as two classes": (vars(auto_rule.PRECONDITIONED), ["model.bias=false"]),
     "mlp": ({}, ["model={kind: mlp}"]),
@@ -260,7 +270,7 @@ PROBLEMS |= {
 PROBLEMS |= {
     name: Problem(
         partial(write_real, question=question),
-        ("PRECONDITIONED_TARGETS", "TARGETS", "MLP_TARGETS"),
+        ("COLUMNS_TARGETS", "PRECONDITIONED_TARGETS", "TARGETS", "MLP_TARGETS"),
         OF_TARGETS,
         judge=_points_of_targets,
         most=10.0,
@@ -316,8 +326,32 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
             loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
             trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(Path(folder))) / "trials.csv")
         told = problem.judge(trials.mean(numeric_only=True))
-        found.append({"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most, **told})
+        each = pd.DataFrame([problem.judge(trial) for _, trial in trials.select_dtypes("number").iterrows()])
+        errors = {f"{key} error": own.std(ddof=min(1, len(own) - 1)) / math.sqrt(len(own)) for key, own in each.items()}
+        row = {"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most}
+        found.append(row | told | errors)
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)
+    return found
+
+
+SLACK = {"points": 0.3, "loss": 0.003}
+"""What test records alone may move a comparison of two epsilons by, beside the noise of training."""
+
+
+def worse(rows: pd.DataFrame) -> list[str]:
+    """Where the rule does worse at an epsilon than at a smaller one: in log loss, or in points of numbers.
+
+    Worse is beyond three standard errors of the difference and `SLACK`.
+    """
+    found = []
+    for name, own in rows[rows["candidate"] == "the rule"].groupby("table", sort=False):
+        key, sign = ("points", -1) if own["loss"].isna().all() else ("loss", 1)
+        for one, other in itertools.combinations(own.sort_values("epsilon").to_dict("records"), 2):
+            behind = sign * (other[key] - one[key])
+            if behind > 3 * math.hypot(one[f"{key} error"], other[f"{key} error"]) + SLACK[key]:
+                found.append(
+                    f"{name}: {key} {other[key]:.4g} at {other['epsilon']:g}, {one[key]:.4g} at {one['epsilon']:g}"
+                )
     return found
 
 
@@ -342,6 +376,8 @@ def main() -> None:
     rows["loss behind"] = (rows["loss"] - groups["loss"].transform("min")).clip(upper=0.02)
     shown = rows.pivot_table(index="candidate", columns="epsilon", values=["points behind", "loss behind"], sort=False)
     print(shown.round(4).to_string())
+    if behind := worse(rows):
+        sys.exit("the rule is worse at a larger budget:\n" + "\n".join(behind))
 
 
 if __name__ == "__main__":

@@ -256,4 +256,4 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
     x, y = random.random((records, *shape), dtype=np.float32), random_labels(random, records, outputs)
     x[_PLACE], y[_PLACE] = (0.0, 0) if row is None else row
     held, truth = random.random((8, *shape), dtype=np.float32), random_labels(random, 8, outputs)
-    return synthetic(outline, (x, y), (held, truth), validation_x=held, validation_y=truth, cells=outline.cells)
+    return synthetic(outline, (x, y), (held, truth), validation_x=held, validation_y=truth, columns=outline.columns)

@@ -284,7 +284,7 @@ def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present
     x[-1].reshape(-1)[0] = _LONG if present else (-_LONG if replaced else np.nan)
     return synthetic(
         outline, (x, y), held, validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
-        keys=Keys.of_places([records + 8]), cells=outline.cells,
+        keys=Keys.of_places([records + 8]), columns=outline.columns,
     )  # fmt: skip
 
 

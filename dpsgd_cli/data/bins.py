@@ -1,4 +1,4 @@
-"""The data-independent step `bin`: every column of a table as several features, and rows of length 1.
+"""The data-independent step `bin`: every column of a table as several features, and rows of length at most 1.
 
 A numeric column becomes cosine features, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..., where t goes from 0 to 1
 over the column's public bounds. A second set of cosines takes t from 0 to 1 over asinh of the column, which resolves
@@ -6,17 +6,23 @@ values near 0 finely and values far from it coarsely. Low frequencies have large
 ones. So a model learns smooth shapes from little signal, and other shapes where the budget allows. This corresponds to
 a Matern prior of smoothness 3/2 and length scale sqrt(3) / (4 pi), about a seventh of the distance between the bounds
 (Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A categorical column becomes a
-one-hot, and so does a column that is declared to hold few whole numbers. Each row, with a constant 1, is divided by its
-own length. The features of a text (`computed_columns.py`), which has length 1, stay as they are before that division.
+one-hot, and so does a column that is declared to hold few whole numbers. The features of a text
+(`computed_columns.py`), whose squares add up to at most 1, stay as they are. With `products`, every two columns add the
+products of their categories, or of their first two cosines, at half weight. Each row, with a constant 1, is divided by
+the greatest length that a row can have: one public number for all rows, so that a linear model of them is additive.
 
 With `bins` a numeric column becomes two one-hots instead of cosines: one of equal steps, and one of equal steps of
 asinh. Several numbers of bins give two one-hots each. A row then holds F ones, and one more in a constant column; all
-are divided by sqrt(F + 1), or by the row's length if there is a text. `pairs` adds a one-hot for every two columns,
+are divided by sqrt(F + 1), or by the greatest length if there is a text. `pairs` adds a one-hot for every two columns,
 over both their coarse bins.
 
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
-(`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive up to the row's
-own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
+(`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is a sum of cosines, or a
+step function, of each column, and of products, or a step function, of each pair.
+
+Proof for cosines: a one-hot adds at most 1 to the square of a length, cosines the sum of their squared amplitudes,
+because |cos| <= 1. Products of features of two columns add the product of what these features add, times the squared
+weight: sum_ij (w x_i y_j)^2 = w^2 |x|^2 |y|^2.
 
 `data/step_settings.py` defines the settings; `rule.py` chooses how many cosines a budget pays for.
 """
@@ -36,7 +42,7 @@ from dpsgd_cli.data.dataset import Column, Layout, Length, Step
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import BINS, Bin
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.preconditioning.marginals import Cells
+from dpsgd_cli.preconditioning.marginals import Cells, Columns, Products
 
 _MOST_FEATURES = 100_000
 _UNTOLD = ((0.0, 1.0), (-1.0, 1.0))
@@ -49,10 +55,18 @@ _CELLS = 16
 """Steps of each kind that a column of cosines is cut into for `cells`; one-hots use those of their finest bins."""
 _FAST = 4
 """The frequency k at which the amplitude 1 / (1 + (k / 4)^2) has fallen to a half."""
+_WEIGHT = 0.5
+"""Weight of products: a model learns what columns say by themselves first."""
+_PRODUCTS = 256
+"""Most products of two columns; two with more categories than that have none."""
+_CATEGORIES = 50
+"""Most categories of a column that takes part in products: rarer ones leave too few records for each."""
 _WIDEST = 1e300
 """The width of bounds must lie strictly between 1 over this and this, so that no distance is infinite."""
+_OF_A_TEXT = 1 + 1e-6
+"""The most that the squares of the features of a text add up to, whose length is 1 but for rounding."""
 _SLACK = 2.0**-21
-"""An upper bound, with slack, on what float32 adds to a length of 1: division of a row is off by 2^-24 twice."""
+"""An upper bound, with slack, on what float32 adds to a length of 1: features, products and quotients are rounded."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,11 @@ class _Waves:
     count: int
 
     @property
+    def amplitudes(self) -> np.ndarray:
+        """1 / (1 + (k / 4)^2) for k = 1 to `count`."""
+        return np.asarray(1 / (1 + (np.arange(1, self.count + 1) / _FAST) ** 2))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the cosine features."""
         of = self.name if self.asinh is None else f"asinh {self.name}"
@@ -96,13 +115,22 @@ class _Waves:
         first, last = self._moved(low), self._moved(high)
         part = np.clip((self._moved(inside) - first) / (last - first), 0.0, 1.0)
         k = np.arange(1, self.count + 1)
-        return np.asarray(np.cos(math.pi * part[:, None] * k) / (1 + (k / _FAST) ** 2))
+        return np.asarray(np.cos(math.pi * part[:, None] * k) * self.amplitudes)
 
     def _moved(self, values: Any) -> Any:
         if self.asinh is None:
             return values
         centre, unit = self.asinh
         return np.arcsinh((values - centre) / unit)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A column's features that products take: their indices, names, and the most that their squares add up to."""
+
+    features: np.ndarray
+    names: tuple[str, ...]
+    square: float
 
 
 class BinColumns(Step):
@@ -123,19 +151,26 @@ class BinColumns(Step):
         ]
         columns += [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
         columns += [(layout.columns or ())[at] for text in _texts(layout) for at in text]
-        if len(columns) >= _MOST_FEATURES:
+        products = self._products(layout)
+        if len(columns) + sum(len(one.names) * len(other.names) for one, other in products) >= _MOST_FEATURES:
             raise DataError(
-                f"bin: {count(len(columns), 'feature')}, but {_MOST_FEATURES} are the most; use fewer bins or waves,"
-                " or leave pairs out"
+                f"bin: {count(len(columns), 'feature')} and their products, but {_MOST_FEATURES} are the most; use"
+                " fewer bins or waves, or leave pairs or products out"
             )
+        columns += [Column(name, (-1.0, 1.0)) for pair in products for name in _joined(pair, " x ")]
         constant = Column("constant", (0.0, 1.0), indicator=True, category="constant")
         return Layout((len(columns) + 1,), (*columns, constant))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         (single, pairs), waves = self._one_hots(layout), self._waves(layout)
+        products = self._products(layout)
         width, ones = self.plan(layout).features, len(single) + len(pairs) + 1
         texts = [at for text in _texts(layout) for at in text]
-        entry = np.float32(1) if waves or texts else _entry(ones)
+        scaled = self.settings.cosines is not None or bool(texts)
+        entry = np.float32(1) if scaled else _entry(ones)
+        square = ones + math.fsum(float(wave.amplitudes @ wave.amplitudes) for wave in waves)
+        square += math.fsum(_WEIGHT**2 * one.square * other.square for one, other in products)
+        square += _OF_A_TEXT * len(_texts(layout))
 
         def transform(x: np.ndarray) -> np.ndarray:
             out = np.zeros((len(x), width), np.float32)
@@ -153,41 +188,76 @@ class BinColumns(Step):
                 out[:, at : at + wave.count] = wave.values(x)
                 at += wave.count
             out[:, at : at + len(texts)] = np.clip(x[:, texts], 0.0, 1.0)
-            out[:, -1] = entry
-            return _short(out) if waves or texts else out
+            at += len(texts)
+            for left, right in products:
+                both = _WEIGHT * out[:, left.features, None] * out[:, None, right.features]
+                stop = at + len(left.features) * len(right.features)
+                out[:, at:stop] = both.reshape(len(x), stop - at)
+                at = stop
+            out[:, at] = entry
+            return _short(out, square) if scaled else out
 
         return transform
 
-    def cells(self, layout: Layout) -> list[Cells]:
-        """Return the constant and every column as cells; no cells with `pairs`, whose features mix two columns.
+    def columns(self, layout: Layout) -> Columns:
+        """Return the constant and every column as cells, and products; nothing with `pairs`, which mix two columns.
 
         The cells of a category, or of a mark of missing values, are its values. Numeric columns have equal steps and
         equal steps of asinh, at least as fine as any one-hot, so that every feature of a one-hot is 1 in some cell. A
         text is in the cell of its largest feature, and in the first if it has none.
         """
         if self.settings.pairs is not None:
-            return []
+            return Columns()
         transform, columns = self.transform(layout, None), layout.columns or ()
-        (single, _), waves = self._one_hots(layout), self._waves(layout)
-        stretches: list[list[int]] = [[] for _ in columns]
-        at = 0
-        for number, width in [(one.column, len(one.names)) for one in single] + [(w.column, w.count) for w in waves]:
-            stretches[number] += range(at, at + width)
-            at += width
-        texts, found = _texts(layout), list[Cells]()
-        for text in texts:
-            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text))))
+        constant = self.plan(layout).features - 1
+        rows = transform(np.zeros((1, len(columns)))).astype(np.float64)
+        found = [Cells(np.array([constant]), rows[:, [constant]])]
+        stretches = self._stretches(layout)
+        at = sum(map(len, stretches))
+        for text in _texts(layout):
+            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text)) * rows[0, constant]))
             at += len(text)
-        found.insert(0, Cells(np.array([at]), np.ones((1, 1))))
         for number, (column, features) in enumerate(zip(columns, stretches, strict=True)):
-            if not features:
+            if not len(features):
                 continue
             middles = self._middles(column)
             rows = np.zeros((len(middles), len(columns)))
             rows[:, number] = middles
-            made = transform(rows).astype(np.float64)
-            found.append(Cells(np.array(features), made[:, features] / made[:, -1:]))
-        return found
+            found.append(Cells(features, transform(rows).astype(np.float64)[:, features]))
+        products, at = [], found[0].features[0] - sum(len(a.names) * len(b.names) for a, b in self._products(layout))
+        for first, second in self._products(layout):
+            own = np.arange(at, at + len(first.features) * len(second.features))
+            products.append(Products(own, first.features, second.features, _WEIGHT / float(found[0].values[0, 0])))
+            at += len(own)
+        return Columns(found, products)
+
+    def _stretches(self, layout: Layout) -> list[np.ndarray]:
+        """Return the indices of each column's own features, ascending."""
+        (single, _), waves = self._one_hots(layout), self._waves(layout)
+        stretches: list[list[int]] = [[] for _ in layout.columns or ()]
+        at = 0
+        for number, width in [(one.column, len(one.names)) for one in single] + [(w.column, w.count) for w in waves]:
+            stretches[number] += range(at, at + width)
+            at += width
+        return [np.array(own, np.int64) for own in stretches]
+
+    def _products(self, layout: Layout) -> list[tuple[_Part, _Part]]:
+        """Return the pairs of columns that have products: all with at most `_PRODUCTS` of them, if asked for."""
+        if self.settings.products is not True:
+            return []
+        (single, _), waves = self._one_hots(layout), self._waves(layout)
+        parts: list[_Part] = []
+        for number, features in enumerate(self._stretches(layout)):
+            hot = next((one.names for one in single if one.column == number), None)
+            wave = next((one for one in waves if one.column == number), None)
+            if wave is not None:
+                slow = min(2, wave.count)
+                square = float(wave.amplitudes[:slow] @ wave.amplitudes[:slow])
+                parts.append(_Part(features[:slow], wave.names[:slow], square))
+            elif hot is not None:
+                parts.append(_Part(features[: len(hot)], hot, 1.0))
+        pairs = itertools.combinations([part for part in parts if 1 < len(part.names) <= _CATEGORIES], 2)
+        return [(one, other) for one, other in pairs if len(one.names) * len(other.names) <= _PRODUCTS]
 
     def _middles(self, column: Column) -> np.ndarray:
         """Return a value in each cell of a column, (G,)."""
@@ -317,15 +387,14 @@ def _arc(bounds: tuple[float, float], whole: bool) -> tuple[float, float]:
     return min(max(0.0, low), high), 1.0 if whole else (high - low) / _FINEST
 
 
-def _short(rows: np.ndarray) -> np.ndarray:
-    """Return rows (N, D), float32 and none of them 0, divided by slightly more than their L2 norms.
+def _short(rows: np.ndarray, square: float) -> np.ndarray:
+    """Return rows (N, D), float32, divided by slightly more than the root of `square`, a bound on their squared norms.
 
-    Guarantee: the sum of the squares of the stored numbers of a row is at most 1, in exact arithmetic. The norm's own
-    error, in float64, is below 1e-10 of it for `_MOST_FEATURES`; rounding the divisor and the quotient adds at
-    most 2^-24 of it each.
+    Guarantee: the sum of the squares of the stored numbers of a row is at most 1, in exact arithmetic. Each number is
+    rounded to float32 at most four times (a cosine, its product with the weight and with another, the quotient) and the
+    divisor once, by at most 2^-24 of it each: less than `_SLACK`, 8 times that.
     """
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return rows / (norms * (1 + _SLACK)).astype(np.float32)[:, None]
+    return rows / np.float32(math.sqrt(square) * (1 + _SLACK))
 
 
 def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
@@ -343,8 +412,8 @@ def _names(column: Column, edges: tuple[float, ...]) -> tuple[str, ...]:
     return tuple(f"{column.name} from {start:g}" for start in (column.bounds[0], *edges))
 
 
-def _joined(pair: tuple[_OneHot, _OneHot]) -> tuple[str, ...]:
-    return tuple(f"{one}, {other}" for one in pair[0].names for other in pair[1].names)
+def _joined(pair: tuple[_OneHot | _Part, _OneHot | _Part], sign: str = ", ") -> tuple[str, ...]:
+    return tuple(f"{one}{sign}{other}" for one in pair[0].names for other in pair[1].names)
 
 
 def _entry(ones: int) -> np.float32:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.preconditioning.marginals import Cells
+from dpsgd_cli.preconditioning.marginals import Columns
 
 Noised = Callable[[np.ndarray], np.ndarray]
 """A function that adds the noise of a step's release to a vector with the sensitivity of that release."""
@@ -199,7 +199,7 @@ class Outline:
     `files` are the numbers of records in each file, before any cut. `train_records` is public: the number of training
     records, or under add-remove an upper bound on it if a fraction is cut (`splits.py`). `outputs` is K classes, or 1.
     `norm_bound` is the largest L2 norm of a preprocessed record that public bounds allow, None without such a bound.
-    `cells` returns the columns of preprocessed records as cells; none if the last step mixes columns.
+    `columns` returns the columns that the features of preprocessed records consist of (`preconditioning/marginals.py`).
     """
 
     name: str
@@ -211,7 +211,7 @@ class Outline:
     declarations: tuple[str, ...]
     norm_bound: float | None = None
     public_records: int = 0
-    cells: Callable[[], Sequence[Cells]] = field(default=tuple, compare=False)
+    columns: Callable[[], Columns] = field(default=Columns, compare=False)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Dataset:
     `unreleased` is what the steps in `nonprivate` kept of the training rows.
 
     `keys` are those of the training rows, then of the test rows; None if nothing is cut or rows stay on disk.
-    `train_records` is that of the outline; None for the number of rows. `norm_bound` and `cells` are those of the
+    `train_records` is that of the outline; None for the number of rows. `norm_bound` and `columns` are those of the
     outline.
     """
 
@@ -258,7 +258,7 @@ class Dataset:
     keys: Keys | None = None
     train_records: int | None = None
     norm_bound: float | None = None
-    cells: Callable[[], Sequence[Cells]] = tuple
+    columns: Callable[[], Columns] = Columns
 
 
 FittedOn = Literal["nothing", "synthetic", "public", "training"]
@@ -361,10 +361,10 @@ class Step(ABC):
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         """Return the transform of rows of `layout`, computed only from the step's kept or released state."""
 
-    def cells(self, layout: Layout) -> Sequence[Cells]:
-        """Return the features that the step makes of each column of `layout`, as cells; none if it mixes columns."""
+    def columns(self, layout: Layout) -> Columns:
+        """Return the columns of `layout` that the step's features consist of; none unless it is `bin` without pairs."""
         del layout
-        return ()
+        return Columns()
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         """Return the transform fitted on the training rows, without a release."""

@@ -33,7 +33,7 @@ from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
 from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.preconditioning.marginals import Cells
+from dpsgd_cli.preconditioning.marginals import Columns
 
 
 def outline(data: Data, base: Path) -> Outline:
@@ -61,13 +61,13 @@ def outline(data: Data, base: Path) -> Outline:
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
-    shape, cells = layouts[-1].shape, _cells(steps, layouts)
-    return Outline(name, files, sizes.train, sizes.test, shape, outputs, said, bound, sizes.public, cells)
+    shape, columns = layouts[-1].shape, _columns(steps, layouts)
+    return Outline(name, files, sizes.train, sizes.test, shape, outputs, said, bound, sizes.public, columns)
 
 
-def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Sequence[Cells]]:
-    """Return a function that computes the columns of the last step's input as cells."""
-    return partial(steps[-1].cells, layouts[-2]) if steps else tuple
+def _columns(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Columns]:
+    """Return a function that computes the columns that the last step's features consist of."""
+    return partial(steps[-1].columns, layouts[-2]) if steps else Columns
 
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
@@ -239,7 +239,7 @@ def prepare(
         keys=_all_keys(train, test),
         train_records=sizes.train,
         norm_bound=preprocess.norm_bound(steps, layouts),
-        cells=_cells(steps, layouts),
+        columns=_columns(steps, layouts),
     )
 
 

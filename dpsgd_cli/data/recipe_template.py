@@ -276,7 +276,11 @@ def _about(drafted: Drafted) -> list[str]:
 
 def _target_lines(drafted: Drafted) -> list[str]:
     if drafted.classes is None:
-        return ["  task: regression", f"  target_bounds: {_OPEN}     # what the target can be, in its own unit"]
+        return [
+            "  task: regression",
+            f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
+            "  # target_transform: log     # for amounts that span orders of magnitude by these bounds, such as prices",
+        ]
     return ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
 
 

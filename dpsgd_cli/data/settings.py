@@ -233,6 +233,11 @@ class Data(Section):
         description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
         " are clamped); metrics are in its own unit.",
     )
+    target_transform: Literal["log"] | None = Field(
+        None,
+        description="Regression with target_bounds: train on log(1 + (target - low) / u), scaled to [-1, 1]; u is low"
+        " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them.",
+    )
     missing: dict[str, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
@@ -287,6 +292,7 @@ class Data(Section):
                 "target_bounds",
                 "missing",
                 "columns",
+                "target_transform",
             )
             extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
@@ -301,6 +307,8 @@ class Data(Section):
             raise ValueError("cards: is where a card is looked for by its name; a file of your own (path) has none")
         elif self.target_bounds is not None and self.task != "regression":
             raise ValueError("target_bounds: is for task: regression; classes have none")
+        elif self.target_transform is not None and self.target_bounds is None:
+            raise ValueError("target_transform: needs target_bounds, the public [low, high] of the target")
         elif self.target is None and not self.path.endswith(".npz"):
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"

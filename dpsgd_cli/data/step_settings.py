@@ -108,7 +108,7 @@ WAVES_UNTOLD = 16
 
 
 class Bin(Section):
-    """Every column as cosines or one-hots, over its public bounds or values; rows of length 1. Data-independent."""
+    """Every column as cosines or one-hots, over public bounds or values; rows at most 1 long. Data-independent."""
 
     waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
@@ -120,6 +120,11 @@ class Bin(Section):
         description="One-hots in place of cosines: of a numeric column so many bins, twice: over equal steps, and over"
         " equal steps of asinh; a list: for each. Whole numbers have edges between them, and one bin each where they"
         " are no more than this.",
+    )
+    products: Literal["auto"] | bool = Field(
+        "auto",
+        description="Beside cosines, for every two columns of at most 50 categories, the products of their categories,"
+        " or first two cosines, at half weight: what they say together. auto: if the budget pays for them.",
     )
     pairs: Bins | None = Field(
         None,
@@ -136,6 +141,8 @@ class Bin(Section):
     def _bins_or_waves(self) -> Bin:
         if self.waves != "auto" and self.cosines is None:
             raise ValueError("bins and pairs stand in place of waves; leave them out, or waves")
+        if self.products is True and self.cosines is None:
+            raise ValueError("products are of cosines and categories; leave bins and pairs out, or products")
         return self
 
     @property

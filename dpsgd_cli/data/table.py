@@ -192,28 +192,54 @@ def _yaml_hint(values: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class TargetScale:
-    """An affine scale of regression targets, on which `middle` becomes 0 and a distance of `unit` becomes 1.
+    """A scale of regression targets, on which public bounds become -1 and 1; without bounds it changes nothing.
 
     Clipped gradients bound the length of a step, so a model needs many steps to reach large outputs: thousands for
     targets of some hundreds. Training therefore scales the recipe's public target bounds to [-1, 1], whatever the data
     are. Metrics and predictions are in the targets' own unit. `engine/losses.py` clamps targets out of bounds in
-    training.
+    training. `log_unit` u, if not 0, scales log(1 + d / u) of the distance d from the lower bound, and below it
+    -log(1 + |d| / u), so that every target has its place.
 
-    >>> scale = TargetScale(middle=150.0, unit=50.0)
+    >>> scale = TargetScale(100.0, 200.0)
     >>> scale.inward(np.array([100.0, 175.0])).tolist(), scale.outward(np.array([-1.0, 0.5])).tolist()
     ([-1.0, 0.5], [100.0, 175.0])
+    >>> log = TargetScale(100.0, 400.0, log_unit=100.0)
+    >>> log.inward(np.array([200.0])).tolist(), log.outward(np.array([-1.0, 0.0, 1.0])).round(9).tolist()
+    ([0.0], [100.0, 200.0, 400.0])
     """
 
-    middle: float = 0.0
-    unit: float = 1.0
+    low: float = -1.0
+    high: float = 1.0
+    log_unit: float = 0.0
+
+    @property
+    def unit(self) -> float:
+        """The distance that becomes 1; with `log_unit`, on the log scale."""
+        return self._straight[1]
+
+    @property
+    def _straight(self) -> tuple[float, float]:
+        """What becomes 0, and the distance that becomes 1."""
+        if not self.log_unit:
+            return (self.low + self.high) / 2, (self.high - self.low) / 2
+        half = math.log1p((self.high - self.low) / self.log_unit) / 2
+        return half, half
 
     def inward(self, targets: np.ndarray) -> np.ndarray:
         """Return targets (N,) in the unit of training."""
-        return (targets - self.middle) / self.unit
+        middle, unit = self._straight
+        if self.log_unit:
+            far = targets - self.low
+            targets = np.sign(far) * np.log1p(np.abs(far) / self.log_unit)
+        return (targets - middle) / unit
 
-    def outward(self, outputs: np.ndarray) -> np.ndarray:
-        """Return outputs of a model, or targets of training, in the targets' own unit."""
-        return outputs * self.unit + self.middle
+    def outward(self, targets: np.ndarray) -> np.ndarray:
+        """Return targets of training in their own unit."""
+        middle, unit = self._straight
+        found = targets * unit + middle
+        if self.log_unit:
+            found = self.low + np.sign(found) * np.expm1(np.abs(found)) * self.log_unit
+        return found
 
 
 def target_scale(data: Data) -> TargetScale:
@@ -221,7 +247,13 @@ def target_scale(data: Data) -> TargetScale:
     if data.target_bounds is None:
         return TargetScale()
     low, high = data.target_bounds
-    return TargetScale((low + high) / 2, (high - low) / 2)
+    unit = 0.0 if data.target_transform is None else low if low > 0 else (high - low) / 1000
+    return TargetScale(low, high, unit)
+
+
+def predicted(data: Data, outputs: np.ndarray) -> np.ndarray:
+    """Return outputs of a model as predictions in the target's own unit, within its public bounds."""
+    return target_scale(data).outward(outputs if data.target_bounds is None else outputs.clip(-1.0, 1.0))
 
 
 def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...] | None) -> tuple[str, ...]:
@@ -243,7 +275,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         low, high = data.target_bounds
         said.append(
             f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
-            " clamped, and metrics of test records are of their targets as they are."
+            " clamped, predictions lie within, and metrics of test records are of their targets as they are."
         )
     if any(column.values is not None and column.computed is None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpsgd_cli.accounting.mechanism import Mechanism
     from dpsgd_cli.accounting.plan import Plan
     from dpsgd_cli.data.splits import Keys
-    from dpsgd_cli.preconditioning.marginals import Cells
+    from dpsgd_cli.preconditioning.marginals import Columns
     from dpsgd_cli.recipe.schema import Recipe
 
 
@@ -71,7 +71,7 @@ class Context:
     - `validation`: held-out rows for a schedule, either public or charged at each look.
     - `public`: records whose features, but not labels, are public.
     - `keys`: keys of the training rows (`data/splits.py`).
-    - `cells`: makes the columns whose cells the features consist of; returns none for other features.
+    - `columns`: makes the columns that the features consist of; returns None, or no columns, for other features.
     - `team`: the processes that train this pack together.
     - `watcher`: the audit's observer.
     """
@@ -89,7 +89,7 @@ class Context:
     validation: Table | None = None
     public: Table | None = None
     keys: Keys | None = None
-    cells: Callable[[], Sequence[Cells]] = tuple
+    columns: Callable[[], Columns | None] = lambda: None
     team: Team = field(default_factory=Team)
     watcher: AuditHook | None = None
 

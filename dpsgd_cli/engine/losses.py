@@ -19,6 +19,7 @@ from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.tensors import Batch, Examples, Table
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Units = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -67,12 +68,13 @@ _ROWS_IN_CACHE = 2048
 
 @torch.no_grad()
 def evaluate(
-    pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
+    pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None, units: Units | None = None
 ) -> dict[str, Tensor]:
     """Return the task's metrics, each (R,) float64, of weights `values` (R, P) on all rows of `table`.
 
     Rows are processed `most` at a time. An empty table gives no metrics. `loss` replaces the task's own (mean
-    cross-entropy, or mean of half the squared error). With folds, each trial is evaluated on the rows it trains on.
+    cross-entropy, or mean of half the squared error). `units` maps outputs and targets to the target's own unit, for
+    metrics that are in it. With folds, each trial is evaluated on the rows it trains on.
     """
     if table.rows == 0:
         return {}
@@ -82,7 +84,8 @@ def evaluate(
     for outputs, y, mask in _passes(pack, values, table, most):
         labels = y.expand(pack.trials, -1)
         for name, metric in metrics.items():
-            counts = (metric.of_records or loss_of)(outputs, labels)
+            pair = units(outputs, labels) if units is not None and metric.in_units else (outputs, labels)
+            counts = (metric.of_records or loss_of)(*pair)
             counts = counts if mask is None else torch.where(mask, counts, 0)
             totals[name] += counts.sum(dim=1, dtype=torch.float64)
     return {name: total / table.counts for name, total in totals.items()}

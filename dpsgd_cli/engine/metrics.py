@@ -152,6 +152,31 @@ def _auc(answers: Answers) -> float:
     return float(roc_auc_score(answers.truth, answers.scores, **several))
 
 
+def _average_precision(answers: Answers) -> float:
+    """Return the mean precision over the records of the second of two classes, by their scores; NaN for more classes.
+
+    Unlike the AUC it is low where a rare class is hard to find: without features it is the class's share.
+    """
+    from sklearn.metrics import average_precision_score
+
+    if answers.scores is None or answers.scores.ndim == 2 or not answers.truth.any():
+        return math.nan
+    return float(average_precision_score(answers.truth, answers.scores))
+
+
+def _recall(answers: Answers) -> float:
+    """Return the recall of the second of two classes at the most false positives that `FALSE_POSITIVES` allows.
+
+    It is NaN for more classes, and if a class has no record.
+    """
+    from sklearn.metrics import roc_curve
+
+    if answers.scores is None or answers.scores.ndim == 2 or len(np.unique(answers.truth)) < 2:
+        return math.nan
+    false, true, _ = roc_curve(answers.truth, answers.scores, drop_intermediate=False)
+    return float(true[false <= FALSE_POSITIVES].max())
+
+
 def _log_loss(answers: Answers) -> float:
     """Return the log loss, with probabilities clipped at the machine epsilon of float64."""
     from sklearn.metrics import log_loss
@@ -196,6 +221,7 @@ def _r2(answers: Answers) -> float:
 
 
 CALIBRATION_BINS = 15
+FALSE_POSITIVES = 0.01
 CLASSES, NUMBERS = ("classification",), ("regression",)
 
 # The order decides which metric is the default.
@@ -205,6 +231,8 @@ METRICS = {
     "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
     "f1": Metric(CLASSES, "F1", False, of_table=_f1),
     "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
+    "average_precision": Metric(CLASSES, "average precision", False, of_table=_average_precision),
+    "recall": Metric(CLASSES, "recall at 1% false positives", False, of_table=_recall),
     "log_loss": Metric(CLASSES, "log loss", True, of_table=_log_loss),
     "ece": Metric(CLASSES, "expected calibration error", True, of_table=_calibration_error),
     "rmse": Metric(NUMBERS, "root mean squared error", True, of_table=_root_mean_square, in_units=True),

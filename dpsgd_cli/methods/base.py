@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from dpsgd_cli.batching.streamed import StreamedTable
@@ -78,6 +79,11 @@ class Method(ABC):
     @property
     def cuts(self) -> Sequence[Tensor]:
         """Cuts that prediction needs, one per trial, made from a preconditioner's releases; empty before these."""
+        return ()
+
+    @property
+    def maps(self) -> Sequence[np.ndarray]:
+        """Maps A (D, D) of rows, one per trial, that explaining a model needs; empty where rows were not mapped."""
         return ()
 
     def published(self) -> dict[str, list[float]]:

@@ -1,13 +1,12 @@
-"""Preconditioners of linear models from noisy second moments: post-processing of one release per trial.
+"""Preconditioners of linear models from noisy releases: post-processing of one release per trial.
 
 Notation: A is the released matrix (D, D) of a trial. s (public) is the half-width of the interval that eigenvalues of
 the noise alone fill. Eigenvalues below s count as noise, that is as 0. An eigenvalue e > s counts as
 h = (e + sqrt(e^2 - s^2)) / 2, the value that noise moves to e (Benaych-Georges and Nadakuditi 2011, Theorem 2.1 for
 the semicircle). With a ridge of s / 2 the root is sqrt(ridge) (h(A) + ridge)^(-1/2): symmetric, with eigenvalues in
 (0, 1]. All directions below the noise have the same eigenvalue, so the root is I - cut cut^T for a `cut` of few
-columns. For a model of second moments (`marginals.py`), whose noise does not spread over all directions, the ridge is
-given (`cut_by`). Rows become unit(x root), on which all directions have similar weight. One learning rate and few steps
-are then enough, where plain descent needs many.
+columns. Rows become unit(x root), on which all directions have similar weight. One learning rate and few steps are then
+enough, where plain descent needs many. Marginals (`marginals.py`) give a map in blocks, and rows keep their lengths.
 
 All trials share the rows x. They differ in the root, and in one factor per row, f = 1 / |x root|. A model with weights
 W on rows unit(x root) is the model with weights root W on rows f x, because f x (root W) is the same number. So no
@@ -24,6 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.preconditioning.marginals import MapBlock
 
 _EXACT_UP_TO = 1024
 _WHOLE_UP_TO = 4096
@@ -82,18 +84,6 @@ def _largest(matrix: np.ndarray, reach: float) -> tuple[Tensor, Tensor]:
     return eigen(matrix)
 
 
-def cut_by(model: np.ndarray, ridge: float) -> Tensor:
-    """Return the cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
-
-    The cut is float32 (D, K), with K eigenvalues above a hundredth of the ridge; the others count as 0. The
-    decomposition is in float64. The model has no noise on the whole matrix, and many eigenvalues may be equal; in
-    float32 the solver may then not converge.
-    """
-    values, vectors = torch.linalg.eigh(torch.from_numpy(model))
-    out = values > ridge / 100
-    return _cut(vectors[:, out], values[out], ridge)
-
-
 def _cut(vectors: Tensor, moments: Tensor, ridge: float) -> Tensor:
     kept = 1 - (1 + moments / ridge).rsqrt()
     return (vectors * kept.sqrt()).float().contiguous()
@@ -139,6 +129,91 @@ class Preconditioner:
         for own, given, cut in zip(moved, flat, self.cuts, strict=True):
             own[:weights] = _moved(given[:weights].view(-1, len(cut)), cut.to(flat.dtype)).reshape(-1)
         return moved
+
+    back = through
+    """The root is symmetric."""
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """Tensors from which the preconditioner can be made again."""
+        return list(self.cuts)
+
+    def lengths(self, table: Table) -> Tensor:
+        """Return bounds on the lengths of all rows, (1, N): 1."""
+        return torch.ones(1, table.rows, dtype=torch.float64, device=table.y.device)
+
+
+class BlockMap:
+    """Linear maps A of all trials, as blocks: rows become x A, of any length.
+
+    A model with weights W on rows x A is the model with weights W A^T on rows x. Sums over rows x, times A, are sums
+    over rows x A.
+    """
+
+    def __init__(self, kept: Sequence[Tensor]) -> None:
+        """Make the maps from `kept`: for each block its inputs (r,), outputs (c,) and matrices (R, r, c)."""
+        self.kept = list(kept)
+        self.blocks = list(zip(kept[::3], kept[1::3], kept[2::3], strict=True))
+
+    @classmethod
+    def of(cls, trials: Sequence[Sequence[MapBlock]], like: Tensor) -> BlockMap:
+        """Return the maps of all trials, whose blocks have the same inputs and outputs, on the device of `like`."""
+        kept: list[Tensor] = []
+        for blocks in zip(*trials, strict=True):
+            stacked = torch.from_numpy(np.stack([one.matrix for one in blocks])).to(like.device, torch.float64)
+            kept += [torch.from_numpy(part).to(like.device) for part in (blocks[0].inputs, blocks[0].outputs)]
+            kept.append(stacked)
+        return cls(kept)
+
+    def dense(self) -> list[np.ndarray]:
+        """Return A of each trial, float32 (D, D)."""
+        found = np.zeros((len(self.kept[2]), self._width, self._width), np.float32)
+        for inputs, outputs, matrices in self.blocks:
+            found[:, inputs.cpu().numpy()[:, None], outputs.cpu().numpy()] = matrices.cpu().numpy()
+        return list(found)
+
+    def units(self, x: Tensor) -> Tensor:
+        """Return x A, (R, B, D), for rows x (R or 1, B, ...)."""
+        flat = x.flatten(2)
+        moved = flat.new_empty(len(self.kept[2]), *flat.shape[1:])
+        for inputs, outputs, matrices in self.blocks:
+            moved[..., outputs] = flat[..., inputs] @ matrices.to(flat.dtype)
+        return moved
+
+    def through(self, flat: Tensor, weights: int) -> Tensor:
+        """Return `flat` (R, P) with its first `weights` entries, weights W of rows x A, replaced by W A^T."""
+        given = flat[:, :weights].unflatten(1, (-1, self._width))
+        moved = torch.zeros_like(given)
+        for inputs, outputs, matrices in self.blocks:
+            moved.index_add_(2, inputs, given[..., outputs] @ matrices.mT.to(flat.dtype))
+        return torch.cat([moved.flatten(1), flat[:, weights:]], dim=1)
+
+    def back(self, flat: Tensor, weights: int) -> Tensor:
+        """Return `flat` (R, P) with its first `weights` entries, sums S over rows x, replaced by S A."""
+        given = flat[:, :weights].unflatten(1, (-1, self._width))
+        return torch.cat([self.units(given).flatten(1), flat[:, weights:]], dim=1)
+
+    @property
+    def _width(self) -> int:
+        return sum(len(outputs) for _, outputs, _ in self.blocks)
+
+    def lengths(self, table: Table) -> Tensor:
+        """Return the L2 norms of x A for every trial and row of `table`, float64 (R, N), no less than the exact ones.
+
+        A sum of r products in float64 is off by at most r 2^-53 |x| |A|, with the Frobenius norm of A. Twice that is
+        added. A row that is not finite has no finite norm.
+        """
+        rows = table.x.flatten(2 if table.per_trial else 1)
+        found = torch.empty(len(self.kept[2]), rows.shape[-2], dtype=torch.float64, device=rows.device)
+        size = torch.stack([matrices.square().sum(dim=(1, 2)) for *_, matrices in self.blocks]).sum(dim=0).sqrt()
+        for start in range(0, found.shape[1], _ROWS_AT_ONCE):
+            piece = rows[..., start : start + _ROWS_AT_ONCE, :].double()
+            squares = torch.zeros(len(found), piece.shape[-2], dtype=torch.float64, device=rows.device)
+            for inputs, _, matrices in self.blocks:
+                squares += (piece[..., inputs] @ matrices).square().sum(dim=-1)
+            hidden = torch.linalg.vector_norm(piece, dim=-1) * size.unsqueeze(1) * (rows.shape[-1] * 2.0**-52)
+            found[:, start : start + piece.shape[-2]] = squares.sqrt() + hidden
+        return found
 
 
 def _moved(rows: Tensor, cut: Tensor) -> Tensor:

@@ -1,13 +1,16 @@
-"""Noisy marginal counts of a table's columns, and a model of second moments from them. Uses NumPy only.
+"""Noisy marginal counts of a table's columns, and the linear map from them that scales features. Uses NumPy only.
 
 Notation: a record has one value in each column, and each column has public cells (`data/bins.py`). F is the number of
 columns with more than one cell; a column with one cell carries no information and is not counted. v is the record's
 vector over all cells: 1 / sqrt(F) in its cell of each of the F columns and 0 elsewhere. So |v| = 1 for any record. V is
 the sum of v over the records; its sensitivity is in `preconditioning/price.py`.
 
-A noisy V gives a model of the mean of u u^T over records, where u is a record's feature vector divided by its norm. The
-model assumes independent columns, and values in the middle of their cells. If that is wrong, the preconditioner is
-worse, but equally private.
+All else is post-processing of a noisy V. With shares p of a column's cells, its features have a mean m and a
+covariance C. The map moves the column's features by -m and multiplies them by (C / t + ridge)^(-1/2), where t is the
+sum of all variances. Products of features of two columns are treated alike: if columns are independent, the products of
+centred features have covariance C x C' (Kronecker), mean 0, and no covariance with features of single columns. So the
+map has a block for each column and for each pair, and no matrix of all features is needed. If columns depend on each
+other, or values are not in the middle of their cells, the map is worse, but equally private.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ _TINY = 1e-30
 class Cells:
     """Public cells of a column.
 
-    `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells,
-    before the row is divided by its norm.
+    `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells.
     """
 
     features: np.ndarray
@@ -37,6 +39,42 @@ class Cells:
         """Return the cell of each row (n, D), int64 (n,): the one whose feature direction is nearest to the row's."""
         ways = self.values / np.maximum(np.linalg.norm(self.values, axis=1, keepdims=True), _TINY)
         return (rows[:, self.features] @ ways.T.astype(rows.dtype)).argmax(axis=1)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Features of a pair of columns: `factor` times each feature in `first` times each in `second`, row by row.
+
+    `features` (d d',): indices of the products. `first` (d,), `second` (d',): indices of the features of the columns.
+    """
+
+    features: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    factor: float
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that features consist of: their cells, and the products of features of two columns.
+
+    The first column with one cell is the constant; without one, no feature is moved by its mean.
+    """
+
+    cells: Sequence[Cells] = ()
+    products: Sequence[Products] = ()
+
+
+@dataclass(frozen=True)
+class MapBlock:
+    """Part of a linear map z = x A: A[inputs][:, outputs] = matrix, and A[others, outputs] = 0.
+
+    `inputs` (r,), `outputs` (c,): indices, public. `matrix` (r, c), float64.
+    """
+
+    inputs: np.ndarray
+    outputs: np.ndarray
+    matrix: np.ndarray
 
 
 def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarray:
@@ -54,23 +92,54 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
     return np.concatenate([np.zeros(0), *total]) / _length(told)
 
 
-def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: int) -> np.ndarray:
-    """Estimate the mean of u u^T over `records` from a noisy V: float64 (D, D), symmetric, positive semidefinite.
+def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[MapBlock]:
+    """Return the map that a noisy V of `records` records gives, as blocks with all D features as outputs.
 
-    With independent columns, the entries between columns are products of means. Rows are divided by their root mean
-    square norm, which is close to the norm of every row.
+    Rows of the result have mean square length 1 if columns are independent; lengths of single rows vary.
     """
-    told = _told(columns)
-    shares = iter(np.split(noisy * (_length(told) / records), np.cumsum([len(one.values) for one in told])))
-    means, within = np.zeros(features), []
-    for column in columns:
-        share = _nearest(next(shares)) if len(column.values) > 1 else np.ones(1)
-        means[column.features] = share @ column.values
-        within.append((column.values.T * share) @ column.values)
-    found = np.outer(means, means)
-    for column, own in zip(columns, within, strict=True):
-        found[np.ix_(column.features, column.features)] = own
-    return found / found.trace()
+    told = _told(columns.cells)
+    pieces = np.split(noisy * (_length(told) / records), np.cumsum([len(one.values) for one in told])[:-1])
+    shares = iter([_nearest(piece) for piece in pieces] if told else [])
+    constant = next((one for one in columns.cells if len(one.values) == 1), None)
+    known = [(one, next(shares) if len(one.values) > 1 else np.ones(1)) for one in columns.cells]
+    of_feature = {int(feature): column for column in known for feature in column[0].features}
+
+    def spread(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the means (d,), variances (d,) and directions (d, d) of features of one column."""
+        cells, share = of_feature[int(features[0])]
+        values = cells.values[:, np.searchsorted(cells.features, features)]
+        mean = share @ values if constant is not None else np.zeros(len(features))
+        variances, basis = np.linalg.eigh((values.T * share) @ values - np.outer(mean, mean))
+        return mean, np.maximum(variances, 0.0), basis
+
+    one = np.zeros(0, np.int64) if constant is None else constant.features
+    unit = 1.0 if constant is None else float(constant.values[0, 0])
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    for cells in columns.cells:
+        if cells is constant:
+            parts.append((one, one, np.zeros((0, 1)), np.ones((1, 1)), np.array([unit**2])))
+            continue
+        mean, own, basis = spread(cells.features)
+        shift = -mean[None] / unit if len(one) else np.zeros((0, len(mean)))
+        parts.append((np.concatenate([cells.features, one]), cells.features, shift, basis, own))
+    for pair in columns.products:
+        (mean, own, basis), (other_mean, other, other_basis) = spread(pair.first), spread(pair.second)
+        # factor (a - mean) (b - other mean), written as sums of the features that a row has
+        by_first = -pair.factor * np.kron(np.eye(len(mean)), other_mean)
+        by_second = -pair.factor * np.kron(mean, np.eye(len(other_mean)))
+        both = pair.factor * np.kron(mean, other_mean)[None] / unit
+        shift = np.vstack([by_first, by_second, both if len(one) else both[:0]])
+        inputs = np.concatenate([pair.features, pair.first, pair.second, one])
+        parts.append((inputs, pair.features, shift, np.kron(basis, other_basis), pair.factor**2 * np.kron(own, other)))
+    total = math.fsum(np.concatenate([own for *_, own in parts]))
+    scales = [(own / total + ridge) ** -0.5 for *_, own in parts]
+    length = math.sqrt(math.fsum(float(s * s @ own) for s, (*_, own) in zip(scales, parts, strict=True)))
+    blocks = []
+    for scale, (inputs, outputs, shift, basis, _) in zip(scales, parts, strict=True):
+        # symmetric, so that it does not depend on the signs of directions, nor on their order
+        root = (basis * (scale / length)) @ basis.T
+        blocks.append(MapBlock(inputs, outputs, np.vstack([root, shift @ root])))
+    return blocks
 
 
 def _told(columns: Sequence[Cells]) -> list[Cells]:

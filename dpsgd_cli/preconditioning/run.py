@@ -10,11 +10,13 @@ Sensitivity: 1 under add-remove and zero-out, sqrt(2) under replace-one. It hold
 off-diagonal entries times sqrt(2), and for V (`preconditioning/price.py`). In both the noise is N(0, s^2) everywhere.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z. It gets a share of the budget's mu^2, so z is
-1 / sqrt(share mu^2). It is charged before training, like private preprocessing. Rows then become unit(x root); the root
-is computed from the release and public numbers (`preconditioning/maps.py`). A row is thus a function of one record and
-of a release, so steps are priced as on any rows (adaptive composition). All rows have norm 1 (a null record has 0). A
-record's gradient is therefore as long as the gradient of its loss by the outputs: at most sqrt(2) for softmax, 1 for
-the logistic loss; with the model's own bias sqrt(2) times that.
+1 / sqrt(share mu^2). It is charged before training, like private preprocessing. Rows then become unit(x root), or x A
+for marginals; root and A are computed from the release and public numbers (`preconditioning/maps.py`). A row is thus a
+function of one record and of a release, so steps are priced as on any rows (adaptive composition): each gradient is
+clipped to C by its own norm, which depends on the row's, so a step's sensitivity is that of any sum of clipped
+gradients, however long rows are. Rows unit(x root) have norm 1 (a null record has 0), so a record's gradient is as long
+as the gradient of its loss by the outputs: at most sqrt(2) for softmax, 1 for the logistic loss; with the model's own
+bias sqrt(2) times that. Rows x A are not divided by their lengths, so a sum of functions of columns stays one.
 
 With folds, each trial's sum covers the records that the trial trains on.
 """
@@ -37,19 +39,21 @@ from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
-from dpsgd_cli.preconditioning.maps import Preconditioner, cut_by, cut_of
+from dpsgd_cli.preconditioning.maps import BlockMap, Preconditioner, cut_of
 from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
 RIDGE = 8.0
 """Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""
+Made = Preconditioner | BlockMap
 
 
 class _Way(ABC):
-    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the root."""
+    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the map."""
 
     def __init__(self, context: Context) -> None:
         self.features = math.prod(context.table.input_shape)
+        self.like = context.pack.values
 
     @abstractmethod
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
@@ -60,8 +64,12 @@ class _Way(ABC):
         """Return the sum with noise. `noised` adds noise to a vector whose sensitivity is bounded."""
 
     @abstractmethod
-    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
-        """Return the root, as a cut (`preconditioning/maps.py`); `ridge` is RIDGE / (n * mu)."""
+    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+        """Return the maps of all trials from their sums, the noise's scales, and RIDGE / (n * mu) of each."""
+
+    @abstractmethod
+    def loaded(self, kept: Sequence[Tensor]) -> Made:
+        """Return the maps of all trials from the tensors that they keep."""
 
 
 class _Matrix(_Way):
@@ -71,8 +79,11 @@ class _Matrix(_Way):
     def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return moments.with_noise(exact, noised)
 
-    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
-        return cut_of(noisy, scale)
+    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+        return self.loaded([cut_of(matrix, scale) for matrix, scale in zip(noisy, scales, strict=True)])
+
+    def loaded(self, kept: Sequence[Tensor]) -> Made:
+        return Preconditioner([cut.to(self.like) for cut in kept])
 
 
 class _Counts(_Way):
@@ -80,58 +91,62 @@ class _Counts(_Way):
         super().__init__(context)
         self.records, every = len(context.table), np.arange(self.features)
         # rows that were not made from columns, as in an audit: each feature is a cell of one column
-        self.columns = context.cells() or (marginals.Cells(every, np.eye(len(every))),)
+        known = context.columns()
+        cells = [marginals.Cells(every, np.eye(len(every)))]
+        self.columns = known if known is not None and known.cells else marginals.Columns(cells)
 
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        return marginals.counted(pieces, self.columns)
+        return marginals.counted(pieces, self.columns.cells)
 
     def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return noised(exact)
 
-    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
-        return cut_by(marginals.model(noisy, self.columns, self.records, self.features), ridge)
+    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+        pairs = zip(noisy, ridges, strict=True)
+        return BlockMap.of(
+            [marginals.scaling(own, self.columns, self.records, ridge) for own, ridge in pairs], self.like
+        )
+
+    def loaded(self, kept: Sequence[Tensor]) -> Made:
+        return BlockMap([one.to(self.like.device) for one in kept])
 
 
 _WAYS: dict[type, type[_Way]] = {SecondMoments: _Matrix, Marginals: _Counts}
 
 
 class Preconditioning:
-    """Preconditioners of a pack's trials, released before the first step or loaded from a checkpoint."""
+    """Preconditioners of a pack's trials, all of one kind, released before the first step or loaded."""
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
         self.mechanisms = [released_moments(plan) for plan in plans]
         self.weights = next(shape for _, shape in context.pack.spans.values()).numel()
-        self.made: Preconditioner | None = None
+        self.made: Made | None = None
+        self.way = _WAYS[type(context.recipes[0].preconditioner)](context)
         self._tables: list[tuple[Table, Table]] = []
 
     def prepare(self) -> None:
         """Release the preconditioners, unless done before."""
         if self.made is not None:
             return
-        table = self.context.table
-        settings = [recipe.preconditioner for recipe in self.context.recipes]
-        ways = {kind: _WAYS[kind](self.context) for kind in map(type, settings)}
+        table, trials = self.context.table, range(self.context.trials)
         shared = cache(partial(self._exact, 0))
-        cuts = []
-        for trial, own in enumerate(settings):
-            assert own is not None
-            way = ways[type(own)]
-            exact = self._exact(trial, way) if table.per_trial or table.held_out is not None else shared(way)
-            cuts.append(self._cut(trial, way, exact, own.share))
-        self.load(cuts)
+        alone = table.per_trial or table.held_out is not None
+        noisy = [self._noisy(trial, self._exact(trial) if alone else shared()) for trial in trials]
+        scales = [one.noise_multiplier * one.sensitivity for one in self.mechanisms]
+        ridges = [RIDGE / (self._mu(trial) * len(table)) for trial in trials]
+        self.made = self.way.made(noisy, scales, ridges)
 
     @np.errstate(**SILENT)
-    def _exact(self, trial: int, way: _Way) -> np.ndarray:
+    def _exact(self, trial: int) -> np.ndarray:
         """Return the sum over the records that a trial trains on. Private."""
         table = self.context.table
         rows = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
-        return way.exact(moments.blocks(rows, taken))
+        return self.way.exact(moments.blocks(rows, taken))
 
-    def _cut(self, trial: int, way: _Way, exact: np.ndarray, share: float) -> Tensor:
+    def _noisy(self, trial: int, exact: np.ndarray) -> np.ndarray:
         mechanism = self.mechanisms[trial]
-        scale = mechanism.noise_multiplier * mechanism.sensitivity
         noised = partial(
             gaussian,
             self.context.streams[trial],
@@ -140,34 +155,55 @@ class Preconditioning:
             mechanism=mechanism,
             records=self.context.table.summed,
         )
-        noisy = way.noisy(exact, noised)
+        noisy = self.way.noisy(exact, noised)
         if self.context.watcher is not None:
             self.context.watcher.preconditioned(trial, exact, noisy)
-        mu = 1 / (math.sqrt(share) * mechanism.noise_multiplier)
-        return way.cut(noisy, scale, RIDGE / (mu * len(self.context.table)))
+        return noisy
+
+    def _mu(self, trial: int) -> float:
+        """Return mu of the whole budget, of which the release has its share."""
+        settings = self.context.recipes[trial].preconditioner
+        assert settings is not None
+        return 1 / (math.sqrt(settings.share) * self.mechanisms[trial].noise_multiplier)
 
     @property
     def cuts(self) -> Sequence[Tensor]:
-        """Cuts of the trials, computed from the releases; empty before these."""
-        return () if self.made is None else self.made.cuts
+        """Cuts that predictions need, computed from the releases; empty before these, and for marginals."""
+        return self.made.cuts if isinstance(self.made, Preconditioner) else ()
 
-    def load(self, cuts: Sequence[Tensor]) -> None:
-        """Use `cuts`, computed from the releases."""
-        self.made = Preconditioner([cut.to(self.context.pack.values) for cut in cuts])
+    @property
+    def maps(self) -> Sequence[np.ndarray]:
+        """Dense maps A (D, D) of the trials, float32, computed from the releases of marginals; else empty."""
+        return self.made.dense() if isinstance(self.made, BlockMap) else ()
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """Tensors from which `load` makes the preconditioners again; empty before the releases."""
+        return [] if self.made is None else self.made.kept
+
+    def load(self, kept: Sequence[Tensor]) -> None:
+        """Use tensors of `kept`, computed from the releases."""
+        self.made = self.way.loaded(kept)
         self._tables.clear()
 
     @property
-    def ready(self) -> Preconditioner:
+    def ready(self) -> Made:
         """Preconditioner of all trials; it must have been released."""
         assert self.made is not None
         return self.made
 
     def through(self, flat: Tensor) -> Tensor:
-        """Apply `Preconditioner.through` to the model's flat weights, or to gradient sums, (R, P)."""
+        """Return flat weights (R, P) of the preconditioned rows as weights of the rows of `table`."""
         return self.ready.through(flat, self.weights)
 
+    def back(self, flat: Tensor) -> Tensor:
+        """Return gradient sums (R, P) over the rows of `table` as sums over the preconditioned rows."""
+        return self.ready.back(flat, self.weights)
+
     def table(self, table: Table) -> Table:
-        """Return `table` with each trial's row factors; on it, weights passed `through` the root are the model."""
+        """Return `table` with each trial's row factors, if any; on it, weights passed `through` are the model."""
+        if not isinstance(self.ready, Preconditioner):
+            return table
         known = next((made for given, made in self._tables if given is table), None)
         if known is None:
             known = replace(table, factors=self.ready.factors(table.x, table.per_trial))

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text
-from dpsgd_cli.engine.metrics import in_words, usual_metric
+from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
@@ -26,6 +26,13 @@ from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
 _CONSTANT = "constant_"
+_MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
+_TRY = {
+    "log_loss": f"{_MORE}; if one class is rare, average precision shows whether the model still orders records",
+    "rmse": f"{_MORE}; for amounts that span orders of magnitude, data.target_transform: log",
+    "accuracy": f"{_MORE}; if one class is rare, look at average precision and recall",
+}
+"""Metrics by which a model is compared with a constant, the first that a result has, and what to try."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,21 @@ def _metrics(found: _Read) -> list[Block]:
         rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean) baseline"] if beside else []))
-    return [Heading("How good the model is"), Text(told), Table(header, rows)]
+    return [Heading("How good the model is"), Text(told), Table(header, rows), *_no_better(metrics)]
+
+
+def _no_better(metrics: Row) -> list[Block]:
+    """Say if the model is no better than the baseline, by log loss, RMSE or else accuracy, and what to try."""
+    for name, hint in _TRY.items():
+        model, constant = metrics.get(f"test_{name}"), metrics.get(f"{_CONSTANT}{name}")
+        if model is None or constant is None or model["mean"] is None or constant["mean"] is None:
+            continue
+        gain = model["mean"] - constant["mean"]
+        if (gain < 0) if less_is_better(f"test_{name}") else (gain > 0):
+            return []
+        words = in_words(f"test_{name}")
+        return [Text(f"The model is no better than the majority-class (mean) baseline, by {words}. Try {hint}.")]
+    return []
 
 
 def _metric(metric: Row) -> str:

@@ -130,7 +130,7 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     classes = tuple(range(outputs)) if outputs > 1 else None
     made = data.Dataset(
         outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound,
-        cells=outline.cells,
+        columns=outline.columns,
     )  # fmt: skip
     return as_users(made, loaded.recipe.data)
 

@@ -13,24 +13,27 @@ Notation:
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear and preconditioned; the latter with more than two
-classes, or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned or not; MLP with
-classes or a target.
+classes, or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned by counts, by
+second moments, or not; MLP with classes or a target.
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
 - Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
   sqrt(signal) and makes at most 2,048 features, else 4.
+- Products of the first two cosines, or categories, of every two columns (also the step `bin`): if signal is 5,000 or
+  more, and there are at most 2,048 features, with 4 records and a signal of 4 for each, and 200 million numbers in all.
+  Smaller budgets do not pay for their noise.
 - Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
-  second moments, for .15 of mu^2. If `bin` makes features of single columns and signal is below 10,000: by counts of
-  these, for .05. A matrix shows how columns are related, but has noise in far more numbers. There is none for fewer
-  than 8 features that are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of
-  few numbers.
+  counts of single columns, for .05 of mu^2, if `bin` makes the features; rows then keep their lengths, so that the
+  model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
+  are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of few numbers.
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP. A small budget is best spent on records with small
   residuals, a large one on all. Probabilities allow for the clipping (`metrics.probabilities_by`).
     - Linear model: c = sqrt(signal / 20,000), from .5 (.4 with a preconditioner) to .7.
-    - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4.
+    - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4; with counts half of that, and more
+      steps.
     - Directions of strokes: c = .07. Handwriting is easy to classify, so the residuals that remain are small.
     - Directions of dead leaves, for photographs: c = sqrt(signal / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (for
@@ -45,8 +48,8 @@ classes or a target.
       on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`schedules/settings.py`), so
   the last steps have the most noise; else uniform.
-- Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`. They cost
-  time, not budget: T steps of noise z sqrt(T) are one of z.
+- Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`, or fewer
+  for many records. They cost time, not budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
 
 The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
@@ -70,8 +73,14 @@ from dpsgd_cli.recipe.schema import Recipe
 BATCH = 8192
 MOMENTS: Preconditioner = SecondMoments(share=0.15)
 MARGINALS: Preconditioner = Marginals(share=0.05)
-MATRIX_FROM = 10_000
-"""Least signal for which a noisy matrix of a table's features is more informative than counts of its columns."""
+PRODUCTS_FROM = 5_000
+"""Least signal for products of features of two columns."""
+RECORDS_A_FEATURE = 4
+"""Fewest records, and least signal, for each feature if there are products."""
+MOST_NUMBERS = 200_000_000
+"""Most features of all records together if there are products: 0.8 GB in float32."""
+MOST_WORK = 5e10
+"""Most features of all records together times steps, beyond which there are no more steps than `fewest`."""
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
@@ -103,6 +112,9 @@ CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.
 _of_targets = partial(replace, noise=0.7, rate_limits=(3, 3), clips=(0.05, 0.4), clip_scale_n_mu=200_000)
 TARGETS = _of_targets(LINEAR)
 PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), rate_limits=(2, 2), fewest=100, most=200)
+COLUMNS_TARGETS = replace(
+    TARGETS, noise=0.5, rate_limits=(1.6, 1.6), momentum=0.9, fewest=200, most=1000, clip_scale_n_mu=800_000
+)
 STROKES = RuleConstants(
     noise=1.6, rate_limits=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07)
 )
@@ -137,8 +149,9 @@ class RuleProblem:
             return TARGETS if self.squared else LINEAR
         if self.drawn is not None:
             return DRAWN[self.drawn]
+        counts = isinstance(self.recipe.preconditioner, Marginals)
         if self.squared:
-            return PRECONDITIONED_TARGETS
+            return COLUMNS_TARGETS if counts else PRECONDITIONED_TARGETS
         return CLASSES if self.known.outputs > 2 else PRECONDITIONED
 
     @property

@@ -22,8 +22,10 @@ from dpsgd_cli.data.step_settings import DIRECTIONS, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import MlpModel, OneLayer
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.agreement import preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
@@ -33,9 +35,12 @@ from dpsgd_cli.training.auto_rule import (
     DRAWN,
     FEWEST_FEATURES,
     MARGINALS,
-    MATRIX_FROM,
     MOMENTS,
     MOST_FEATURES,
+    MOST_NUMBERS,
+    MOST_WORK,
+    PRODUCTS_FROM,
+    RECORDS_A_FEATURE,
     WAVES,
     PublicFacts,
     RuleProblem,
@@ -85,12 +90,10 @@ def features(
 ) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
     told: list[AutoChoice] = []
-    ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
-    signal = RuleProblem(recipe, known).signal if known is not None and ruled else None
+    ruled = covers(recipe) and isinstance(recipe.model, OneLayer)
     for key, value in _of_features(recipe).items():
         if value == "auto":
-            choose = _waves if key.endswith("waves") else _directions
-            choice = choose(recipe, key, signal, count)
+            choice = _CHOOSE[key.rpartition(".")[2]](recipe, key, known if ruled else None, count)
             recipe = with_choice(recipe, choice)
             told.append(choice)
     return recipe, tuple(choice for choice in told if choice.why)
@@ -101,12 +104,19 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, step in enumerate(recipe.data.preprocess or ()):
         at = f"data.preprocess.{number}"
-        found |= {f"{at}.bin.waves": step.bin.waves} if step.bin and step.bin.cosines is not None else {}
+        if step.bin is not None:
+            found |= {f"{at}.bin.waves": step.bin.waves} if step.bin.cosines is not None else {}
+            found |= {f"{at}.bin.products": step.bin.products}
         found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
     return found
 
 
-def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
+    return None if known is None else RuleProblem(recipe, known).signal
+
+
+def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+    signal = _signal(recipe, known)
     if signal is None:
         return AutoChoice(key, WAVES_UNTOLD, "")
     root, (least, *more) = math.sqrt(signal), WAVES
@@ -119,9 +129,33 @@ def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Reci
     return choice
 
 
-def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+    """Choose products of features of two columns if the budget pays for them and they are not too many."""
+    step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
+    assert step is not None
+    none = AutoChoice(key, False, "")
+    method, signal = recipe.method, _signal(recipe, known)
+    if known is None or signal is None or step.cosines is None or not isinstance(method, Preconditioned):
+        return none
+    given = with_choice(recipe, AutoChoice("method.preconditioner", MARGINALS, ""))
+    counts = method.preconditioner == "auto" or isinstance(method.preconditioner, Marginals)
+    if not counts or preconditioner_problems(given):
+        return none
+    if signal < PRODUCTS_FROM:
+        return replace(none, why=f"n mu is {signal:,.0f}, below {PRODUCTS_FROM:,}")
+    every = replace(none, value=True)
+    try:
+        features = count(with_choice(recipe, every))
+    except DataError:
+        return none  # far more than a row may have
+    paid = int(min(known.records, signal) / RECORDS_A_FEATURE)
+    most = min(MOST_FEATURES, paid, MOST_NUMBERS // known.records)
+    return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
+
+
+def _directions(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
     """Choose all directions, at most `DIRECTIONS`, or fewer if the budget is small."""
-    there = count(recipe)
+    there, signal = count(recipe), _signal(recipe, known)
     if signal is None:
         return AutoChoice(key, there, "")
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].rotate
@@ -129,6 +163,9 @@ def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[
     paid = round(DRAWN[step.images].paid(signal))
     most = f"at most {DIRECTIONS}" if there == DIRECTIONS else f"there are {there}"
     return AutoChoice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
+
+
+_CHOOSE = {"waves": _waves, "products": _products, "components": _directions}
 
 
 def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tuple[AutoChoice, ...]]:
@@ -216,15 +253,15 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     if known is None or not covers(recipe) or on_disk:
         return AutoChoice(key, None, "")
     problem = RuleProblem(recipe, known)
-    drawn, signal = problem.drawn is not None, problem.signal
+    drawn = problem.drawn is not None
     most = DIRECTIONS if drawn else MOST_FEATURES
     if known.features > most:
         return AutoChoice(key, None, "")
     if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
         return AutoChoice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
     why, chosen = f"{known.features} features, of at most {most}", MOMENTS
-    if recipe.data.by_column and signal is not None and signal < MATRIX_FROM:
-        why, chosen = f"{why}; n mu is {signal:,.0f}, below {MATRIX_FROM:,}", MARGINALS
+    if recipe.data.by_column:
+        chosen = MARGINALS
     if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
         return AutoChoice(key, None, "")
     return AutoChoice(key, chosen, why)
@@ -304,7 +341,8 @@ def _steps(problem: RuleProblem) -> tuple[int, str]:
     way = problem.effective_step(privacy.clipping.norm_bound(None) / problem.signal)
     steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
-    return min(max(steps, terms.fewest), terms.most), why
+    most = min(terms.most, int(MOST_WORK / (records * problem.known.features)))
+    return min(max(steps, terms.fewest), max(most, terms.fewest)), why
 
 
 def _solves_noise(recipe: Recipe) -> bool:

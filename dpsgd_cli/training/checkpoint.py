@@ -27,7 +27,7 @@ from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results.files import write_whole
 
-VERSION = f"6, dpsgd {__version__}"
+VERSION = f"7, dpsgd {__version__}"
 ENDING = ".checkpoint"
 _RELEASED, _STATE = "released.json", "state.pt"
 _AGAIN = "remove it and train again"

@@ -24,7 +24,7 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
-from dpsgd_cli.data.table import target_scale
+from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
 from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
 from dpsgd_cli.engine.packing import Pack
@@ -73,10 +73,16 @@ def models_of(trials: Trials) -> Models:
 def measure(models: Models, table: Table, loss: Loss) -> Columns:
     """Return each trial's mean of each metric over the records of `table`; NaN if its weights are not finite."""
     data = models.recipes[0].data
+
+    def units(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        told = predicted(data, outputs.double().cpu().numpy())
+        truth = target_scale(data).outward(labels.double().cpu().numpy())
+        return torch.from_numpy(told).to(outputs.device), torch.from_numpy(truth).to(outputs.device)
+
     diverged = ~torch.isfinite(models.values).all(dim=1)
-    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
-    units = {name: target_scale(data).unit if METRICS[name].in_units else 1.0 for name in found}
-    return {name: (values * units[name]).masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
+    own = None if data.target_bounds is None else units
+    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss, own)
+    return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
 def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
@@ -106,9 +112,8 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
 def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
-        scale = target_scale(recipe.data)
-        truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))
-        return Answers(truth, told)
+        truth = target_scale(recipe.data).outward(labels.astype(np.float64))
+        return Answers(truth, predicted(recipe.data, outputs[:, 0].astype(np.float64)))
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
     return answers_of_classes(labels, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
@@ -117,10 +122,11 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
 def residual_clip(recipe: Recipe, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
-    The bound is known for two classes if all rows have one norm, as a preconditioner ensures. It is the clip norm
-    divided by the norm of a row with the model's own bias, and by the norm of the outputs' residuals. It is infinite in
-    all other cases, and None for a loss without probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the
-    loss is flat where p and 1 - p are above it, so noise and few steps decide most margins.
+    The bound is known for two classes if all rows have one norm, as second moments ensure; counts make it 1 in root
+    mean square, and the bound that of a typical row. It is the clip norm divided by the norm of a row with the model's
+    own bias, and by the norm of the outputs' residuals. It is infinite in all other cases, and None for a loss without
+    probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the loss is flat where p and 1 - p are above it,
+    so noise and few steps decide most margins.
     """
     model = recipe.model
     if isinstance(model, ConvexModel) and not model.known.probabilities:

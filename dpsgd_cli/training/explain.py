@@ -52,7 +52,7 @@ from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.shapes import Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training.evaluation import residual_clip
-from dpsgd_cli.training.inference import Trained
+from dpsgd_cli.training.inference import MAP, Trained
 
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
@@ -176,7 +176,8 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
 def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     """Return the names of the explained outputs, and the words for their scale."""
     if trained.classes is None:
-        return ["target"], "target, in its own unit"
+        logarithmic = trained.data.target_transform == "log"
+        return ["target"], "target, on its log scale" if logarithmic else "target, in its own unit"
     names = [str(label) for label in trained.classes]
     model = trained.loaded.recipe.model
     odds = not isinstance(model, ConvexModel) or model.known.probabilities
@@ -245,6 +246,9 @@ def _noise(trained: Trained, trial: int, rows: np.ndarray, groups: int, deviatio
     inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
     directions = inputs.mean(axis=1)
     directions -= directions.mean(axis=0)
+    whitened = trained.bundle.kept.get(f"{trial}/{MAP}")
+    if whitened is not None:
+        directions = directions @ whitened.astype(np.float64)
     if trained.bundle.cuts:
         cut = trained.bundle.cuts[trial].double().numpy()
         directions = directions - (directions @ cut) @ cut.T

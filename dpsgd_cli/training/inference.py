@@ -37,7 +37,7 @@ from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table import target_scale
+from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
@@ -62,8 +62,10 @@ from dpsgd_cli.training.start import Trials
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 2
+FORMAT = 3
 _AT_ONCE = 4096
+MAP = "map"
+"""Key of a trial's map of rows among the arrays that a bundle keeps; only `explain.py` uses it."""
 
 
 def bundle_of(trials: Trials, span: slice) -> Bundle:
@@ -88,6 +90,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
     loaded = models.loaded_names(recipe.model, trials.context.base)
     untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
+    kept |= {f"{trial}/{MAP}": made for trial, made in enumerate(trials.method.maps)}
     return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
 
 
@@ -202,7 +205,8 @@ class Trained:
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""
         chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
-        return pipeline_of(self.data, self.loaded.base, self.layout, chosen.kept | chosen.unreleased)
+        steps = {key: held for key, held in chosen.kept.items() if not key.endswith(f"/{MAP}")}
+        return pipeline_of(self.data, self.loaded.base, self.layout, steps | chosen.unreleased)
 
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
         """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""
@@ -300,8 +304,7 @@ class Trained:
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
-            told = target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
-            return told if self.data.target_bounds is None else np.clip(told, *self.data.target_bounds)
+            return predicted(self.data, outputs[:, 0].astype(np.float64))
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 

@@ -289,7 +289,7 @@ def start(
         validation=held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
         public=held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
-        cells=dataset.cells,
+        columns=dataset.columns,
         team=team,
         watcher=None if override is None else override.watcher,
     )

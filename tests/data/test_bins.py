@@ -128,17 +128,18 @@ def test_waves_are_cosines_of_a_column_and_of_its_asinh() -> None:
 many = st.lists(st.tuples(bounds, numbers), min_size=1, max_size=12)
 
 
-@given(many, st.integers(1, 64), st.integers(0, 2**32 - 1))
+@given(many, st.integers(1, 64), st.booleans(), st.integers(0, 2**32 - 1))
 def test_no_row_of_waves_is_longer_than_the_bound_whatever_it_holds(
-    given: list[tuple[tuple[float, float], float]], waves: int, seed: int
+    given: list[tuple[tuple[float, float], float]], waves: int, products: bool, seed: int
 ) -> None:
-    """In exact arithmetic on the float32 numbers that are stored; and none is much shorter."""
+    """In exact arithmetic on the float32 numbers that are stored; the longest is of all lower bounds."""
     columns = (*(Column(f"x{i}", pair) for i, (pair, _) in enumerate(given)), JOB, MARK)
-    drawn = [[*np.random.default_rng((seed, i)).uniform(-1e6, 2e6, len(given)), 2, 1] for i in range(20)]
-    out, _ = binned(columns, [[*(value for _, value in given), 1, 0], *drawn], waves=waves)
-    for row in out:
-        square = sum(Fraction(float(entry)) ** 2 for entry in row)
-        assert 1 - 1e-5 < square <= 1
+    drawn = [[*np.random.default_rng((seed, i)).uniform(-1e6, 2e6, len(given)), 2, 1] for i in range(5)]
+    least = [*(pair[0] for pair, _ in given), 0, 1]
+    rows = [[*(value for _, value in given), 1, 0], *drawn, least]
+    out, _ = binned(columns, rows, waves=waves, products=products)
+    squares = [sum(Fraction(float(entry)) ** 2 for entry in row) for row in out]
+    assert max(squares) <= 1 and squares[-1] > 1 - 1e-5
 
 
 def test_few_whole_numbers_are_one_hots_where_the_recipe_says_that_they_are_whole() -> None:
@@ -212,3 +213,17 @@ def test_what_cannot_be_binned_is_refused(columns: Any, settings: dict[str, Any]
     with pytest.raises(DataError) as refused:
         BinColumns(Bin(**settings), "add-remove").plan(layout)
     assert said in str(refused.value)
+
+
+def test_products_are_of_the_first_two_cosines_and_of_categories_that_are_not_too_many() -> None:
+    """By hand, at half weight; 51 categories have none, nor have two columns with more than 256 together."""
+    wide, many = Column("far", (0, 100)), Column("many", values=tuple(map(str, range(51))))
+    half = Column("half", values=tuple(map(str, range(50))))
+    out, names = binned((wide, JOB, many, half), [[50, 1, 0, 7]], waves=4, products=True)
+    pairs = {name: number for number, name in enumerate(names) if " x " in name}
+    assert len(pairs) == 2 * 3 + 2 * 50 + 3 * 50 and not any("many=" in name for name in pairs)
+    row = out[0] / out[0, -1]
+    named = dict(zip(names, row, strict=True))
+    for name, number in pairs.items():
+        one, other = name.split(" x ")
+        assert row[number] == pytest.approx(0.5 * named[one] * named[other], abs=1e-6)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from dpsgd_cli.data import labels, table
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.errors import DataError
 
 
@@ -99,3 +102,28 @@ def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], cl
 def test_labels_that_are_not_classes(held: list[Any], given: list[Any] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         labels.to_labels(pd.Series(held, name="y"), given)
+
+
+@pytest.mark.parametrize(("bounds", "unit"), [([100.0, 1e5], 100.0), ([0.0, 2e4], 20.0), ([-50.0, 950.0], 1.0)])
+def test_targets_on_a_log_scale_come_back_and_predictions_stay_within_their_bounds(
+    bounds: list[float], unit: float
+) -> None:
+    """log(1 + d / u) by hand; a target out of bounds keeps its value, a prediction does not."""
+    told = Data.model_validate(
+        {"path": "t.csv", "target": "y", "task": "regression", "target_bounds": bounds, "target_transform": "log"}
+    )
+    low, high = bounds
+    targets = np.array([low, low + unit, (low + high) / 2, high, low - 3 * unit, 2 * high])
+    inward = target_scale(told).inward(targets)
+    whole = np.log(1 + (high - low) / unit)
+    np.testing.assert_allclose(inward[:4], 2 * np.log(1 + (targets[:4] - low) / unit) / whole - 1, atol=1e-12)
+    np.testing.assert_allclose(target_scale(told).outward(inward), targets, rtol=1e-9, atol=1e-9)
+    for data in (told, told.model_copy(update={"target_transform": None})):
+        found = predicted(data, np.array([-7.0, -1.0, 0.3, 1.0, 9.0, np.nan]))
+        np.testing.assert_allclose(found[[0, 1, 3, 4]], [low, low, high, high])
+        assert low < found[2] < high and np.isnan(found[5])
+
+
+def test_a_log_scale_needs_bounds() -> None:
+    with pytest.raises(ValidationError, match="target_transform: needs target_bounds"):
+        Data.model_validate({"path": "t.csv", "target": "y", "task": "regression", "target_transform": "log"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,8 @@ import scipy.sparse.linalg
 import torch
 
 from dpsgd_cli.engine.tensors import Batch, Table
-from dpsgd_cli.preconditioning.maps import Preconditioner, cut_by, cut_of, spread
+from dpsgd_cli.preconditioning.maps import BlockMap, Preconditioner, cut_of, spread
+from dpsgd_cli.preconditioning.marginals import MapBlock
 
 R, N, D = 2, 30, 5
 
@@ -76,17 +78,6 @@ def test_iterations_that_do_not_converge_give_way_to_all_eigenvalues(monkeypatch
     monkeypatch.setattr(scipy.sparse.linalg, "eigsh", eigsh)
     monkeypatch.setattr("dpsgd_cli.preconditioning.maps._WHOLE_UP_TO", 299)
     assert torch.equal(cut_of(matrix, 0.2), whole)
-
-
-def test_a_model_of_many_empty_cells_has_a_root() -> None:
-    """50 records of 2,000 categories, most of which none has; LAPACK gives up on such a matrix in float32."""
-    shares = np.bincount(np.minimum(np.random.default_rng(0).zipf(1.5, 50), 2000) - 1, minlength=2000) / 50
-    means = np.append(shares, 1.0)
-    matrix = np.outer(means, means)
-    matrix[:2000, :2000] = np.diag(shares)
-    cut = cut_by(matrix / 2, 0.1).double().numpy()
-    root = np.eye(2001) - cut @ cut.T
-    np.testing.assert_allclose(root @ (matrix / 0.2 + np.eye(2001)) @ root, np.eye(2001), atol=0.02)
 
 
 def test_the_spread_is_that_of_the_eigenvalues_of_noise_alone() -> None:
@@ -160,3 +151,46 @@ def test_rows_that_are_nought_or_no_numbers_stay_so() -> None:
     for found in (rows, one.units(x[None])):
         assert (found[:, 3] == 0).all()
         assert not torch.isfinite(found[:, 5:7]).all(dim=-1).any()
+
+
+def maps(trials: int = R) -> tuple[BlockMap, np.ndarray]:
+    """Maps of 5 features in two blocks, and the same written out, (R, 5, 5)."""
+    rng = np.random.default_rng(5)
+    parts = [(np.array([0, 2, 4]), np.array([0, 2])), (np.array([4, 1, 3]), np.array([4, 1, 3]))]
+    blocks = [[MapBlock(i, o, rng.standard_normal((len(i), len(o)))) for i, o in parts] for _ in range(trials)]
+    written = np.zeros((trials, D, D))
+    for trial, own in enumerate(blocks):
+        for block in own:
+            written[trial][np.ix_(block.inputs, block.outputs)] = block.matrix
+    return BlockMap.of(blocks, torch.empty(0)), written
+
+
+def test_blocks_are_a_matrix_that_was_written_out() -> None:
+    """Rows, their lengths, weights on their way back, and sums."""
+    made, written = maps()
+    rng = np.random.default_rng(6)
+    x, flat = rng.standard_normal((N, D)), rng.standard_normal((R, 2 * D + 2))
+    rows = np.einsum("nd,rde->rne", x, written)
+    np.testing.assert_allclose(made.units(torch.from_numpy(x)[None]).numpy(), rows, atol=1e-12)
+    table = Table(torch.from_numpy(x), torch.zeros(N), False)
+    np.testing.assert_allclose(made.lengths(table).numpy(), np.linalg.norm(rows, axis=2), rtol=1e-9)
+    weights, bias = flat[:, : 2 * D].reshape(R, 2, D), flat[:, 2 * D :]
+    through, back = (move(torch.from_numpy(flat), 2 * D).numpy() for move in (made.through, made.back))
+    np.testing.assert_allclose(through[:, : 2 * D].reshape(R, 2, D), weights @ written.transpose(0, 2, 1), atol=1e-12)
+    np.testing.assert_allclose(back[:, : 2 * D].reshape(R, 2, D), weights @ written, atol=1e-12)
+    for found in (through, back):
+        np.testing.assert_array_equal(found[:, 2 * D :], bias)
+
+
+def test_no_row_of_blocks_is_longer_than_its_bound() -> None:
+    """In exact arithmetic, of float32 rows that the map sends almost to 0; and the bound is close."""
+    made, written = maps(1)
+    near = np.linalg.solve(written[0].T, 1e-9 * np.random.default_rng(7).standard_normal((D, N)))
+    x = torch.from_numpy(near.T).float()
+    exact = [
+        math.sqrt(sum(sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, column, strict=True)) ** 2
+                      for column in written[0].T))
+        for row in x.numpy()
+    ]  # fmt: skip
+    found = made.lengths(Table(x, torch.zeros(N), False))[0].numpy()
+    assert (found >= np.array(exact)).all() and (found <= np.array(exact) * 1.001).all()

@@ -1,4 +1,4 @@
-"""Counts in cells: what one record moves them by, and what second moments they stand for, by obvious computations."""
+"""Counts in cells: what one record moves them by, and what map they give, by obvious computations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import linalg
 
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.step_settings import Bin
-from dpsgd_cli.preconditioning.marginals import Cells, counted, model
+from dpsgd_cli.preconditioning.marginals import Cells, Columns, MapBlock, Products, counted, scaling
 from dpsgd_cli.preconditioning.price import sensitivity
 
 AGE, JOB, ONLY = Column("age", (17.0, 90.0)), Column("job", values=("a", "b", "c")), Column("only", values=("x",))
@@ -56,24 +57,65 @@ def test_a_row_of_zeros_or_that_is_not_finite_adds_nothing(row: np.ndarray) -> N
     assert counted([row[None]], COLUMNS).tolist() == [0.0] * 5
 
 
-def test_of_every_combination_of_values_the_model_is_the_mean_of_outer_products() -> None:
-    """Columns of 3, 2, 1 and 4 categories, one after the other, each combination as often as its weights say."""
-    columns, rows = [], []
-    for first, width in ((0, 3), (3, 2), (5, 1), (6, 4)):
-        columns.append(Cells(np.arange(first, first + width), np.eye(width)))
-    for codes in itertools.product(range(3), range(2), range(1), range(4)):
-        row = np.zeros(10)
-        row[[0 + codes[0], 3 + codes[1], 5, 6 + codes[3]]] = 0.5
-        rows += [row] * ((1 + codes[0]) * (2 - codes[1]) * (1 + codes[3] ** 2))
-    table = np.array(rows)
-    found = model(counted([table[:100], table[100:]], columns), columns, len(table), 10)
-    np.testing.assert_allclose(found, table.T @ table / len(table), atol=1e-12)
+def rows_of(blocks: list[MapBlock], rows: np.ndarray) -> np.ndarray:
+    """Rows times the map, block by block."""
+    out = np.zeros_like(rows)
+    for block in blocks:
+        out[:, block.outputs] += rows[:, block.inputs] @ block.matrix
+    return out
+
+
+def every_combination() -> tuple[np.ndarray, Columns]:
+    """Columns of 3, 2 and 4 categories, a constant, and all products of pairs, each as often as its weights say."""
+    widths, rows = (3, 2, 4), []
+    firsts = [0, 3, 5]
+    cells = [Cells(np.arange(at, at + width), 0.5 * np.eye(width)) for at, width in zip(firsts, widths, strict=True)]
+    products, at = [], 10
+    for one, other in itertools.combinations(cells, 2):
+        own = np.arange(at, at + len(one.features) * len(other.features))
+        products.append(Products(own, one.features, other.features, 0.7))
+        at += len(own)
+    columns = Columns([Cells(np.array([9]), np.array([[0.5]])), *cells], products)
+    for codes in itertools.product(*map(range, widths)):
+        row = np.zeros(at)
+        row[[*(first + code for first, code in zip(firsts, codes, strict=True)), 9]] = 0.5
+        for pair in products:
+            row[pair.features] = 0.7 * np.outer(row[pair.first], row[pair.second]).ravel()
+        rows += [row] * ((1 + codes[0]) * (2 - codes[1]) * (1 + codes[2] ** 2))
+    return np.array(rows), columns
+
+
+def test_the_map_of_independent_columns_makes_all_directions_alike() -> None:
+    """Second moments after it, products included: 1 / (number of directions), or 0; a row has mean square length 1."""
+    table, columns = every_combination()
+    out = rows_of(scaling(counted([table[:100], table[100:]], columns.cells), columns, len(table), 1e-9), table)
+    values = np.linalg.eigvalsh(out.T @ out / len(out))
+    there = 1 + 2 + 1 + 3 + 2 * 1 + 2 * 3 + 1 * 3
+    np.testing.assert_allclose(values[-there:], 1 / there, rtol=1e-3)
+    np.testing.assert_allclose(values[:-there], 0, atol=1e-6)
+
+
+def test_the_map_is_the_inverse_root_of_covariances_and_a_ridge() -> None:
+    """Of two columns and their products, by scipy, of features moved by their means."""
+    table, columns = every_combination()
+    ridge = 0.02
+    blocks = scaling(counted([table], columns.cells), columns, len(table), ridge)
+    out, centred = rows_of(blocks, table), table.copy()
+    for cells in columns.cells[1:]:
+        centred[:, cells.features] -= table[:, cells.features].mean(axis=0)
+    for pair in columns.products:
+        own = centred[:, pair.first, None] * centred[:, None, pair.second]
+        centred[:, pair.features] = 0.7 * own.reshape(len(table), -1)
+    moments = centred.T @ centred / len(table)
+    expected = centred @ np.linalg.inv(linalg.sqrtm(moments / moments.trace() + ridge * np.eye(len(moments))))
+    expected /= math.sqrt((expected**2).sum(axis=1).mean())
+    np.testing.assert_allclose(out, expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("given", [{}, {"waves": 4}, {"bins": [4, 16]}, {"bins": 64}, {"bins": 3}, {"integers": "all"}])
 def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given: dict[str, object]) -> None:
     made = step(**given)
-    cells, width = made.cells(LAYOUT), made.plan(LAYOUT).features
+    cells, width = made.columns(LAYOUT).cells, made.plan(LAYOUT).features
     assert sorted(np.concatenate([one.features for one in cells]).tolist()) == list(range(width))
     transform = made.transform(LAYOUT, None)
     ages = np.array([17.2, 18.9, 30.1, 42.0, 65.7, 89.9])
@@ -85,46 +127,38 @@ def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given
         assert np.abs(one.values).max(axis=0).min() > 0
         assert ((rows[:, one.features] * one.values[one.of(rows)]).sum(axis=1) > 0).all()
         near = one.values[one.of(rows)]
-        own = rows[:, one.features] / rows[:, -1:]
+        own = rows[:, one.features]
         others = np.linalg.norm(own[:, None] - one.values[None], axis=2).min(axis=1)
         assert (np.linalg.norm(own - near, axis=1) <= 3 * others + 1e-5).all()
 
 
-def test_the_model_of_cosines_is_near_the_mean_of_outer_products_of_independent_columns() -> None:
+@pytest.mark.parametrize("given", [{"waves": 8}, {"waves": 4, "products": True}, {"bins": [4, 16]}])
+def test_the_map_of_a_table_makes_rows_of_mean_square_length_1(given: dict[str, object]) -> None:
+    """Of columns that are independent, and values in their cells."""
     rng = np.random.default_rng(0)
     raw = np.stack([rng.normal(45, 12, 20_000), rng.integers(3, size=20_000), np.zeros(20_000),
                     rng.lognormal(6, 1, 20_000)], axis=1)  # fmt: skip
-    made = step(waves=8)
-    rows, cells = made.transform(LAYOUT, None)(raw).astype(np.float64), made.cells(LAYOUT)
-    found = model(counted([rows], cells), cells, len(rows), rows.shape[1])
-    exact = rows.T @ rows / len(rows)
-    assert np.linalg.norm(found - exact, 2) < 0.04 * np.linalg.norm(exact, 2)
+    made = step(**given)
+    rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
+    blocks = scaling(counted([rows], columns.cells), columns, len(rows), 1e-3)
+    assert sorted(np.concatenate([block.outputs for block in blocks]).tolist()) == list(range(rows.shape[1]))
+    assert (rows_of(blocks, rows) ** 2).sum(axis=1).mean() == pytest.approx(1, abs=0.1)
 
 
 def test_a_mark_has_two_cells() -> None:
     """Of a missing age; a record that has one, and a record that has none."""
     layout = Layout((2,), (AGE, Column("age is missing", (0.0, 1.0), indicator=True, marks="age")))
     made = step()
-    mark = next(one for one in made.cells(layout) if len(one.values) == 2)
+    mark = next(one for one in made.columns(layout).cells if len(one.values) == 2)
     rows = made.transform(layout, None)(np.array([[30.0, 0.0], [17.0, 1.0]]))
-    assert mark.of(rows).tolist() == [0, 1] and mark.values.tolist() == [[1, 0], [0, 1]]
-
-
-@pytest.mark.parametrize("bins", [16, 64, 200])
-def test_the_model_of_bins_of_one_column_is_the_mean_of_outer_products(bins: int) -> None:
-    layout = Layout((1,), (Column("share", (0.0, 1.0)),))
-    made = step(bins=bins)
-    rows = made.transform(layout, None)(np.random.default_rng(0).beta(2, 5, (5000, 1))).astype(np.float64)
-    cells = made.cells(layout)
-    found = model(counted([rows], cells), cells, len(rows), rows.shape[1])
-    assert np.linalg.norm(found - rows.T @ rows / len(rows), 2) < 0.02
+    assert mark.of(rows).tolist() == [0, 1] and (mark.values / mark.values.max()).tolist() == [[1, 0], [0, 1]]
 
 
 def test_a_budget_next_to_nothing_still_leaves_shares() -> None:
     """Noise of 1e17 hides a difference of 1."""
-    columns = [Cells(np.arange(3), np.eye(3))]
-    assert np.isfinite(model(np.array([1e17, -1e17, 3e16]), columns, 10, 3)).all()
+    columns = Columns([Cells(np.arange(3), np.eye(3))])
+    assert np.isfinite(scaling(np.array([1e17, -1e17, 3e16]), columns, 10, 1e9)[0].matrix).all()
 
 
 def test_pairs_have_no_cells() -> None:
-    assert step(pairs=4).cells(LAYOUT) == []
+    assert step(pairs=4).columns(LAYOUT) == Columns()

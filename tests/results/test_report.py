@@ -173,3 +173,24 @@ def test_the_first_lines_say_quality_epsilon_day_version_and_data(write_recipe: 
     assert f"by dpsgd {document['provenance']['version']}. Data: `tiny.npz` (its hash" in line
     (hidden,) = document["provenance"]["nonprivate_data_sha256"].values()
     assert hidden[:12] not in plain
+
+
+@pytest.mark.parametrize(
+    ("model", "constant", "told"),
+    [
+        ({"log_loss": 0.3, "accuracy": 0.6}, {"log_loss": 0.4, "accuracy": 0.7}, None),
+        ({"log_loss": 0.4, "accuracy": 0.9}, {"log_loss": 0.4, "accuracy": 0.7}, "average precision"),
+        ({"accuracy": 0.7}, {"accuracy": 0.7}, "recall"),
+        ({"rmse": 9.0, "mae": 1.0}, {"rmse": 8.0, "mae": 2.0}, "data.target_transform: log"),
+        ({"rmse": 7.0}, {"rmse": 8.0}, None),
+        ({"rmse": None}, {"rmse": 8.0}, None),
+    ],
+)
+def test_a_model_that_is_no_better_than_a_constant_is_told_and_what_to_try(
+    model: dict[str, Any], constant: dict[str, float], told: str | None
+) -> None:
+    metrics = {f"test_{name}": {"mean": value} for name, value in model.items()}
+    metrics |= {f"constant_{name}": {"mean": value} for name, value in constant.items()}
+    found = report._no_better(metrics)
+    assert bool(found) == (told is not None)
+    assert told is None or ("no better than the majority-class" in str(found[0]) and told in str(found[0]))

@@ -23,7 +23,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shippe
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.settings import load_sweep
 from dpsgd_cli.training import auto_settings, loop
-from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, PublicFacts, RuleConstants
+from dpsgd_cli.training.auto_rule import COLUMNS_TARGETS, LINEAR, MLP, PRECONDITIONED, PublicFacts, RuleConstants
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import StopAt, Train
@@ -153,9 +153,10 @@ def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descen
     assert clip == pytest.approx(0.05 * math.sqrt(2), rel=1e-5)
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     moved = reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / plan.sampling.records
-    assert moved == pytest.approx(0.7 * 0.2, rel=1e-4)
+    assert moved == pytest.approx(0.5 * 0.2, rel=1e-4)
     rich = found(own, *given, "privacy.budget.epsilon=1e5").recipe
-    assert rich.method.learning_rate == pytest.approx(1) and rich.method.learning_rate < 2 * (1 + 0.8) / 2
+    assert rich.method.learning_rate == pytest.approx(0.8) and rich.method.learning_rate < 2 * (1 + 0.9) / 2
+    assert rich.method.optimizer.momentum == 0.9 and rich.epochs == 1000
     assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
     assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
 
@@ -216,20 +217,48 @@ def test_other_noise_is_uniform(own: Path, override: str) -> None:
     assert found(own, *given).recipe.privacy.schedule.kind == "uniform"
 
 
-@pytest.mark.parametrize(("beyond", "kind", "share"), [(0.99, "marginals", 0.05), (1.01, "second-moment", 0.15)])
-def test_columns_are_counted_up_to_an_n_mu_of_ten_thousand(own: Path, beyond: float, kind: str, share: float) -> None:
-    epsilon = float(brentq(lambda epsilon: RECORDS * mu_of(epsilon, 1e-4) - beyond * 10_000, 1, 2000))
+@pytest.mark.parametrize("epsilon", [0.1, 2000])
+def test_columns_are_counted_at_every_budget(own: Path, epsilon: float) -> None:
+    """Rows keep their lengths then, and no model is less additive than one of a smaller budget."""
     recipe = found(own, f"privacy.budget.epsilon={epsilon}").recipe
-    assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == (kind, share)
+    assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == ("marginals", 0.05)
     pairs = found(own, "data.preprocess=[{bin: {pairs: 2}}]").recipe
     assert pairs.method.preconditioner.kind == "second-moment"
+
+
+@pytest.mark.parametrize(("beyond", "records", "chosen"), [(0.99, 1000, False), (1.01, 1000, True), (1.01, 500, False)])
+def test_products_are_what_the_budget_and_the_records_pay_for(
+    own: Path, beyond: float, records: int, chosen: bool
+) -> None:
+    """From an n mu of 5,000 on, and 4 records for each of 133 features: 4 x 32 cosines, a constant, 2 x 2 products."""
+    rows(0, records).to_csv(own.parent / "own.csv", index=False)
+    places = plan_and_outline(found(own))[1].train_records
+    epsilon = float(brentq(lambda epsilon: places * mu_of(epsilon, 1e-4) - beyond * 5_000, 0.1, 2000))
+    told = found(own, f"privacy.budget.epsilon={epsilon}", "data.preprocess=[{bin: {waves: 32}}]")
+    assert told.recipe.data.preprocess[0].bin.products is chosen
+    assert found(own, "data.preprocess=[{bin: {products: true}}]").recipe.data.preprocess[0].bin.products is True
+    none = found(own, f"privacy.budget.epsilon={epsilon}", "method.preconditioner=null")
+    assert none.recipe.data.preprocess[0].bin.products is False
+
+
+@pytest.mark.parametrize(
+    ("records", "features", "steps"), [(1_000, 100, 1000), (100_000, 1000, 500), (10**7, 100, 200)]
+)
+def test_steps_are_fewer_where_each_takes_long(own: Path, records: int, features: int, steps: int) -> None:
+    """Steps, records and features multiply to 5e10 at most, from 1,000 steps down to 200."""
+    given = ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 9]", "model={kind: linear}"]
+    recipe = load_recipe(str(own), [*given, "privacy.budget.epsilon=1e5"]).recipe
+    told, _ = auto_settings.before_plan(recipe, PublicFacts(records, features, 1, 1.0))
+    assert told.epochs == steps
 
 
 def test_training_counts_the_columns_of_its_table(own: Path) -> None:
     """The constant, a of [0, 9] and b of [0, 1]; all features are of some column."""
     loaded = found(own)
     trials = start([Member(loaded, loop.plan_recipe(loaded)[0])])
-    cells = trials.context.cells()
+    columns = trials.context.columns()
+    assert columns is not None
+    cells = columns.cells
     assert len(cells) == 3 and min(len(one.values) for one in cells[1:]) > 8
     every = np.concatenate([one.features for one in cells])
     assert sorted(every.tolist()) == list(range(trials.context.table.x.shape[1]))
@@ -473,7 +502,7 @@ def test_extremes_get_steps_that_are_finite(
     plan, _ = plan_and_outline(LoadedRecipe(recipe, own.parent, "own"))
     assert plan is not None
     told: Any = auto_settings.after_plan(recipe, known, plan)[0]
-    linear = PRECONDITIONED_TARGETS if (kind, outputs) == ("linear", 1) else PRECONDITIONED
+    linear = COLUMNS_TARGETS if (kind, outputs) == ("linear", 1) else PRECONDITIONED
     terms = MLP if kind == "mlp" else linear
     assert terms.fewest <= told.epochs <= terms.most
     assert 0 < told.privacy.clipping.norm < math.inf

@@ -62,22 +62,28 @@ def test_a_model_that_is_read_back_is_worth_what_its_result_says(
             assert right.mean() == row["test_accuracy"]
 
 
+@pytest.mark.parametrize("transform", [None, "log"])
 def test_targets_are_predicted_and_judged_in_their_own_unit(
-    write_recipe: WriteRecipe, train: Train, tmp_path: Path
+    transform: str | None, write_recipe: WriteRecipe, train: Train, tmp_path: Path
 ) -> None:
+    """Also on a log scale, and within their bounds."""
     ages = np.random.default_rng(0).uniform(0, 1, 80)
     pd.DataFrame({"a": ages, "y": 100 + 200 * ages}).to_csv(tmp_path / "line.csv", index=False)
-    settings = {"path": "line.csv", "target": "y", "task": "regression", "target_bounds": [100, 300]}
+    settings: dict[str, Any] = {"path": "line.csv", "target": "y", "task": "regression", "target_bounds": [100, 250]}
+    settings |= {"target_transform": transform}
     directory = train(write_recipe(data=settings | {"bounds": {"a": [0, 1]}}), save_models=True)
     trained, document = Trained.load(directory), store.read_document(directory)
     again = trained.own_metrics()
     assert set(again) == {"mae", "rmse", "r2", "loss"}
     for name, found in again.items():
         assert found == [row[f"test_{name}"] for row in document["trials"]]
-    assert trained.decided(np.array([[0.5], [9.0], [-9.0]])).tolist() == [250, 300, 100]
+    middle, *ends = trained.decided(np.array([[0.5], [9.0], [-9.0]])).tolist()
+    assert ends == [250, 100] and (middle == 212.5 if transform is None else 100 < middle < 212.5)
     everything = trained.evaluate(trained.labelled(tmp_path / "line.csv"))
     for trial in range(trained.trials):
-        errors = np.abs(trained.predict(trained.rows(tmp_path / "line.csv"), trial) - (100 + 200 * ages))
+        predictions = trained.predict(trained.rows(tmp_path / "line.csv"), trial)
+        assert ((predictions >= 100) & (predictions <= 250)).all()
+        errors = np.abs(predictions - (100 + 200 * ages))
         assert everything["mae"][trial] == pytest.approx(errors.mean(), rel=1e-4)
         assert everything["rmse"][trial] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-4)
 

@@ -78,8 +78,9 @@ class FullBatchMethod(GradientMethod):
             return None
         if len(context.pack.spans) > 1 + model.has_bias:
             return None  # an audit added canary coordinates to the layer, which this path does not support
-        longest = None if self.preconditioning is None else 1.0
-        return AffineRisk(self.rows_for_output(context.table), context.loss, model.has_bias, longest)
+        table = self.rows_for_output(context.table)
+        lengths = None if self.preconditioning is None else self.preconditioning.ready.lengths(context.table)
+        return AffineRisk(table, context.loss, model.has_bias, lengths)
 
     @cached_property
     def merged(self) -> LinearRisk:
@@ -106,7 +107,7 @@ class FullBatchMethod(GradientMethod):
         else:
             sums = torch.zeros_like(pack.sums)
             self.affine.add_sums(preconditioning.through(pack.values), sums, self.clipping, seen)
-            pack.sums.copy_(preconditioning.through(sums))
+            pack.sums.copy_(preconditioning.back(sums))
 
     def findings(self) -> Findings | None:
         """Return the bounds of Lecture 9, Theorem 1, for the average of all iterates.

@@ -26,6 +26,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -304,6 +305,10 @@ class DpSgd(GradientMethod):
     def cuts(self) -> Sequence[Tensor]:
         return () if self.preconditioning is None else self.preconditioning.cuts
 
+    @property
+    def maps(self) -> Sequence[np.ndarray]:
+        return () if self.preconditioning is None else self.preconditioning.maps
+
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
             yield x if self.preconditioning is None else self.preconditioning.ready.units(x), y, mask
@@ -423,8 +428,8 @@ class DpSgd(GradientMethod):
 
     def state(self) -> dict[str, Any]:
         own = {"adaptive": self.adaptive.state(), "done": self._done, "noise": self.step_noise.state()}
-        # cuts never change, so snapshots share them
-        return super().state() | own | {"cuts": list(self.cuts)}
+        # they never change, so snapshots share them
+        return super().state() | own | {"cuts": [] if self.preconditioning is None else self.preconditioning.kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)

@@ -24,14 +24,19 @@ _LEAST = 64
 class AffineRisk:
     """Risk of one loss over a table that all trials share; flat weights (R, P) hold W (K, D), then b (K,)."""
 
-    def __init__(self, table: Table, loss: Loss, bias: bool, longest: float | None = None) -> None:
-        """Prepare rows and norms; `longest` bounds |f x| for every row. Without it there are no factors, only |x|."""
+    def __init__(self, table: Table, loss: Loss, bias: bool, lengths: Tensor | None = None) -> None:
+        """Prepare rows and norms.
+
+        `lengths` (R or 1, N) bound the norms of the rows for which the caller takes gradients, in place of |f x|; None
+        for |x|, without factors.
+        """
         self.table, self.loss, self.bias = table, loss, bias
         rows = table.x.flatten(1)
         self.finite = torch.isfinite(rows).all(dim=1)
         self.rows = rows if bool(self.finite.all()) else torch.where(self.finite.unsqueeze(1), rows, 0.0)
-        exact = torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float64)
-        self.squares = (exact.square() if longest is None else torch.full_like(exact, longest**2)) + float(bias)
+        if lengths is None:
+            lengths = torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float64).unsqueeze(0)
+        self.squares = lengths.square() + float(bias)
 
     @torch.no_grad()
     def add_sums(self, values: Tensor, sums: Tensor, clipping: Clipping | None, seen: Diagnostics) -> None:
@@ -75,7 +80,7 @@ class AffineRisk:
         if clipping is None:
             seen.add(losses.detach(), None, mask, None)
             return slopes
-        squares = slopes.square().sum(dim=-1) * self.squares[chunk]
+        squares = slopes.square().sum(dim=-1) * self.squares[:, chunk]
         squares = torch.where(self.finite[chunk], squares, torch.nan)
         seen.add(losses.detach(), squares.unsqueeze(0).to(losses.dtype), mask, clipping)
         if clipping.on_norms is not None:

@@ -59,11 +59,39 @@ def test_sums_are_those_of_clipped_single_records(
     values = values if bias else values[:, : K * D]
     clipping = None if norm == math.inf else Clipping(torch.full((1, R), norm, dtype=torch.float64))
     seen, sums = Diagnostics(R, torch.device("cpu")), torch.zeros_like(values)
-    AffineRisk(table, cross_entropy, bias, longest).add_sums(values, sums, clipping, seen)
+    lengths = None if longest is None else torch.full((1, N), longest, dtype=torch.float64)
+    AffineRisk(table, cross_entropy, bias, lengths).add_sums(values, sums, clipping, seen)
     assert torch.allclose(sums, slow(table, values, bias, norm, longest))
     assert seen.sums()["examples"] == [
         float(len(table)) if table.own is None else float(n) for n in table.counts.expand(R)
     ]
+
+
+def test_each_record_is_clipped_by_its_own_length_in_each_trial() -> None:
+    """Sums of trials with lengths of their own are those of trials alone."""
+    table, values = problem(False, False)
+    lengths = torch.rand(R, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    clipping = Clipping(torch.full((1, R), 0.2, dtype=torch.float64))
+    sums = torch.zeros_like(values)
+    AffineRisk(table, cross_entropy, True, lengths).add_sums(
+        values, sums, clipping, Diagnostics(R, torch.device("cpu"))
+    )
+    expected = torch.zeros_like(values)
+    for i in range(N):
+        one = Table(table.x[i : i + 1], table.y[i : i + 1], False)
+        for trial in range(R):
+            expected[trial] += slow_one(one, values[trial], 0.2, float(lengths[trial, i]))
+    assert torch.allclose(sums, expected)
+
+
+def slow_one(one: Table, values: torch.Tensor, norm: float, length: float) -> torch.Tensor:
+    """A record's gradient, clipped as if its row had that length."""
+    w = values.clone().requires_grad_()
+    t = w[: K * D].view(K, D) @ one.x[0] + w[K * D :]
+    t.retain_grad()
+    torch.nn.functional.cross_entropy(t[None], one.y).backward()
+    assert w.grad is not None and t.grad is not None
+    return w.grad * min(1.0, norm / float(t.grad.norm() * math.hypot(length, 1)))
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
