@@ -235,10 +235,17 @@ class DPClassifier(ClassifierMixin, _Private):
         return tags
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class for each record, (N, K), in the order of `classes_`."""
+        """Return the probability of each class for each record, (N, K), in the order of `classes_`.
+
+        Where two are equal after rounding, that of the predicted class is the next larger number.
+        """
         outputs = self._outputs(X)
         with _as_value_errors():
-            return self._trained.probabilities(outputs)
+            shares = self._trained.probabilities(outputs)
+        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(int)
+        tied = np.flatnonzero(shares.argmax(axis=1) != chosen)
+        shares[tied, chosen[tied]] = np.nextafter(shares[tied].max(axis=1), 1.0)
+        return shares
 
 
 class DPRegressor(RegressorMixin, _Private):

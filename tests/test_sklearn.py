@@ -26,8 +26,8 @@ from tests.test_records import MARK, people
 
 FAST = {"epochs": 3, "runtime.device": "cpu"}
 BUDGET: dict[str, Any] = {"epsilon": 20, "delta": 1e-3, "overrides": FAST}
-CLASSIFIER = DPClassifier(bounds=(-10, 10), classes="public", **BUDGET)
-REGRESSOR = DPRegressor(bounds=(-10, 10), target_bounds=(-300, 300), **BUDGET)
+CLASSIFIER = DPClassifier(bounds=(-300, 300), classes="public", **BUDGET)
+REGRESSOR = DPRegressor(bounds=(-300, 300), target_bounds=(-300, 300), **BUDGET)
 TABLE = DPClassifier(bounds={"age": (0, 100)}, categories={"job": ["nurse", "smith"]}, classes=["no", "yes"], **BUDGET)
 
 

@@ -131,8 +131,8 @@ def fieller(
 
     `over`, `under`: unbiased estimates with the given variances and covariance.
 
-    >>> fieller(50.0, 100.0, 25.0, 25.0, 50.0, 0.0, 1.0)
-    (0.4009, 0.5991)
+    >>> [round(end, 4) for end in fieller(50.0, 100.0, 25.0, 25.0, 50.0, 0.0, 1.0)]
+    [0.43, 0.57]
     """
     a = under**2 - Z**2 * under_variance
     b = over * under - Z**2 * shared

@@ -199,3 +199,12 @@ def test_a_private_choice_among_such_runs_is_refused() -> None:
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep))
     done = run("sweep", "sweep.yaml", "--dry-run")
     assert "a private choice among runs whose held-out records are private" in done.output
+
+
+def test_the_report_says_how_the_metrics_were_measured() -> None:
+    directory, document = train("out")
+    told = (directory / "report.md").read_text()
+    value, low, high = document["evaluation"][0]["metrics"]["accuracy"]
+    assert "held-out records, which are private, by one noisy release" in told
+    assert f"| accuracy | {value:.4f} | {low:.4f} to {high:.4f} |" in told
+    assert "Measured without noise" not in told and "declared public" not in told.split("## How good")[1].split("##")[0]

@@ -180,7 +180,7 @@ def test_the_statement_is_about_a_persons_rows(runs: Callable[..., Run]) -> None
     done = runs("full", "none")
     assert done.result is not None
     report = (done.result / "report.md").read_text()
-    assert "one person's rows, and not one record at a time" in report
+    assert "with all of their rows together" in report
     assert "without every row of theirs" in report and "Every single record" not in report
     assert "add-remove of users" in done.done.stdout
     priced = CliRunner().invoke(main, ["account", str(done.result)])
