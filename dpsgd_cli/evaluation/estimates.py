@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from dpsgd_cli.evaluation.strategy import BINS, ERRORS, LOSSES, RIGHT, SIDE, SLACK, SQUARES, Strategy
 
@@ -57,6 +56,8 @@ class Noised:
     @classmethod
     def of(cls, released: np.ndarray, strategy: Strategy, deviation: float) -> Noised:
         """Return the counts behind a release (cells,), whose noise has standard deviation `deviation`."""
+        from scipy.optimize import nnls  # takes .3 s to import
+
         projected, _ = nnls(strategy.matrix, released, maxiter=20 * len(released))
         return cls(strategy.inverse @ released, projected, strategy.covariance * deviation**2, deviation)
 

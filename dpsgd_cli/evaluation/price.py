@@ -26,8 +26,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scipy.optimize import brentq
-
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
@@ -53,6 +51,8 @@ def held_out_release(accountant: str, epsilon: float, delta: float, adjacency: A
 
     least = math.log(1 / math.sqrt(mu_squared_left(EpsilonBudget(epsilon=epsilon, delta=delta), []))) + 1e-9
     if excess(least) > 0:
+        from scipy.optimize import brentq  # takes .3 s to import, and plans without held-out records need none
+
         least = brentq(excess, least, least + math.log(1000), xtol=1e-9) + 2e-9
     found = release(math.exp(least))
     if excess(least) > 0:
