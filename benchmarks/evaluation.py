@@ -66,7 +66,7 @@ def true_of_classes(y: np.ndarray, margin: np.ndarray) -> dict[str, float]:
     return {
         "accuracy": ((margin > 0) == (y == 1)).mean(),
         "balanced_accuracy": (recall + specificity) / 2,
-        "recall": recall,
+        "sensitivity": recall,
         "auc": (ranks[y == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(y) - positives)),
         "log_loss": -np.log(np.where(y == 1, clipped, 1 - clipped)).mean(),
         "brier": ((p - y) ** 2).mean(),

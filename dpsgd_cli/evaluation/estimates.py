@@ -148,7 +148,7 @@ def fieller(
 def of_two_classes(noised: Noised) -> dict[str, Estimate]:
     """Return metrics from noisy cells of `strategy.for_two_classes`.
 
-    Accuracy, balanced accuracy, recall of each class, AUC, log loss (probabilities clipped to [.01, .99]), Brier score
+    Accuracy, balanced accuracy, sensitivity and specificity (recall of each class), AUC, log loss (probabilities clipped to [.01, .99]), Brier score
     and signed calibration gaps (mean label minus mean probability) in five groups of probability.
     """
     every = np.ones((2, BINS))
@@ -157,7 +157,7 @@ def of_two_classes(noised: Noised) -> dict[str, Estimate]:
     found = {
         "accuracy": noised.ratio(RIGHT, every, 0.0, 1.0),
         "balanced_accuracy": _mean(recalls),
-        "recall": recalls[1],
+        "sensitivity": recalls[1],
         "specificity": recalls[0],
         "auc": _auc(noised),
         "log_loss": noised.ratio(LOSSES, every, 0.0, float(LOSSES.max())),
