@@ -125,7 +125,8 @@ def protected(privacy: Privacy) -> str:
     """Return who is protected, what is hidden about them, and from whom."""
     unit, kind = privacy.get("unit"), NEIGHBOURS[privacy["adjacency"]]
     if unit is None:
-        whom = f"Every single record of the training data. What is hidden is {kind.hides}."
+        whole = "data, held out or not" if privacy.get("evaluation") == "private" else "training data"
+        whom = f"Every single record of the {whole}. What is hidden is {kind.hides}."
     else:
         whom = (
             "Every user of the training data, with all of their rows together. Rows with the same value of"
