@@ -148,9 +148,9 @@ def fieller(
 def of_two_classes(noised: Noised) -> dict[str, Estimate]:
     """Return metrics from noisy cells of `strategy.for_two_classes`.
 
-    Accuracy, balanced accuracy, sensitivity and specificity (recall of each class), AUC, log loss (probabilities clipped
-    to [.01, .99]), Brier score and signed calibration gaps (mean label minus mean probability) in five groups of
-    probability.
+    Accuracy, balanced accuracy, sensitivity and specificity (recall of each class), AUC, log loss (probabilities
+    clipped to [.01, .99]), Brier score and signed calibration gaps (mean label minus mean probability) in five groups
+    of probability.
     """
     every = np.ones((2, BINS))
     of_class = [every * [[1.0], [0.0]], every * [[0.0], [1.0]]]
