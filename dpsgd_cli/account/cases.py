@@ -229,6 +229,10 @@ class Case(ABC):
         """Return True if releases are chosen during a trial, so that the price is the budget of its privacy filter."""
         return False
 
+    def has_held_out(self) -> bool:
+        """Return True if a trial also released something of private held-out records (`ledger.by_part`)."""
+        return False
+
     def own_remarks(self) -> list[str]:
         """Return remarks on each trial, printed below the rows."""
         return []

@@ -140,6 +140,9 @@ class LedgerCase(Case):
         del trials  # the ledgers fix the number of trials
         return self._apart
 
+    def has_held_out(self) -> bool:
+        return any(entry.phase == "held-out" for trial in self.entries for entry in trial)
+
     def spends_a_budget(self) -> bool:
         return any(entry.budget_cap is not None for trial in self.entries for entry in trial)
 

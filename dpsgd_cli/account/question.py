@@ -298,6 +298,12 @@ def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
     rows: list[answers.Row] = []
     more_is_better = False
     for index, case in enumerate(cases):
+        if (asked.group > 1 or asked.best_of is not None) and case.has_held_out():
+            option = "--group" if asked.group > 1 else "--best-of"
+            raise UsageError(
+                f"{option}: no price is proved where held-out records are private: a group may lie in both parts, and a"
+                " choice may use both"
+            )
         named = _accountants(asked, case)
         parameter = _free_parameter(asked, case)
         more_is_better = parameter is not None and case.parameters().get(parameter, False)

@@ -105,6 +105,9 @@ class RecipeCase(Case):
     def own_remarks(self) -> list[str]:
         return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []
 
+    def has_held_out(self) -> bool:
+        return bool(self.plan.held_out)
+
     def spends_a_budget(self) -> bool:
         return self.plan.budget_cap is not None or not self.plan.epochs
 

@@ -208,3 +208,11 @@ def test_the_report_says_how_the_metrics_were_measured() -> None:
     assert "held-out records, which are private, by one noisy release" in told
     assert f"| accuracy | {value:.4f} | {low:.4f} to {high:.4f} |" in told
     assert "Measured without noise" not in told and "declared public" not in told.split("## How good")[1].split("##")[0]
+
+
+@pytest.mark.parametrize("asked", [["--group", "2"], ["--best-of", "3"]])
+def test_a_group_in_both_parts_and_a_choice_by_both_have_no_price(asked: list[str]) -> None:
+    directory, _ = train("out")
+    for source in (str(directory), "recipe.yaml"):
+        done = run("account", source, *asked)
+        assert done.exit_code == 2 and f"{asked[0]}: no price is proved" in done.stderr

@@ -250,8 +250,10 @@ def test_a_trial_is_the_same_alone_or_in_a_pack() -> None:
     assert spending(single, 0) == spending(pack, 4)
 
 
-def test_a_restored_run_goes_on_as_if_never_stopped() -> None:
-    made, stop = recipe(agd(refresh=2, momentum=0.5), privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}}, repeats=2), 2
+@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("chosen", [agd(refresh=2, momentum=0.5), agd(refresh=2), agd(splits=12)])
+def test_a_restored_run_goes_on_as_if_never_stopped(chosen: dict[str, Any], stop: int) -> None:
+    made = recipe(chosen, privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}}, repeats=2)
     whole, part, rest = DpAgd(context(made)), DpAgd(context(made)), DpAgd(context(made))
     run(whole)
     for epoch in range(stop):
