@@ -13,7 +13,7 @@ Guarantee: one `fit` is as private as `privacy_` says. These things are outside 
   that. Nothing is stated of all folds: scikit-learn deals them out by place or label, so that removing one record moves
   others. A search over parameters (`GridSearchCV` and what else calls scikit-learn's `_fit_and_score` with parameters)
   is refused, because it chooses by scores that nothing protects; `dpsgd sweep` tunes privately. A search of another
-  library, or a loop of your own, cannot be told from single fits, so it is neither refused nor priced.
+  library, or a loop of your own, cannot be distinguished from single fits, so it is neither refused nor priced.
 - Steps before the estimator in a `Pipeline` that have to be fitted see the records without noise. They are named in the
   statement (`uncovered_steps`) as outside of it. Steps that you apply by yourself cannot be known: `fitted_before` of
   `dpsgd.train` names them.
@@ -62,7 +62,7 @@ class PrivacyCostWarning(UserWarning):
 
 
 class _Private(BaseEstimator):
-    """What both estimators share. Attributes of a fitted one:
+    """Base of both estimators. Attributes of a fitted one:
 
     `privacy_`: the statement. `ledger_`: the releases. `report_`: the report as Markdown.
     """
@@ -161,7 +161,7 @@ class _Private(BaseEstimator):
 
 
 class DPClassifier(ClassifierMixin, _Private):
-    """A private classifier: by default the linear model of cosines and categories, at settings by rule.
+    """A private classifier: by default the linear model of cosines and categories, with automatic settings.
 
     Args:
         epsilon, delta: The budget of one fit. `fit` refuses to run without.
@@ -366,7 +366,7 @@ def _refuse_search() -> None:
 
 
 def _fitted_steps() -> list[str]:
-    """Return the steps before the estimator in the pipelines that fit it, without those that look at no record."""
+    """Return the steps before the estimator in the pipelines that fit it, without those that are data-independent."""
     found: list[str] = []
     for frame in _callers():
         owner = frame.f_locals.get("self")

@@ -72,7 +72,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Spending:
-    """What runs may release, for one charge: releases fixed beforehand, and runs known by their `profiles` alone.
+    """Releases that runs may make, for one charge: releases fixed beforehand, and runs known by their `profiles` alone.
 
     `held_out`: releases of the same run on its held-out records, in parallel with the others (`evaluation/price.py`).
     Neighbours differ in one part, so the larger of the two parts' charges dominates the run. Of several runs, which may

@@ -1,4 +1,4 @@
-"""How the cells of a table are written (`format`), and how columns of dates, codes and text become numbers (`columns`).
+"""Settings for the cells of a table (`format`), and for columns of dates, codes and text (`columns`).
 
 Cards and a user's own files share `TableFormat`; `data/table_files.py` reads by it. `data/computed_columns.py` computes
 the features of `ColumnUse`.
@@ -148,7 +148,7 @@ ColumnUse = DateColumn | HashedColumn | TextColumn
 
 @dataclass(frozen=True)
 class Computed:
-    """How a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
+    """Rule by which a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
 
     `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
     `hash`, one of `buckets` buckets; or `text`, the share of the bucket number `bucket` in runs of up to `words` words.

@@ -1,6 +1,6 @@
-"""How a table is written, and what each of its columns seems to hold; for drafts of recipes (`recipe_template.py`).
+"""Detection of how a table is written and of what its columns seem to hold, for drafts (`recipe_template.py`).
 
-The whole file is looked at, on the machine of whoever runs `dpsgd recipe new`. No guarantee covers that. What is found
+The whole file is looked at, on the machine where `dpsgd recipe new` runs. No guarantee covers that. What is found
 goes into the recipe, where a person confirms it; training reads what the recipe says and detects nothing.
 """
 
@@ -82,7 +82,7 @@ Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
 
 @dataclass(frozen=True)
 class Use:
-    """What a column seems to hold (`kind`), how the draft uses it (`role`), and what a person has to confirm."""
+    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm."""
 
     kind: str
     role: Role

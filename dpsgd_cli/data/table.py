@@ -219,7 +219,7 @@ class TargetScale:
 
     @property
     def _straight(self) -> tuple[float, float]:
-        """What becomes 0, and the distance that becomes 1."""
+        """The value that becomes 0, and the distance that becomes 1."""
         if not self.log_unit:
             return (self.low + self.high) / 2, (self.high - self.low) / 2
         half = math.log1p((self.high - self.low) / self.log_unit) / 2

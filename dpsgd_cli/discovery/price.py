@@ -3,8 +3,10 @@
 Notation: F columns are private, c of them categorical. A record is in at most one cell of each numeric column (public
 cells, `run.py`), and has at most one category in each categorical column; a missing value is in none. H is the vector
 of all counts: one for every cell of every numeric column, whether a record is in it or not, and one for every category
-that some record has. Released: H + N(0, s^2) at each count, where s = z S; but of a categorical column, only the
-categories whose noisy count exceeds T, with these counts.
+that some record has. Priced is the release of H + N(0, s^2) at each count, where s = z S; but of a categorical column,
+only the categories whose noisy count exceeds T, with these counts. Published is less: bounds, which are ends of public
+cells, and names of categories. The counts themselves leave no trace, so their grid, whose step depends on how many
+categories there are, is not seen.
 
 Sensitivity: S = sqrt(F) under add-remove and zero-out (a record adds at most 1 to at most F counts, or takes it away),
 and sqrt(2 F) if records are replaced (at most F counts lose 1 and at most F others gain 1).

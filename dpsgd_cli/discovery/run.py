@@ -4,8 +4,8 @@ Cells of a numeric column are public and the same for every column: from -2^40 t
 cut into four equal steps, and one cell for all that is nearer to 0. Values beyond are in the outermost cells. Bounds
 are ends of cells: 0, or a power of two times 1, 1.25, 1.5 or 1.75.
 
-Categories are told apart by a code, a hash of the cell's text. So the code of a record depends on that record alone, as
-every number of a row must (`data/splits.py`). A file in which two texts of a column have one code is refused.
+Categories are distinguished by a code, a hash of the cell's text. So the code of a record depends on that record alone,
+as every number of a row must (`data/splits.py`). A file in which two texts of a column have one code is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def codes(texts: Iterable[str], column: str) -> dict[float, str]:
 
 @dataclass(frozen=True)
 class Found:
-    """What was released of the private columns: bounds (low, high) by numeric column, categories by categorical one.
+    """Release of the private columns: bounds (low, high) by numeric column, categories by categorical one.
 
     `unclear` are numeric columns of which no count was clear of its noise, so that their bounds are a guess.
     """
@@ -76,7 +76,7 @@ class Found:
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong, as far as the release itself shows it."""
+        """Warnings that follow from the release itself."""
         lost = [f"{name}: no count is clear of the noise, so its bounds are a guess" for name in self.unclear]
         lost += [f"{name}: no category is above the threshold" for name, own in self.categories.items() if not own]
         return [f"private columns: {'; '.join(lost)}; raise data.discovery.share, or state them"] if lost else []

@@ -1,4 +1,4 @@
-"""How bounds and categories that a recipe calls `private` are released."""
+"""Settings of the release of bounds and categories that a recipe calls `private`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Discovery(Section):
         0.01, description="Share of the records that may lie below the bounds, and above them; they are clamped."
     )
     most_categories: Count = Field(
-        32, description="Most categories of a column that are told apart, the most frequent ones; public."
+        32, description="Most categories of a column that are kept apart, the most frequent ones; public."
     )
 
     @property

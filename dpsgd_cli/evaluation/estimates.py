@@ -9,8 +9,9 @@ variables. For a ratio of sums this gives the same variance as records drawn fro
 
 Intervals: a metric is a ratio t = N(x) / D(x). For the true t, N(x^) - t D(x^) has mean 0 and a variance that is a
 quadratic function of t, so {t : (N - t D)^2 <= 1.96^2 V(t)} is a 95% interval (Fieller 1954). If the denominator cannot
-be told from 0, the interval is the metric's whole range: nothing can be said. Variances are estimated at x+. Points are
-the metric of x+. An interval is centred on linear estimates, not on the point: x+ is biased if noise is large.
+be distinguished from 0, the interval is the metric's whole range: nothing can be said. Variances are estimated at x+.
+Points are the metric of x+. An interval is centred on linear estimates, not on the point: x+ is biased if noise is
+large.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dpsgd_cli.evaluation.strategy import BINS, ERRORS, LOSSES, RIGHT, SIDE, SLA
 Z = 1.959963984540054
 """Two-sided 95% quantile of a normal law."""
 LEAST_INFORMATION = 12.0
-"""Below this n mu^2, only intervals are shown: the noise of a metric is then larger than its sampling error."""
+"""Below this many records over the variance of the noise only intervals are shown: noise exceeds the sampling error."""
 _OF_PROBABILITIES = ("log_loss", "brier", "calibration")
 GROUPS = (0.2, 0.4, 0.6, 0.8)
 """Probabilities between the five groups of the calibration gaps."""
@@ -73,7 +74,7 @@ class Noised:
 
     @property
     def information(self) -> float:
-        """n mu^2 of this release; `LEAST_INFORMATION` says below which no points are shown."""
+        """Records over the variance of the noise; below `LEAST_INFORMATION` no points are shown."""
         return max(self.records, 0.0) / self.deviation**2
 
     def deviation_of(self, weights: np.ndarray) -> float:
@@ -96,7 +97,7 @@ class Noised:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was released of the held-out records, and what follows from it.
+    """Release of the held-out records, and the estimates that follow from it.
 
     `kind`: two-classes, classes or numbers. `noised`: the counts of cells, from which sets of any coverage follow
     (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
@@ -128,7 +129,7 @@ class Measured:
 def fieller(
     over: float, under: float, over_variance: float, shared: float, under_variance: float, least: float, most: float
 ) -> tuple[float, float]:
-    """Return the 95% interval of a ratio, cut to [least, most]; all of it if `under` cannot be told from 0.
+    """Return the 95% interval of a ratio, cut to [least, most]; all of it if `under` may be 0.
 
     `over`, `under`: unbiased estimates with the given variances and covariance.
 
@@ -236,7 +237,7 @@ def of_errors(noised: Noised, scale: float) -> dict[str, Estimate]:
     """Return quantiles of the absolute error, in units of the target: `scale` is its declared range.
 
     A quantile is the smallest edge below which at least that share of errors lies. Its interval is that of the edges
-    whose share cannot be told from it.
+    whose share may be equal to it.
     """
     found = {}
     every = np.ones(2 * SIDE)

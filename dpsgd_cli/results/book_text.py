@@ -1,4 +1,4 @@
-"""What a book says of a table, for a person and as JSON values. The file and its rules are in `book.py`."""
+"""Statements of a book about a table, for a person and as JSON values. The file and its rules are in `book.py`."""
 
 from __future__ import annotations
 

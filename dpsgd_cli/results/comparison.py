@@ -115,7 +115,7 @@ class Entry:
 
     @property
     def compared(self) -> tuple[Evaluated, Row]:
-        """What decides if a difference from another entry is stated."""
+        """Facts that decide if a difference from another entry is stated."""
         return self.evaluated, self.privacy
 
     @cached_property

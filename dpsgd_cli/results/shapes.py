@@ -1,4 +1,4 @@
-"""What a model learnt of each column, and its test curves: their file beside a result, pages and tables.
+"""Shapes that a model learnt of each column, and its test curves: their file beside a result, pages and tables.
 
 `training/explain.py` computes them. The file `explained.json` holds functions of released weights and of test records
 that are declared public, so it may be published with the model. Pictures are drawn from it without torch.

@@ -1,4 +1,4 @@
-"""What a sweep or a comparison charges the book of its recipes for, before its first run.
+"""Charges of a sweep or a comparison to the book of its recipes, before its first run.
 
 All runs without a result are charged together, as one sum that is fixed beforehand; a run that an earlier call charged
 and did not publish is not charged again (it goes on, or starts again: nothing of it was published). A failed cell stays

@@ -44,7 +44,7 @@ class PackJob:
 
     @property
     def charged(self) -> Literal["runs", "whole"]:
-        """What a book was charged for before the packs run (`loop.Options`): every cell, or a secret sweep as one."""
+        """The charges of a book before the packs run (`loop.Options`): every cell, or a secret sweep as one."""
         return "whole" if self.quiet else "runs"
 
     @property
