@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.common.text_format import count, epsilon_text
-from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.guarantee import sweep_lines
@@ -89,8 +89,14 @@ class SweepSession:
         """The folder of the runs, which is hidden if the sweep is `secret`."""
         return private_tuning.private_folder(self.folder) if self.secret else self.folder
 
+    def check_choice(self) -> None:
+        """Raise PrivacyError for a private choice among runs that measure private held-out records."""
+        if self.sweep.select is not None and any(c.loaded.recipe.data.evaluation == "private" for c in self.every):
+            raise PrivacyError(f"{self.source}: select: {pricing.MEASURED}")
+
     def begin(self) -> None:
         """Check that the folder can be written, draw the runs for random stopping, and write the sweep's index."""
+        self.check_choice()
         store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
             private_tuning.open_private(self.place)
@@ -186,6 +192,7 @@ class SweepSession:
         The price is left out if there is a problem. For random stopping, every cell is shown with one run, because the
         numbers of runs that are drawn are secret.
         """
+        self.check_choice()
         select, cells = self.sweep.select, self.every
         if isinstance(select, RandomStopping):
             cells = private_tuning.repeated(self.every, [1] * len(self.every))

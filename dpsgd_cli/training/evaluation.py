@@ -180,11 +180,10 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
         places = plan.sampling.records + split if isinstance(split, int) else plan.sampling.records / (1 - split)
         places = math.ceil(places)
         if recipe.data.task == "regression":
-            scale, bounds = target_scale(recipe.data), recipe.data.target_bounds
+            answers, bounds = _answers(recipe, labels, outputs[trial]), recipe.data.target_bounds
             assert bounds is not None
             low, high = sorted(bounds)
-            truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[trial][:, 0]))
-            measured = measure_numbers(truth, told.clip(low, high), (low, high), release, stream, places)
+            measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places)
         else:
             measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places)
             if residual_clip(recipe, models.classes or 2) is None:

@@ -197,8 +197,10 @@ def test_a_private_choice_among_such_runs_is_refused() -> None:
     sweep = {"name": "chosen", "recipes": ["recipe.yaml"], "grid": {"method.learning_rate": [0.5, 1]},
              "select": {"kind": "exponential", "epsilon": 0.1}}  # fmt: skip
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep))
-    done = run("sweep", "sweep.yaml", "--dry-run")
-    assert "a private choice among runs whose held-out records are private" in done.output
+    for more in (["--dry-run"], ["--out", "swept"]):
+        done = run("sweep", "sweep.yaml", *more)
+        assert done.exit_code != 0 and "a private choice among runs whose held-out records are private" in done.stderr
+    assert not list(Path().glob("swept/**/result.json"))
 
 
 def test_the_report_says_how_the_metrics_were_measured() -> None:
