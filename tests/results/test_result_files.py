@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import hashlib
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def test_a_file_with_what_was_not_released_is_marked_and_no_other_holds_any(
 def test_what_is_made_of_a_result_holds_no_marked_number_where_it_may_be_public(
     trained: tuple[bool, Path], name: str
 ) -> None:
-    """Every number of a marked column, as the tables write it, is looked for on the pages."""
+    """Every number of a marked column, as the tables write it, is looked for on the pages.
+
+    Shares of a few records (2/3) are left out: public columns hold them by chance.
+    """
     uncovered, directory = trained
     if FILES[name].unreleased != "never":
         assert name == "tensorboard"
@@ -75,7 +79,12 @@ def test_what_is_made_of_a_result_holds_no_marked_number_where_it_may_be_public(
     page = (directory / name).read_text()
     rows = list(csv.DictReader((directory / "history.csv").read_text().splitlines()))
     marked = {
-        value for row in rows for column, value in row.items() if column.startswith(NONPRIVATE) and len(value) > 6
+        value
+        for row in rows
+        for column, value in row.items()
+        if column.startswith(NONPRIVATE)
+        and len(value) > 6
+        and float(Fraction(value).limit_denominator(1000)) != float(value)
     }
     assert marked
     assert not [value for value in marked if value in page]
