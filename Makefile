@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-PAGES := yu2019 lectures lee2018 pate frontier beyond
+PAGES := yu2019 lectures lee2018 pate frontier beyond finetune
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt

@@ -62,6 +62,7 @@ def declarations(card: Card) -> tuple[str, ...]:
         said.append(
             f"The bounds of {name} of {card.name} are public (recipe): {low:g} to {high:g}; values outside are clamped."
         )
+    said += [table.used(name, column.use) for name, column in card.features.items() if column.use is not None]
     if any(column.values for column in card.features.values()):
         said.append(f"The values of the categorical columns of {card.name} are public (data set card).")
     return tuple(said)

@@ -21,7 +21,8 @@ from pydantic import Field, ValidationError, model_validator
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened, suggested
-from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.column_settings import MOST_UNPACKED, ColumnUse, TableFormat
+from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.step_settings import PreprocessStep
@@ -32,8 +33,6 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
 """A plain file name, without folder or leading dot: nothing is written or deleted outside a data set's folder."""
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=2000)]
-MOST_UNPACKED = 1 << 32
-"""Most bytes that a file may unpack to if its card declares no `bytes`."""
 
 
 class Variant(Section):
@@ -103,17 +102,18 @@ Reader = Annotated[IdxReader | CifarReader | BundledReader | TableReader, Field(
 
 
 class CardColumn(Section):
-    """Public knowledge about one column: at most one of `bounds`, `values` and `drop`, and none for the target."""
+    """Public knowledge about one column: at most one of `bounds`, `values`, `use` and `drop`; none for the target."""
 
     bounds: Interval | None = Field(None, description="[low, high]; values outside are clamped.")
     values: list[str] | None = Field(None, description="Every value of a categorical column.")
+    use: ColumnUse | None = Field(None, description="Dates, codes or text, as in data.columns, which may replace it.")
     drop: bool = False
     source: str = Field("", description="Why the bounds are public knowledge.")
 
     @model_validator(mode="after")
     def _one_kind(self) -> CardColumn:
-        if sum([self.bounds is not None, self.values is not None, self.drop]) > 1:
-            raise ValueError("give only one of bounds, values and drop")
+        if sum([self.bounds is not None, self.values is not None, self.use is not None, self.drop]) > 1:
+            raise ValueError("give only one of bounds, values, use and drop")
         return self
 
 
@@ -203,16 +203,17 @@ class Card(Section):
         """The columns of a table that reach training, in order."""
         return {k: v for k, v in (self.columns or {}).items() if k != self.target and not v.drop}
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """The layout of one record as read; pixels are scaled from `bounds` to [0, 1]."""
         if self.shape is not None:
             return Layout(tuple(self.shape), bounds=(0.0, 1.0))
-        columns = tuple(
-            Column(name, column.bounds, None if column.values is None else tuple(column.values))
-            for name, column in self.features.items()
-        )
-        return Layout((len(columns),), columns)
+        columns: list[Column] = []
+        for name, column in self.features.items():
+            values = None if column.values is None else tuple(column.values)
+            plain = [Column(name, column.bounds, values)]
+            columns += plain if column.use is None else columns_of(name, column.use, None, [])
+        return Layout((len(columns),), tuple(columns))
 
     def part(self, which: Literal["train", "test"], holds: str = "records") -> list[File]:
         """Return the files of one part, in order."""
@@ -299,11 +300,11 @@ def plain_card(data: Data, base: Path) -> Card:
 
 
 def card_of(data: Data, base: Path) -> Card:
-    """Return the card that a recipe names, with the recipe's bounds and without the column of `privacy.unit`.
+    """Return the card that a recipe names, with the recipe's bounds and uses, without the column of `privacy.unit`.
 
-    Raises DataError for bounds on a column that cannot have any.
+    Raises DataError for bounds or uses of a column that cannot have any.
     """
-    card = _without_owners(plain_card(data, base), data)
+    card = _with_uses(_without_owners(plain_card(data, base), data), data.columns or {})
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}
@@ -332,6 +333,19 @@ def _without_owners(card: Card, data: Data) -> Card:
     return _with_columns(card, {name: CardColumn(drop=True)})
 
 
+def _with_uses(card: Card, uses: dict[str, ColumnUse]) -> Card:
+    """Return the card with a recipe's uses of columns that have one."""
+    known = [name for name, column in card.features.items() if column.use is not None]
+    problems = [
+        f"data.columns names {name!r}, no column of dates, codes or text of {card.name}{suggested(name, known)}"
+        for name in uses
+        if name not in known
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    return _with_columns(card, {name: CardColumn(use=use) for name, use in uses.items()}) if uses else card
+
+
 def _with_columns(card: Card, own: dict[str, CardColumn]) -> Card:
     return Card.model_validate(card.model_dump(exclude_unset=True) | {"columns": {**(card.columns or {}), **own}})
 
@@ -344,7 +358,7 @@ def declared(card: Card) -> dict[str, tuple[float, float]]:
 
 def clamp(card: Card, x: np.ndarray) -> None:
     """Move every value of a declared column of rows x (N, D) inside its bounds, in place."""
-    names = list(card.features)
+    names = [column.name for column in card.layout.columns or ()]
     for name, (low, high) in declared(card).items():
         column = x[:, names.index(name)]
         np.clip(column, low, high, out=column)

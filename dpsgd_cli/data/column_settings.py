@@ -16,6 +16,8 @@ from dpsgd_cli.common.sections import Section
 
 Mark = Annotated[str, Field(min_length=1, max_length=1)]
 Cycle = Literal["year", "month", "week", "day"]
+MOST_UNPACKED = 1 << 32
+"""Most bytes that a packed file may unpack to, unless a card declares its `bytes`."""
 _A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456)
 
 
@@ -141,6 +143,14 @@ class TextColumn(Section):
 
     text: Annotated[int, Field(ge=2, le=10_000)] = Field(description="How many buckets.")
     words: Annotated[int, Field(ge=1, le=5)] = Field(2, description="Longest run of words that is counted.")
+    rarity: str | None = Field(
+        None,
+        description="A language, as en: its rare words count more, by wordfreq's public list; needs dpsgd[text].",
+    )
+    lexicon: Literal["vader"] | None = Field(
+        None,
+        description="Add the sentiment of English words, by VADER's public list; needs dpsgd[text].",
+    )
 
 
 ColumnUse = DateColumn | HashedColumn | TextColumn
@@ -151,8 +161,8 @@ class Computed:
     """Rule by which a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
 
     `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
-    `hash`, one of `buckets` buckets; or `text`, the share of the bucket number `bucket` in runs of up to `words` words.
-    `form` is that of dates.
+    `hash`, one of `buckets` buckets; or `text`, the feature number `bucket` of runs of up to `words` words, weighted by
+    `rarity` and followed by sentiments of a `lexicon` (`text_features.py`). `form` is that of dates.
     """
 
     of: str
@@ -162,3 +172,10 @@ class Computed:
     buckets: int = 0
     bucket: int = 0
     words: int = 0
+    rarity: str | None = None
+    lexicon: str | None = None
+
+    @property
+    def features(self) -> int:
+        """The number of features of the text."""
+        return self.buckets + 2 * (self.lexicon is not None)

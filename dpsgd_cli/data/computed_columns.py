@@ -3,17 +3,16 @@
 - A date becomes the days since its first public day, and one category for each cycle: month of the year, day of the
   month, day of the week, hour of the day.
 - A category of many becomes one of a number of buckets, by a hash of its text.
-- A text becomes the counts of its words, and of runs of words, in a number of buckets, divided by their length.
+- A text becomes the counts of its words, and more, in a number of buckets (`text_features.py`).
 
 Guarantee: the features are data-independent. They depend on the recipe and on the record's own cell only, so
 neighbouring data sets stay neighbouring and the features cost no privacy. The hash is MurmurHash3 with seed 0: it is
-public, and hides nothing by itself. The features of a text have L2 norm at most 1 in the numbers as they are stored:
-the norm is rounded up by a relative 2^-21, and rounding to float32 adds at most 2^-24 to each number.
+public, and hides nothing by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,13 @@ import numpy as np
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.text_features import features
 from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SLACK = 2.0**-21
-_WORD = r"(?u)\b\w+\b"
 _DAY = np.timedelta64(1, "D")
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _CYCLES = {
@@ -55,16 +53,16 @@ def columns_of(name: str, use: ColumnUse, filling: Missing | None, problems: lis
     if isinstance(use, HashedColumn):
         values = tuple(f"bucket {number}" for number in range(use.hash))
         return [Column(name, values=(*values, ""), filling="", computed=Computed(name, "hash", buckets=use.hash))]
-    category = f"{name} (text)"
+    rule = Computed(name, "text", buckets=use.text, words=use.words, rarity=use.rarity, lexicon=use.lexicon)
     return [
         Column(
             f"{name} (text {number})",
             (0.0, 1.0),
             indicator=True,
-            category=category,
-            computed=Computed(name, "text", buckets=use.text, bucket=number, words=use.words),
+            category=f"{name} (text)",
+            computed=replace(rule, bucket=number),
         )
-        for number in range(use.text)
+        for number in range(rule.features)
     ]
 
 
@@ -111,9 +109,11 @@ def entries(cells: pd.Series, missing: np.ndarray, column: Column, kept: dict[st
     if rule.kind == "text":
         key = f"text {rule.of}"
         if key not in kept:
-            kept[key] = _bags(cells, missing, rule)
-        bags, codes = kept[key]
-        return np.asarray(bags[codes, rule.bucket])
+            values = cells.astype("category")
+            told = features([*map(plain_text, values.cat.categories), ""], rule)  # "" has no words, as a gap
+            kept[key] = told, np.where(missing, len(told) - 1, values.cat.codes.to_numpy())
+        told, codes = kept[key]
+        return np.asarray(told[codes, rule.bucket])
     if rule.kind == "hash":
         return _buckets(cells, missing, rule.buckets)
     key = f"date {rule.of}"
@@ -181,20 +181,3 @@ def _buckets(cells: pd.Series, missing: np.ndarray, buckets: int) -> np.ndarray:
     values = cells.astype("category")
     codes = [murmurhash3_32(plain_text(value), seed=0, positive=True) % buckets for value in values.cat.categories]
     return np.where(missing, buckets, np.array([*codes, buckets])[values.cat.codes.to_numpy()])
-
-
-def _bags(cells: pd.Series, missing: np.ndarray, rule: Computed) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (C, buckets) of the different texts, then zeros, and each cell's row among them."""
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    values = cells.astype("category")
-    texts: Sequence[str] = [plain_text(value) for value in values.cat.categories]
-    counting = HashingVectorizer(
-        n_features=rule.buckets, ngram_range=(1, rule.words), token_pattern=_WORD, norm=None, alternate_sign=False
-    )
-    bags = np.zeros((len(texts) + 1, rule.buckets), np.float32)
-    if texts:
-        counts = counting.transform(texts).toarray()
-        norms = np.sqrt(np.einsum("ij,ij->i", counts, counts))
-        bags[:-1] = counts / (np.maximum(norms, 1.0) * (1 + _SLACK))[:, None]
-    return bags, np.where(missing, len(texts), values.cat.codes.to_numpy())

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
-from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat
+from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.users.settings import Unit
@@ -291,7 +291,6 @@ class Data(Section):
                 "drop",
                 "target_bounds",
                 "missing",
-                "columns",
                 "target_transform",
             )
             extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
@@ -378,6 +377,11 @@ class Data(Section):
         """Return True if the last step makes features of single columns, over public cells (`bin` without pairs)."""
         last = self.preprocess[-1].bin if self.preprocess else None
         return last is not None and last.pairs is None
+
+    @property
+    def of_texts(self) -> bool:
+        """Return True if a column of text is used, as the recipe says (not the card)."""
+        return any(isinstance(use, TextColumn) for use in (self.columns or {}).values())
 
     @property
     def extractors(self) -> list[Features]:

@@ -20,6 +20,7 @@ from dpsgd_cli.data.computed_columns import entries
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import MISSING, PLAIN
+from dpsgd_cli.data.text_features import described
 from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
@@ -280,10 +281,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     if any(column.values is not None and column.computed is None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
-    for name, use in (data.columns or {}).items():
-        said.append(
-            f"How {quoted(name)} becomes numbers is public (recipe), a rule for each record by itself: {_rule(use)}."
-        )
+    said += [used(name, use) for name, use in (data.columns or {}).items()]
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
         told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
@@ -293,12 +291,13 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     return tuple(said)
 
 
-def _rule(use: ColumnUse) -> str:
+def used(name: str, use: ColumnUse) -> str:
+    """Return the declaration of how a column of dates, codes or text becomes numbers."""
     if isinstance(use, DateColumn):
-        return f"days from {use.bounds[0]} to {use.bounds[1]}, and cycles"
-    if isinstance(use, HashedColumn):
-        return f"a hash into {use.hash} buckets"
-    return f"hashed runs of up to {use.words} words in {use.text} buckets"
+        told = f"days from {use.bounds[0]} to {use.bounds[1]}, and cycles"
+    else:
+        told = f"a hash into {use.hash} buckets" if isinstance(use, HashedColumn) else described(use)
+    return f"How {quoted(name)} becomes numbers is public (recipe), a rule for each record by itself: {told}."
 
 
 def read_warnings(data: Data, classes: tuple[Any, ...] | None, columns: Sequence[str] = ()) -> tuple[str, ...]:

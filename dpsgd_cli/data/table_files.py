@@ -23,8 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.cards import MOST_UNPACKED
-from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ Notation:
 - h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
-The constants (`RuleConstants`) depend on the problem: linear; linear and preconditioned; the latter with more than two
-classes, or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned by counts, by
-second moments, or not; MLP with classes or a target.
+The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
+with more than two classes, or on directions of synthetic images (the step `rotate`); linear with a target,
+preconditioned by counts, by second moments, or not; MLP with classes or a target.
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
@@ -31,7 +31,8 @@ second moments, or not; MLP with classes or a target.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP. A small budget is best spent on records with small
   residuals, a large one on all. Probabilities allow for the clipping (`metrics.probabilities_by`).
-    - Linear model: c = sqrt(signal / 20,000), from .5 (.4 with a preconditioner) to .7.
+    - Linear model: c = sqrt(signal / 20,000), from .5 (.4 with a preconditioner) to .7; of texts without a
+      preconditioner sqrt(signal / 40,000), from .2.
     - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4; with counts half of that, and more
       steps.
     - Directions of strokes: c = .07. Handwriting is easy to classify, so the residuals that remain are small.
@@ -44,6 +45,7 @@ second moments, or not; MLP with classes or a target.
     - At a pace of 25 a preconditioned model of scaled (not binned) columns oscillates.
     - With a squared loss steps may oscillate beyond 2 (1 + momentum), 3.6 or more. So its pace is 3, or with a
       preconditioner 2 and more steps.
+    - Few texts share a word, so the curvature is small along most words: the pace is 30.
     - Preconditioning makes the D directions alike, so the curvature along each is about h R^2 / D. So the pace is D / 4
       on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`schedules/settings.py`), so
@@ -53,8 +55,9 @@ second moments, or not; MLP with classes or a target.
 - Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
 
 The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
-directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. Pages
-report these data only to compare constants (`benchmarks/rule.py`, `results/tabular/README.md`).
+directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's, those
+for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
+`results/tabular/README.md`).
 """
 
 from __future__ import annotations
@@ -108,6 +111,7 @@ class RuleConstants:
 
 LINEAR = RuleConstants(noise=1.25, rate_limits=(6, 6), momentum=0.9, fewest=200, most=400)
 PRECONDITIONED = RuleConstants(noise=1.4, rate_limits=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
+TEXTS = replace(LINEAR, rate_limits=(30, 30), clips=(0.2, 0.7), clip_scale_n_mu=40_000)
 CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.125)
 _of_targets = partial(replace, noise=0.7, rate_limits=(3, 3), clips=(0.05, 0.4), clip_scale_n_mu=200_000)
 TARGETS = _of_targets(LINEAR)
@@ -146,7 +150,7 @@ class RuleProblem:
         if isinstance(self.recipe.model, MlpModel):
             return MLP_TARGETS if self.squared else MLP
         if self.recipe.preconditioner is None:
-            return TARGETS if self.squared else LINEAR
+            return TARGETS if self.squared else TEXTS if self.recipe.data.of_texts else LINEAR
         if self.drawn is not None:
             return DRAWN[self.drawn]
         counts = isinstance(self.recipe.preconditioner, Marginals)
