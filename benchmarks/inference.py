@@ -1,9 +1,9 @@
 """Coverage of 95% intervals of coefficients, on simulated tables and on draws and splits of Adult.
 
-Run `python -m benchmarks.inference [REPEATS] [--only KIND ...] [--out CSV]` (default 1,000 tables a row: half an hour of
-one core; 100: minutes). Adult is read from `$DPSGD_DATA`. For each kind of table, number of records and epsilon at delta
-1e-5 a row has the share of coefficients that have an interval, the share of these intervals that hold the truth, the
-median of their half-widths over those of the non-private counterpart, and the latter's coverage: OLS or logistic
+Run `python -m benchmarks.inference [REPEATS] [--only KIND ...] [--out CSV]` (default 1,000 tables a row: half an hour
+of one core; 100: minutes). Adult is read from `$DPSGD_DATA`. For each kind of table, number of records and epsilon at
+delta 1e-5 a row has the share of coefficients that have an interval, the share of these intervals that hold the truth,
+the median of their half-widths over those of the non-private counterpart, and the latter's coverage: OLS or logistic
 regression with the usual standard errors on the same records. Intervals come from `dpsgd_cli.intervals`, as in a
 training; the model that the rounds start from is descent on clipped residuals with noise.
 
