@@ -83,8 +83,8 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
     before = with_preconditioner(recipe, facts.preprocessing_releases)
-    before = with_histogram(recipe, with_intervals(recipe, before))
-    facts = replace(facts, preprocessing_releases=before)
+    before = with_intervals(recipe, before)
+    facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)

@@ -56,8 +56,8 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
             " add unit-norm to data.preprocess"
         )
     adjacency = recipe.adjacency
-    weights = weight_of(recipe.method.share), recipe.method.squares
-    bound = joint_sensitivity(adjacency, *weights) / replace_factor(adjacency)
+    moved = joint_sensitivity(adjacency, weight_of(recipe.method.share), recipe.method.squares)
+    bound = moved / replace_factor(adjacency)
     # not validated: a recipe of this method names no clip norm and no schedule of its own
     whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
     plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
