@@ -74,8 +74,6 @@ def _inference(recipe: Recipe) -> list[str]:
     problems = []
     if privacy.unit is not None:
         problems.append(f"{where}: its law is of independent records, and users have several; leave it out")
-    if recipe.save_model is False:
-        problems.append("save_model: false leaves out the file that method.inference is computed from; leave it out")
     if isinstance(method, LeastSquaresMethod):
         return problems
     if not isinstance(model, ConvexModel) or model.loss != "logistic" or model.l2 or model.radius is not None:

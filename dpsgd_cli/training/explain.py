@@ -50,7 +50,7 @@ from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, SgdSettings, TailIter
 from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.shapes import Coefficient, Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
-from dpsgd_cli.training import intervals
+from dpsgd_cli.training import intervals as of_coefficients
 from dpsgd_cli.training.evaluation import residual_clip
 from dpsgd_cli.training.inference import MAP, Trained
 from dpsgd_cli.training.intervals import Inference
@@ -89,7 +89,7 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     curves = _curves(trained, trial) if with_curves else TestCurves()
     weights, about_intervals = [] if inference is None else coefficients(trained, trial), ""
     if inference is not None:
-        about, about_intervals = "Bands are 95% intervals.", intervals.about(weights)
+        about, about_intervals = "Bands are 95% intervals.", of_coefficients.about(weights)
     return Explained(
         trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, pairs=strongest, curves=curves,
         left_out=left, coefficients=weights, about_intervals=about_intervals,
@@ -260,12 +260,15 @@ def _shape(
     effects -= effects.mean(axis=0)
     directions = _directions(trained, trial, flat, len(grid))
     noise = None if deviation is None else _noise(trained, trial, directions, deviation, effects.shape[1])
+    intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
+    known = [ends[0] is not None for ends in intervals or ()]
+    effects -= effects[known].mean(axis=0) if any(known) else 0.0
     return Shape(
         column=column.name,
         values=grid if column.values is None else list(column.values),
         effects=effects.tolist(),
         noise=None if noise is None else noise.tolist(),
-        intervals=None if inference is None else inference.shapes(directions, _contrasts(trained)),
+        intervals=intervals,
         size=float(effects.std(axis=0).max()),
     )
 

@@ -88,7 +88,7 @@ class Inference:
         """Return the ends of the interval of each effect (G, K), None where noise hides it.
 
         `directions` (G, D): of the effect of each value of a column. An effect is compared with the mean effect of the
-        values that have no hidden feature of their own.
+        values that have no hidden feature of their own; where an interval is told, `Shape.effects` are as well.
         """
         if self.bias:
             directions = np.hstack([directions, np.zeros((len(directions), 1))])

@@ -111,7 +111,6 @@ def test_the_release_is_a_share_of_the_budget(write_recipe: WriteRecipe, train: 
         (LOGISTIC, {"model": {"kind": "linear"}}, "loss: logistic"),
         (LOGISTIC, {"model": {"kind": "convex", "loss": "logistic", "l2": 0.1}}, "without l2"),
         (LOGISTIC, {"method": {"kind": "dp-sgd", "inference": "intervals"}}, "full batches"),
-        (LOGISTIC, {"save_model": False}, "save_model"),
         (LOGISTIC, {"privacy": {"budget": None, "delta": 1e-5}}, "share of privacy.budget"),
         (
             SQUARES,
