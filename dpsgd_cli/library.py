@@ -246,6 +246,19 @@ class Result:
         with trusting(really=self.trust_code):
             return pd.DataFrame(shapes.rows(explain(self.trained, trial, with_curves=False)))
 
+    def coefficients(self, trial: int = 0) -> pd.DataFrame:
+        """Return the weights of a linear model, with estimates and 95% intervals if the recipe asked for them.
+
+        Columns: feature, output, weight, estimate, low, high, note. Raises UsageError for other models.
+        """
+        import pandas as pd
+
+        from dpsgd_cli.results import shapes
+        from dpsgd_cli.training.explain import coefficients
+
+        with trusting(really=self.trust_code):
+            return pd.DataFrame(shapes.coefficient_rows(coefficients(self.trained, trial)))
+
     def __str__(self) -> str:
         return summary.result_text(self.document, self.directory)
 

@@ -19,7 +19,8 @@ def command(result: Path, out: Path | None, trial: int) -> None:
 
     A column's size is the standard deviation of its effect over its values. Everything is computed from the released
     weights and public facts, so it costs no privacy. With --out, DIR gets shapes.csv (the effect of each value, and the
-    deviation of training noise in it), coefficients.csv (linear models) and explained.html.
+    deviation of training noise in it), coefficients.csv (linear models) and explained.html. If the recipe asked for
+    intervals (method.inference), the tables hold the ends of 95% intervals: low, high.
 
     \b
     Examples:
@@ -43,8 +44,9 @@ def command(result: Path, out: Path | None, trial: int) -> None:
         click.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     for pair in found.pairs:
         click.echo(f"  together: {' and '.join(pair.columns)}  {pair.size:.4f}")
-    for text in (found.about_noise, *(f"left out: {text}" for text in found.left_out)):
-        click.echo(f"  {text}")
+    for text in (found.about_noise, found.about_intervals, *(f"left out: {text}" for text in found.left_out)):
+        if text:
+            click.echo(f"  {text}")
     privacy = (trained.document or {}).get("privacy", {})
     if not privacy.get("accountant") or privacy.get("uncovered_steps"):
         click.echo("  not covered by a statement: publish neither the model nor these tables", err=True)
@@ -53,7 +55,8 @@ def command(result: Path, out: Path | None, trial: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     texts = {"shapes.csv": files.to_csv(shapes.rows(found))}
     if isinstance(trained.loaded.recipe.model, OneLayer):
-        texts["coefficients.csv"] = files.to_csv(explain.coefficients(trained, trial))
+        own = shapes.coefficient_rows(explain.coefficients(trained, trial))
+        texts["coefficients.csv"] = files.to_csv(own)
     title = document.Heading(f"{trained.loaded.recipe.name}: what it learnt", 1)
     texts["explained.html"] = document.html([title, *shapes.blocks(found)])
     for name, text in texts.items():

@@ -86,6 +86,13 @@ class Method(ABC):
         """Maps A (D, D) of rows, one per trial, that explaining a model needs; empty where rows were not mapped."""
         return ()
 
+    def infer(self) -> Sequence[np.ndarray]:
+        """Return what intervals are computed from, a vector for each trial (`intervals/run.py`); empty without any.
+
+        The first call, after the last step, makes the releases that this needs. They were charged beforehand.
+        """
+        return ()
+
     def published(self) -> dict[str, list[float]]:
         """Return current numbers of the trials for `history.csv`, (R,) by name; public, computed from releases."""
         return {}

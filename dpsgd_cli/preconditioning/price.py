@@ -38,19 +38,23 @@ def sensitivity(adjacency: Adjacency) -> float:
     return math.sqrt(2) if NEIGHBOURS[adjacency].replaced else 1.0
 
 
-def joint_sensitivity(adjacency: Adjacency, weight: float) -> float:
-    """Return the L2 bound on how far one record moves A and weight Z together. It is reached.
+def joint_sensitivity(adjacency: Adjacency, weight: float, squares: float = 0.0) -> float:
+    """Return the L2 bound on how far one record moves A, weight Z and `squares` Y together, with Y = sum y^2.
+
+    Without Y (`squares` 0) it is reached; y^2 are the squares of the entries of y.
 
     - add-remove, zero-out: |u|^4 + weight^2 |u|^2 |y|^2 <= 1 + weight^2.
     - replace-one: let c = weight^2, t the cosine's absolute value and |u| = p, |v| = q. The square is at most
       p^4 + q^4 - 2 p^2 q^2 t^2 + c (p^2 + q^2 + 2 p q t). It grows with a common factor, so let q = 1. If c <= 2 p,
       the worst t is c / (2 p), which leaves p^4 + 1 + c (p^2 + 1) + c^2 / 2. Otherwise it is 1, which leaves
       (1 + p)^2 ((1 - p)^2 + c), of slope 2 (1 + p) (c - 2 p + 2 p^2) > 0. Both grow with p, so the worst is p = 1.
+    - Y: |y^2|^2 = sum y_k^4 <= |y|^4 <= 1, which adds squares^2. Entries of y^2 are not negative, so a replaced record
+      adds at most squares^2 (|y^2|^2 + |z^2|^2) <= 2 squares^2.
     """
     if not NEIGHBOURS[adjacency].replaced:
-        return math.sqrt(1 + weight**2)
+        return math.sqrt(1 + weight**2 + squares**2)
     cosine = min(1.0, weight**2 / 2)
-    return math.sqrt(2 - 2 * cosine**2 + weight**2 * (2 + 2 * cosine))
+    return math.sqrt(2 - 2 * cosine**2 + weight**2 * (2 + 2 * cosine) + 2 * squares**2)
 
 
 def weight_of(share: float) -> float:

@@ -16,7 +16,7 @@ from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
@@ -36,7 +36,7 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += [*_discovery(recipe), *_evaluation(recipe)]
+    found += [*_discovery(recipe), *_evaluation(recipe), *_inference(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -63,6 +63,30 @@ def _evaluation(recipe: Recipe) -> list[str]:
         problems.append("data.public: cut from the held-out records, which are private; cut it from train")
     if data.task == "regression" and data.target_bounds is None:
         problems.append(f"data.target_bounds: missing; {where} bounds errors by them")
+    return problems
+
+
+def _inference(recipe: Recipe) -> list[str]:
+    """Refuse intervals whose law or price (`intervals/`) does not cover the recipe."""
+    method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.inference"
+    if not isinstance(method, Preconditioned | LeastSquaresMethod) or method.inference is None or privacy is None:
+        return []
+    problems = []
+    if privacy.unit is not None:
+        problems.append(f"{where}: its law is of independent records, and users have several; leave it out")
+    if isinstance(method, LeastSquaresMethod):
+        return problems
+    if not isinstance(model, ConvexModel) or model.loss != "logistic" or model.l2 or model.radius is not None:
+        problems.append(
+            f"{where}: is for model {{kind: convex, loss: logistic}} without l2 and radius; for numbers use method"
+            " dp-least-squares"
+        )
+    if method.batching != "full":
+        problems.append(f"{where}: is for full batches; use method dp-gd, or batching: full")
+    if privacy.budget is None or privacy.budget_covers == "training":
+        problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
+    if privacy.schedule.adaptive:
+        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
     return problems
 
 

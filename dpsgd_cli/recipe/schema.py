@@ -208,6 +208,12 @@ class Recipe(Section):
         return self.method.conditioned if isinstance(self.method, Preconditioned) else None
 
     @property
+    def inference_share(self) -> float | None:
+        """Return the share of the budget that the rounds of `intervals/price.py` get; None without them."""
+        asked = isinstance(self.method, Preconditioned) and self.method.inference is not None
+        return self.method.inference_share if isinstance(self.method, Preconditioned) and asked else None
+
+    @property
     def trials(self) -> int:
         """Return the number of trials: repeats times folds."""
         return self.repeats * (self.folds or 1)

@@ -7,6 +7,7 @@ that are declared public, so it may be published with the model. Pictures are dr
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from dpsgd_cli.results.pictures import COLOURS
 from dpsgd_cli.results.result import Row
 
 NAME = "explained.json"
+Ends = tuple[float, float]
 MOST_PICTURES = 24
+MOST_COEFFICIENTS = 60
+"""Coefficients of the table in a report; `dpsgd explain --out` writes all."""
 _IN_A_ROW = 4
 _MOST_NAMES = 12
 
@@ -33,15 +37,28 @@ class _Part(BaseModel):
 class Shape(_Part):
     """The effect of one column on each output: G values (numbers, or names of categories) by `effects` (G, K).
 
-    `noise`: the standard deviation of training noise in each effect (G,); None where its law is not known. `size` is
-    the standard deviation of the effects over the values, the largest of the outputs.
+    `noise`: the standard deviation of training noise in each effect (G,); None where its law is not known. `intervals`:
+    ends of the 95% interval of each effect (G, K), None where noise hides it; None if the recipe asked for none. `size`
+    is the standard deviation of the effects over the values, the largest of the outputs.
     """
 
     column: str
     values: list[float] | list[str]
     effects: list[list[float]]
     noise: list[float] | None
+    intervals: list[list[Ends | None]] | None = None
     size: float
+
+
+class Coefficient(_Part):
+    """A weight as published, and its estimate with the ends of its 95% interval; None where noise hides them."""
+
+    feature: str
+    output: str
+    weight: float
+    estimate: float | None = None
+    ends: Ends | None = None
+    note: str = ""
 
 
 class Pair(_Part):
@@ -71,6 +88,8 @@ class Explained(_Part):
     outputs: list[str]
     unit: str
     about_noise: str
+    about_intervals: str = ""
+    coefficients: list[Coefficient] = []
     shapes: list[Shape]
     pairs: list[Pair]
     curves: TestCurves
@@ -103,9 +122,24 @@ def rows(explained: Explained) -> list[Row]:
             "effect": effects[number],
             "noise": None if shape.noise is None else shape.noise[at],
         }
+        | ({} if shape.intervals is None else _ends(shape.intervals[at][number]))
         for shape in explained.shapes
         for at, (value, effects) in enumerate(zip(shape.values, shape.effects, strict=True))
         for number, output in enumerate(explained.outputs)
+    ]
+
+
+def _ends(known: Ends | None) -> Row:
+    return dict.fromkeys(("low", "high")) if known is None else {"low": known[0], "high": known[1]}
+
+
+def coefficient_rows(coefficients: Sequence[Coefficient]) -> list[Row]:
+    """Return the coefficients as a table, a row for each feature and output."""
+    return [
+        {"feature": one.feature, "output": one.output, "weight": one.weight, "estimate": one.estimate}
+        | _ends(one.ends)
+        | {"note": one.note}
+        for one in coefficients
     ]
 
 
@@ -137,6 +171,10 @@ def blocks(explained: Explained) -> list[Block]:
             Picture(_draw_shapes(explained), "effect of each column"),
             Table(head, summary(explained)),
         ]
+    if explained.coefficients:
+        told += [Heading("Coefficients with 95% intervals"), Text(explained.about_intervals)]
+        listed = coefficient_rows(explained.coefficients[:MOST_COEFFICIENTS])
+        told.append(Table(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
     if explained.pairs:
         pairs = [(" and ".join(pair.columns), metric_text(pair.size)) for pair in explained.pairs]
         told += [Text("Pairs of columns whose joint effect is more than the sum:"), Table(("columns", "size"), pairs)]
@@ -162,6 +200,10 @@ def _value(value: float | str) -> str:
     return f"{value:g}" if isinstance(value, float) else value or "(missing)"
 
 
+def _cell(value: Any) -> str:
+    return "" if value is None else metric_text(value) if isinstance(value, float) else str(value)
+
+
 def _draw_shapes(explained: Explained) -> str:
     """Draw a panel for each of the largest columns: lines over numbers, points over categories, bands of noise."""
     shapes = explained.shapes[:MOST_PICTURES]
@@ -174,9 +216,8 @@ def _draw_shapes(explained: Explained) -> str:
         for number, output in enumerate(explained.outputs):
             own, colour = [effects[number] for effects in shape.effects], COLOURS[number % len(COLOURS)]
             axes.plot(places, own, "-" if numbers else "o", color=colour, label=output)
-            if shape.noise is not None:
-                low = [effect - 1.96 * noise for effect, noise in zip(own, shape.noise, strict=True)]
-                high = [effect + 1.96 * noise for effect, noise in zip(own, shape.noise, strict=True)]
+            low, high = _band(shape, number, own)
+            if low:
                 if numbers:
                     axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
                 else:
@@ -190,6 +231,18 @@ def _draw_shapes(explained: Explained) -> str:
     if len(explained.outputs) > 1:
         figure.axes[0].legend(fontsize=6)
     return figure.svg()
+
+
+def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the ends of the band around an output's effects: intervals, else noise of training, else none."""
+    if shape.intervals is not None:
+        ends = [own[number] or (math.nan, math.nan) for own in shape.intervals]
+        return [low for low, _ in ends], [high for _, high in ends]
+    if shape.noise is None:
+        return [], []
+    reach = [1.96 * noise for noise in shape.noise]
+    pairs = list(zip(effects, reach, strict=True))
+    return [effect - own for effect, own in pairs], [effect + own for effect, own in pairs]
 
 
 def _draw_curves(curves: TestCurves) -> str:

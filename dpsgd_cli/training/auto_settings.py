@@ -260,7 +260,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
         return AutoChoice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
     why, chosen = f"{known.features} features, of at most {most}", MOMENTS
-    if recipe.data.by_column:
+    if recipe.data.by_column and method.inference is None:
         chosen = MARGINALS
     if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
         return AutoChoice(key, None, "")

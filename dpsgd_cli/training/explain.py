@@ -48,11 +48,12 @@ from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, SgdSettings, TailIterates
 from dpsgd_cli.results import provenance, shapes, store
-from dpsgd_cli.results.result import Row
-from dpsgd_cli.results.shapes import Explained, Pair, Shape, TestCurves
+from dpsgd_cli.results.shapes import Coefficient, Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
+from dpsgd_cli.training import intervals as of_coefficients
 from dpsgd_cli.training.evaluation import residual_clip
 from dpsgd_cli.training.inference import MAP, Trained
+from dpsgd_cli.training.intervals import Inference
 
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
@@ -78,16 +79,20 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     elif len(usable) > _MOST_COLUMNS:
         left.append(f"all but the first {_MOST_COLUMNS} of {len(usable)} columns")
     deviation, about = deviation_of_noise(trained, trial)
-    others = _references(columns)
-    found = [_shape(trained, trial, at, others, deviation) for at in usable[:_MOST_COLUMNS]]
+    others = _references(columns, _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS)
+    inference = _inference(trained, trial)
+    found = [_shape(trained, trial, at, others, deviation, inference) for at in usable[:_MOST_COLUMNS]]
     found.sort(key=lambda shape: -shape.size)
     pairs = _pairs(trained, trial, [at for at in usable if len(usable) <= _MOST_IN_PAIRS], others)
     least = _LEAST_PAIR * max((shape.size for shape in found), default=0.0)
     strongest = sorted((pair for pair in pairs if pair.size > least), key=lambda pair: -pair.size)[:_MOST_PAIRS]
     curves = _curves(trained, trial) if with_curves else TestCurves()
+    weights, about_intervals = [] if inference is None else coefficients(trained, trial), ""
+    if inference is not None:
+        about, about_intervals = "Bands are 95% intervals.", of_coefficients.about(weights)
     return Explained(
         trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, pairs=strongest, curves=curves,
-        left_out=left,
+        left_out=left, coefficients=weights, about_intervals=about_intervals,
     )  # fmt: skip
 
 
@@ -108,26 +113,29 @@ def write(directory: Path, base: Path) -> None:
         return
 
 
-def coefficients(trained: Trained, trial: int) -> list[Row]:
-    """Return the weights of a linear model, a row for each feature and output. Raises UsageError for other models."""
+def coefficients(trained: Trained, trial: int) -> list[Coefficient]:
+    """Return the weights of a linear model, for each feature and output, with intervals if the recipe asked for them.
+
+    Raises UsageError for other models.
+    """
     if not isinstance(trained.loaded.recipe.model, OneLayer):
         raise UsageError("coefficients are those of linear and convex models; shapes.csv is for every model")
     names = [f"feature {number}" for number in range(math.prod(trained.input_shape))]
     named = trained.pipeline(trial).layouts[-1].columns
     if named is not None and len(named) == len(names):
         names = [column.name for column in named]
-    module = trained.module(trial)
-    found: list[Row] = []
-    for tensor in module.state_dict().values():
-        weights = tensor.double().numpy()
-        features = names if weights.ndim == 2 else ["the model's own constant"]
-        told = weights if weights.ndim == 2 else weights[:, None]
-        found += [
-            {"feature": feature, "output": _label(trained, output, len(told)), "weight": float(told[output, at])}
-            for at, feature in enumerate(features)
-            for output in range(len(told))
-        ]
-    return found
+    parts = [tensor.double().numpy() for tensor in trained.module(trial).state_dict().values()]
+    weights = np.vstack([part.T if part.ndim == 2 else part[None] for part in parts])
+    names += ["the model's own constant"] * (len(weights) - len(names))
+    labels = [_label(trained, output, weights.shape[1]) for output in range(weights.shape[1])]
+    inference = _inference(trained, trial)
+    if inference is not None:
+        return inference.coefficients(names, labels, weights)
+    return [
+        Coefficient(feature=name, output=label, weight=float(weights[at, output]))
+        for at, name in enumerate(names)
+        for output, label in enumerate(labels)
+    ]
 
 
 def _label(trained: Trained, output: int, outputs: int) -> str:
@@ -210,9 +218,9 @@ def _grid(column: Column) -> list[float] | None:
     return [float(value) for value in np.linspace(low, high, _POINTS)]
 
 
-def _references(columns: Sequence[Column]) -> np.ndarray:
-    """Return reference records (n, D) drawn evenly from public bounds and values; nothing is missing in them."""
-    drawn, number = np.random.default_rng(0), _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS
+def _references(columns: Sequence[Column], number: int) -> np.ndarray:
+    """Return `number` records (n, D) drawn evenly from public bounds and values; nothing is missing in them."""
+    drawn = np.random.default_rng(0)
     found = np.zeros((number, len(columns)))
     for at, column in enumerate(columns):
         if column.values is not None:
@@ -222,7 +230,26 @@ def _references(columns: Sequence[Column]) -> np.ndarray:
     return found
 
 
-def _shape(trained: Trained, trial: int, at: int, others: np.ndarray, deviation: float | None) -> Shape:
+def _inference(trained: Trained, trial: int) -> Inference | None:
+    """Return the intervals of a trial, whose coding is chosen on drawn reference records; None without intervals."""
+    columns = trained.layout.columns or ()
+    drawn = _references(columns, 4 * math.prod(trained.input_shape) + _OTHERS)
+    return Inference.of_trained(trained, trial, trained.inputs(drawn, trial, exactly=True)) if columns else None
+
+
+def _contrasts(trained: Trained) -> list[np.ndarray]:
+    """Return the contrast (K,) of the model's outputs that each explained output is, as in `_explained`."""
+    outputs = next(iter(trained.bundle.weights[0].values())).shape[0]
+    if trained.classes is None or outputs == 1:
+        return [np.eye(outputs)[0] * (target_scale(trained.data).unit if trained.classes is None else 1.0)]
+    if outputs == 2:
+        return [np.array([-1.0, 1.0])]
+    return list(np.eye(outputs) - 1 / outputs)
+
+
+def _shape(
+    trained: Trained, trial: int, at: int, others: np.ndarray, deviation: float | None, inference: Inference | None
+) -> Shape:
     column = (trained.layout.columns or ())[at]
     grid = _grid(column) or []
     rows = np.repeat(others[None], len(grid), axis=0)
@@ -231,21 +258,30 @@ def _shape(trained: Trained, trial: int, at: int, others: np.ndarray, deviation:
     found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
     effects = found.mean(axis=1)
     effects -= effects.mean(axis=0)
-    noise = None if deviation is None else _noise(trained, trial, flat, len(grid), deviation, effects.shape[1])
+    directions = _directions(trained, trial, flat, len(grid))
+    noise = None if deviation is None else _noise(trained, trial, directions, deviation, effects.shape[1])
+    intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
+    known = [ends[0] is not None for ends in intervals or ()]
+    effects -= effects[known].mean(axis=0) if any(known) else 0.0
     return Shape(
         column=column.name,
         values=grid if column.values is None else list(column.values),
         effects=effects.tolist(),
         noise=None if noise is None else noise.tolist(),
+        intervals=intervals,
         size=float(effects.std(axis=0).max()),
     )
 
 
-def _noise(trained: Trained, trial: int, rows: np.ndarray, groups: int, deviation: float, outputs: int) -> np.ndarray:
-    """Return the deviation of noise in the effects of `groups` groups of rows, (groups,)."""
+def _directions(trained: Trained, trial: int, rows: np.ndarray, groups: int) -> np.ndarray:
+    """Return the vectors c (groups, D) of inputs whose product with the weights is the effect of each group of rows."""
     inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
     directions = inputs.mean(axis=1)
-    directions -= directions.mean(axis=0)
+    return np.asarray(directions - directions.mean(axis=0))
+
+
+def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float, outputs: int) -> np.ndarray:
+    """Return the deviation of training noise in effects along `directions` (groups, D), (groups,)."""
     whitened = trained.bundle.kept.get(f"{trial}/{MAP}")
     if whitened is not None:
         directions = directions @ whitened.astype(np.float64)

@@ -65,7 +65,9 @@ if TYPE_CHECKING:
 FORMAT = 3
 _AT_ONCE = 4096
 MAP = "map"
-"""Key of a trial's map of rows among the arrays that a bundle keeps; only `explain.py` uses it."""
+RELEASED = "intervals"
+"""Keys of a trial's map of rows, and of what intervals need, among the arrays of a bundle; only `explain.py` uses them.
+"""
 
 
 def bundle_of(trials: Trials, span: slice) -> Bundle:
@@ -90,7 +92,8 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
     loaded = models.loaded_names(recipe.model, trials.context.base)
     untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
-    kept |= {f"{trial}/{MAP}": made for trial, made in enumerate(trials.method.maps)}
+    for key, made in ((MAP, trials.method.maps), (RELEASED, trials.method.infer())):
+        kept |= {f"{trial}/{key}": own for trial, own in enumerate(made)}
     return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
 
 
@@ -205,7 +208,7 @@ class Trained:
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""
         chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
-        steps = {key: held for key, held in chosen.kept.items() if not key.endswith(f"/{MAP}")}
+        steps = {key: held for key, held in chosen.kept.items() if key.rpartition("/")[2] not in (MAP, RELEASED)}
         return pipeline_of(self.data, self.loaded.base, self.layout, steps | chosen.unreleased)
 
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:

@@ -58,7 +58,7 @@ def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
     assert found.pairs == [] and "no noise" in found.about_noise
     groups = np.array(found.curves.predicted)
     assert groups[:, 0] == pytest.approx(groups[:, 1], abs=4) and (groups[:, 2] <= groups[:, 1]).all()
-    names = {row["feature"]: row["weight"] for row in explain.coefficients(Trained.load(directory), 0)}
+    names = {row.feature: row.weight for row in explain.coefficients(Trained.load(directory), 0)}
     assert names["a"] == pytest.approx(1, abs=0.02) and set(names) == {"a", "b", "the model's own constant"}
 
 
@@ -180,7 +180,11 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
     with (tmp_path / "tables" / "shapes.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10 + 3 and {row["column"] for row in rows} == {"age", "job"}
-    assert (tmp_path / "tables" / "coefficients.csv").read_text().startswith("feature,output,weight\nage,no,")
+    assert (
+        (tmp_path / "tables" / "coefficients.csv")
+        .read_text()
+        .startswith("feature,output,weight,estimate,low,high,note\nage,no,")
+    )
     assert "<svg" in (tmp_path / "tables" / "explained.html").read_text()
     # the records are not there any more: shapes are post-processing, curves are not drawn anew
     (tmp_path / "own.csv").unlink()

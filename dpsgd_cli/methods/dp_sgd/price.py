@@ -41,6 +41,7 @@ from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.intervals.price import with_intervals
 from dpsgd_cli.noise.settings import BandedNoise, CorrelatedNoise, numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
@@ -82,6 +83,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
     before = with_preconditioner(recipe, facts.preprocessing_releases)
+    before = with_intervals(recipe, before)
     facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,27 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import replace_factor
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.engine.tensors import Examples, Table, to_device
 from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.intervals.price import LABEL, released_rounds
+from dpsgd_cli.intervals.run import release_rounds
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import step_noise
-from dpsgd_cli.noise.run import Grid, NoiseSource
+from dpsgd_cli.noise.run import Grid, NoiseSource, gaussian
 from dpsgd_cli.preconditioning.run import Preconditioning
+from dpsgd_cli.preconditioning.second_moments import at_most_one, blocks, exactly_one
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.schedules.run import AdaptiveSchedules
 
@@ -263,6 +269,7 @@ class DpSgd(GradientMethod):
         self.preconditioning = None
         if context.recipes[0].preconditioner is not None:
             self.preconditioning = Preconditioning(context, self.plans)
+        self._inferred: list[np.ndarray] = []
         self._check_priced()
 
     def _check_priced(self) -> None:
@@ -308,6 +315,51 @@ class DpSgd(GradientMethod):
     @property
     def maps(self) -> Sequence[np.ndarray]:
         return () if self.preconditioning is None else self.preconditioning.maps
+
+    def infer(self) -> Sequence[np.ndarray]:
+        """Make the rounds of `intervals/price.py` for each trial, on its training rows (`Method.infer`)."""
+        rounds = [released_rounds(plan) for plan in self.plans]
+        if self._inferred or not rounds[0]:
+            return self._inferred
+        if self.preconditioning is not None:
+            self.preconditioning.prepare()
+        context, model = self.context, self.context.recipes[0].model
+        bias = isinstance(model, OneLayer) and model.has_bias
+        cuts = [cut.double().cpu().numpy() for cut in self.cuts]
+        if not cuts and context.feature_bound is None:
+            raise PrivacyError(
+                "method.inference needs a preconditioner of second moments, or a public bound on the norm of a record's"
+                " features: scale by bounds, or add unit-norm to data.preprocess"
+            )
+        bound = math.hypot(1.0, float(bias)) if cuts else float(context.feature_bound or 0.0)
+        # behind a cut, weights of the preconditioned rows
+        own = (super().output if cuts else self.output).detach().double().cpu().numpy()
+        for trial, mechanisms in enumerate(rounds):
+            pieces = partial(self._bounded_rows, trial, cuts[trial] if cuts else None, bound, bias)
+
+            def noised(number: int, exact: np.ndarray, mechanism: GaussianSum, trial: int = trial) -> np.ndarray:
+                return gaussian(context.streams[trial], LABEL, number, exact, mechanism, context.table.summed)
+
+            found = release_rounds(pieces, own[trial] * bound, bound, mechanisms, noised)
+            self._inferred.append(found.vector)
+        return self._inferred
+
+    def _bounded_rows(
+        self, trial: int, cut: np.ndarray | None, bound: float, bias: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield a trial's rows with the bias's 1, over `bound`, and labels 0 or 1. Behind a `cut`, rows have norm 1.
+
+        Rows that are longer than their bound are scaled down to it. Private.
+        """
+        table = self.context.table
+        x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
+        taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
+        for rows, labels in zip(blocks(x, taken), blocks(table.y.cpu().numpy(), taken), strict=True):
+            moved = rows.astype(np.float64)
+            if cut is not None:
+                moved = exactly_one(moved - (moved @ cut) @ cut.T)
+            moved = np.hstack([moved, np.ones((len(moved), 1))]) if bias else moved
+            yield at_most_one(moved / bound), (labels[:, 0] > 0).astype(np.float64)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
-from dpsgd_cli.common.sections import Auto, Count, NonNegative, Positive, Section
+from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.intervals.settings import INFERENCE, Inference
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
 from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.schedules.learning_rate import Rate
@@ -173,6 +174,11 @@ class Preconditioned(Gradient):
         " share of the budget; auto: with the learning rate, or none (null).",
     )
 
+    inference: Inference | None = INFERENCE
+    inference_share: Fraction = Field(
+        0.3, description="Share of the mu^2 (or rho) left after the preconditioner that the release for intervals gets."
+    )
+
     @property
     def conditioned(self) -> Preconditioner | None:
         """Return the preconditioner; None while it is `auto`."""
@@ -223,7 +229,8 @@ class DpSgdMethod(Preconditioned):
             single = "dpsgd_cli.methods.lectures.run:LectureSgd"
             return replace(self.descriptor, runs=single, distributable=False, auto_tunable=False, by_unit=False)
         # the second moments are a look at all rows that no sum over processes makes
-        return self.descriptor if self.conditioned is None else replace(self.descriptor, distributable=False)
+        alone = self.conditioned is not None or self.inference is not None
+        return replace(self.descriptor, distributable=False) if alone else self.descriptor
 
 
 def section_of(recipe: Recipe) -> Gradient:

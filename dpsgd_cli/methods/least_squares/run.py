@@ -10,7 +10,9 @@ Released, once: A = sum u u^T and Z = sum u y^T. u is a record's features (and t
 scaled down to norm 1 if longer. y is the record's class as a one-hot vector, or its target clamped to [-1, 1]. Noise is
 N(0, s^2) on the upper triangle of A with the entries off the diagonal times sqrt(2), and on weight Z.
 
-Sensitivity: S = `joint_sensitivity` of the two together, sqrt(1 + weight^2) under add-remove and zero-out; a replaced
+With `method.inference: intervals`, Y = sum y^2 (of each output) is a third part, on weight `SQUARES` (`settings.py`).
+
+Sensitivity: S = `joint_sensitivity` of all parts together, sqrt(1 + weight^2) without Y under add-remove; a replaced
 record moves them by less than twice that. weight = sqrt((1 - share) / share). If users are protected with all their
 rows (`users/run.py`), a user adds the mean of u u^T and of u y^T over their rows. A mean of vectors of norm at most S
 has norm at most S, so all of this holds for users, too.
@@ -24,7 +26,7 @@ of scattering features).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.intervals.run import SquaresRelease
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.noise.run import gaussian
@@ -53,6 +56,10 @@ class DpLeastSquares(OneShot):
             raise PrivacyError("dp-least-squares was started without a linear model, or a bound on its features")
         self.bound, self.bias = bound, model.has_bias
         self.outputs = next(shape for _, shape in context.pack.spans.values())[0]
+        self._inferred: list[np.ndarray] = []
+
+    def infer(self) -> Sequence[np.ndarray]:
+        return self._inferred
 
     def solve(self) -> None:
         self.charge()
@@ -95,26 +102,33 @@ class DpLeastSquares(OneShot):
             yield bounded if users is None else moments.at_most_one(bounded) * root, targets * root
 
     @np.errstate(**SILENT)
-    def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return A (D, D) and Z (D, K) without noise. Private."""
+    def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return A (D, D), Z (D, K) and Y (K,) without noise. Private."""
         width = self.context.pack.size // self.outputs
-        products = np.zeros((width, self.outputs))
+        products, squares = np.zeros((width, self.outputs)), np.zeros(self.outputs)
         for rows, targets in self._pieces(trial):
             products += moments.at_most_one(rows).T @ targets
-        return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products
+            squares += np.square(targets).sum(axis=0)
+        return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products, squares
 
-    def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray) -> torch.Tensor:
-        """Release A and Z of a trial with noise, and return weights (D, K) for unscaled features."""
+    def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray, squares: np.ndarray) -> torch.Tensor:
+        """Release A and Z (and Y) of a trial with noise, and return weights (D, K) for unscaled features."""
         plan, settings = self.context.plans[trial], self.context.recipes[trial].method
         assert plan is not None and isinstance(settings, LeastSquaresMethod)
         mechanism, weight = plan.epochs[0][0].mechanism, weight_of(settings.share)
         assert isinstance(mechanism, GaussianSum)
-        both = np.concatenate([moments.as_vector(exact), weight * products.ravel()])
+        beside = settings.squares * squares if settings.squares else np.zeros(0)
+        both = np.concatenate([moments.as_vector(exact), weight * products.ravel(), beside])
         released = gaussian(self.context.streams[trial], "least-squares", 0, both, mechanism, self.context.table.summed)
         if self.context.watcher is not None:
             self.context.watcher.measured([trial], torch.from_numpy(both[None]), torch.from_numpy(released[None]))
-        values, vectors = eigen(moments.from_vector(released[: -products.size]))
+        triangle = len(exact) * (len(exact) + 1) // 2
+        matrix, noisy = moments.from_vector(released[:triangle]), released[triangle : triangle + products.size] / weight
+        values, vectors = eigen(matrix)
         scale = mechanism.noise_multiplier * mechanism.sensitivity
+        if settings.squares:
+            sums = noisy.reshape(products.shape), released[triangle + products.size :] / settings.squares
+            self._inferred.append(SquaresRelease(self.bound, scale, weight, matrix, *sums).vector)
         values = values.clamp_min(0.0) + spread(len(exact), scale) / 4
-        targets = torch.from_numpy(released[-products.size :].reshape(products.shape) / weight).to(vectors)
+        targets = torch.from_numpy(noisy.reshape(products.shape)).to(vectors)
         return (vectors @ ((vectors.T @ targets) / values.unsqueeze(1)) / self.bound).to(self.context.pack.values)

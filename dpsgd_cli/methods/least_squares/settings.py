@@ -12,6 +12,7 @@ from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.sections import Fraction
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.intervals.settings import INFERENCE, Inference
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.price import gradient
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
@@ -19,6 +20,9 @@ from dpsgd_cli.schedules.settings import Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
+
+SQUARES = 0.2
+"""Weight of the sum of squared targets, which only intervals need: 2% of the release's mu^2 at a share of .5."""
 
 
 class LeastSquaresMethod(FullBatch):
@@ -35,6 +39,12 @@ class LeastSquaresMethod(FullBatch):
     )
     kind: Literal["dp-least-squares"] = "dp-least-squares"
     share: Fraction = Field(0.5, description="Share of the budget's mu^2 that X^T X gets; X^T Y gets the rest.")
+    inference: Inference | None = INFERENCE
+
+    @property
+    def squares(self) -> float:
+        """Return the weight of the released sum of squared targets: `SQUARES` if intervals are asked for, else 0."""
+        return 0.0 if self.inference is None else SQUARES
 
 
 def least_squares(recipe: Recipe, facts: Facts) -> Plan:
@@ -46,7 +56,8 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
             " add unit-norm to data.preprocess"
         )
     adjacency = recipe.adjacency
-    bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / replace_factor(adjacency)
+    moved = joint_sensitivity(adjacency, weight_of(recipe.method.share), recipe.method.squares)
+    bound = moved / replace_factor(adjacency)
     # not validated: a recipe of this method names no clip norm and no schedule of its own
     whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
     plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)

@@ -1,0 +1,1 @@
+"""Confidence intervals of coefficients and shapes, from released statistics alone."""
