@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
     "audit": ("dpsgd_cli.cli.audit", "Attack the privacy claim of a recipe or a result."),
     "budget": ("dpsgd_cli.cli.budget", "Count the privacy cost of all runs on a table; show what is left."),
-    "recipe": ("dpsgd_cli.cli.recipe", "List, show and validate recipes; print their schema for editors."),
+    "recipe": ("dpsgd_cli.cli.recipe", "List, show, copy and validate recipes; print their schema for editors."),
     "data": ("dpsgd_cli.cli.data", "List, fetch and verify data sets."),
 }
 
