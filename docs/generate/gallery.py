@@ -164,7 +164,9 @@ def peers() -> str:
             if row["data"] == "adult" and not row["tool"].startswith("dpsgd, by rule,"):
                 tool = found.setdefault(row["tool"].replace("by rule", "automatic"), {})
                 tool.setdefault(float(row["epsilon"]), []).append(float(row["accuracy"]))
-    chart = Chart(640, 360, "epsilon", "accuracy on Adult", names=[f"{epsilon:g}" for epsilon in EPSILONS])
+    chart = Chart(
+        640, 360, "epsilon", "accuracy on Adult", names=[f"{epsilon:g}" for epsilon in EPSILONS], low_legend=True
+    )
     for number, (tool, values) in enumerate(found.items()):
         colour = COLOURS[number % len(COLOURS)]
         means = [statistics.fmean(values[epsilon]) for epsilon in EPSILONS]

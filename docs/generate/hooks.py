@@ -36,6 +36,9 @@ def on_files(files: Files, config: Any) -> Files:
                 _add(files, config, target)
     for uri, text in reference.pages().items():
         files.append(File.generated(config, uri, content=text))
+    for name in ("iframe-worker.js", "site.css"):
+        content = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        files.append(File.generated(config, f"assets/{name}", content=content))
     made = gallery.made(Path(os.environ.get("DPSGD_GALLERY") or ROOT / "build" / "gallery"))
     for uri, content in gallery.pages(made).items():
         files.append(File.generated(config, uri, content=content))

@@ -34,7 +34,8 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 class Chart:
     """One pair of axes with marks on them; `width` and `height` in pixels.
 
-    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it.
+    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it. `low_legend`:
+    the legend is at the bottom instead of the top.
     """
 
     width: float
@@ -44,6 +45,7 @@ class Chart:
     title: str = ""
     names: Sequence[str] = ()
     whole: bool = False
+    low_legend: bool = False
     _marks: list[tuple[str, list[tuple[float, ...]], str]] = field(default_factory=list)
     _legend: list[tuple[str, str]] = field(default_factory=list)
 
@@ -73,7 +75,8 @@ class Chart:
         points = [point for _, own, _ in self._marks for point in own]
         x_low, x_high = _span([point[0] for point in points], 0.3 if self.names else 0.0)
         y_low, y_high = _span([value for point in points for value in point[1:]], 0.05)
-        x_end, y_end = self.width - _RIGHT, self.height - _BOTTOM - (24 if self.names else 0)
+        turned = max(map(len, self.names), default=0) > 4
+        x_end, y_end = self.width - _RIGHT, self.height - _BOTTOM - (24 if turned else 0)
 
         def x(value: float) -> float:
             return round(_LEFT + (value - x_low) / (x_high - x_low) * (x_end - _LEFT), 1)
@@ -86,7 +89,7 @@ class Chart:
             yield _text(_LEFT - 5, y(value) + 4, f"{value:.6g}", "end", 11)
         if self.names:
             for place, name in enumerate(self.names):
-                yield _text(x(place), y_end + 14, name, "end", 10, turned=-40)
+                yield _text(x(place), y_end + 14, name, "end" if turned else "middle", 10, turned=-40 * turned)
         else:
             for value in ticks(x_low, x_high, max(3, int(self.width / 75)), self.whole):
                 yield _rule(x(value), _TOP, x(value), y_end, "#e2e2e2")
@@ -104,9 +107,10 @@ class Chart:
             yield _text(middle, self.height - 6, self.xlabel, "middle", 12)
         if self.ylabel:
             yield _text(13, (_TOP + y_end) / 2, self.ylabel, "middle", 12, turned=-90)
+        top = y_end - 14 * len(self._legend) - 8 if self.low_legend else _TOP + 8
         for row, (label, colour) in enumerate(self._legend):
-            yield _rule(x_end - 22, _TOP + 8 + 14 * row, x_end - 6, _TOP + 8 + 14 * row, colour, 2.5)
-            yield _text(x_end - 26, _TOP + 12 + 14 * row, label, "end", 11)
+            yield _rule(x_end - 22, top + 14 * row, x_end - 6, top + 14 * row, colour, 2.5)
+            yield _text(x_end - 26, top + 4 + 14 * row, label, "end", 11)
 
 
 def beside(charts: Sequence[Chart], across: int) -> str:

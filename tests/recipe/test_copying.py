@@ -26,7 +26,7 @@ COPIED = [
     ("quickstart", ["epochs=3", "repeats=1", "method={kind: dp-sgd, batching: full}"]),
     ("lectures/cancer-dp-gd", ["data.name=breast-cancer", "repeats=1"]),
     ("lee2018/dp-agd", ["data.name=breast-cancer", "folds=2"]),
-    ("yu2019/cancer-piecewise", ["data.name=breast-cancer", "repeats=1"]),
+    ("beyond/cancer-piecewise", ["data.name=breast-cancer", "repeats=1"]),
 ]
 
 
