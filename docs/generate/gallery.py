@@ -167,10 +167,10 @@ def peers() -> str:
     chart = Chart(
         640, 360, "epsilon", "accuracy on Adult", names=[f"{epsilon:g}" for epsilon in EPSILONS], low_legend=True
     )
-    for number, (tool, values) in enumerate(found.items()):
+    for number, (name, values) in enumerate(found.items()):
         colour = COLOURS[number % len(COLOURS)]
         means = [statistics.fmean(values[epsilon]) for epsilon in EPSILONS]
-        chart.line(range(len(means)), means, colour, tool)
+        chart.line(range(len(means)), means, colour, name)
         chart.line(range(len(means)), means, colour, kind="points")
     return beside([chart], 1)
 

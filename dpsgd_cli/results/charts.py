@@ -34,8 +34,8 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 class Chart:
     """One pair of axes with marks on them; `width` and `height` in pixels.
 
-    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it. `low_legend`:
-    the legend is at the bottom instead of the top.
+    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it.
+    `low_legend`: the legend is at the bottom instead of the top.
     """
 
     width: float
