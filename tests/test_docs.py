@@ -41,9 +41,8 @@ def test_a_page_points_to_what_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     place = (ROOT / page).parent
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    links = [
-        link for link in links if not link.startswith(("reference/", "gallery/"))
-    ]  # tests/test_site.py follows them
+    # tests/test_site.py follows links to pages that are made with the site
+    links = [link for link in links if not link.startswith(("reference/", "gallery/"))]
     named = re.findall(r"`((?:recipes|datasets|benchmarks|docs|tests|dpsgd_cli)/[\w./-]*)`", text)
     assert [link for link in links if not (place / link).exists()] == []
     assert [name for name in named if not (ROOT / name).exists()] == []
