@@ -40,8 +40,8 @@ def on_files(files: Files, config: Any) -> Files:
         content = Path(__file__).with_name(name).read_text(encoding="utf-8")
         files.append(File.generated(config, f"assets/{name}", content=content))
     made = gallery.made(Path(os.environ.get("DPSGD_GALLERY") or ROOT / "build" / "gallery"))
-    for uri, content in gallery.pages(made).items():
-        files.append(File.generated(config, uri, content=content))
+    for uri, exhibit in gallery.pages(made).items():
+        files.append(File.generated(config, uri, content=exhibit))
     return files
 
 

@@ -155,8 +155,8 @@ def test_bundled_data_are_those_that_scikit_learn_loads(name: str) -> None:
     card = cards.load_card(name)
     part = card_readers.read(card).train
     whole = x / 16 if card.shape is not None else x[:, [list(card.columns or ()).index(one) for one in card.features]]
-    found: Any = part.x
-    assert np.array_equal(found.reshape(len(y), -1), whole) and np.array_equal(part.y, y)
+    found_x, found_y = np.asarray(part.x), np.asarray(part.y)
+    assert np.array_equal(found_x.reshape(len(y), -1), whole) and np.array_equal(found_y, y)
 
 
 @pytest.mark.parametrize("content", ["0,1,2\n", "no numbers\n", None])
