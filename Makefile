@@ -6,16 +6,17 @@ ARGS ?=
 PAGES := yu2019 lectures lee2018 pate frontier beyond finetune
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants fuzz behaviour
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
 
-venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions of constraints.txt
+venv: $(TOOLS) ## Make .venv with the package and all tools, at the versions of constraints.txt
 
-train: venv ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
+train: $(INSTALLED) ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
 	$(BIN)/dpsgd train quickstart
 
 test: venv ## Run the fast tests, one process a core (ARGS='tests/engine' for a part)
@@ -64,6 +65,21 @@ lint: venv ## Check style, formatting and which room imports which
 types: venv ## Check types
 	$(BIN)/mypy dpsgd_cli tests examples $(wildcard benchmarks/*.py)
 
+docs: venv ## Build the site into build/site, to be read without a server (a minute: its gallery is made by commands)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+picture: docs ## Draw the README's picture of a report again (apt install chromium)
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1010 --screenshot=build/report.png file://$(CURDIR)/build/site/gallery/report.html
+	$(BIN)/python -c "from PIL import Image; Image.open('build/report.png').convert('P', palette=Image.ADAPTIVE, colors=32).save('docs/report.png', optimize=True)"
+
+dist: venv ## Build the wheel and the sdist into dist/
+	$(BIN)/python -m build --quiet
+
+test-lowest: ## Run the fast tests with the lowest stated versions, in .venv-lowest (torch stays at the pinned one)
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-lowest.txt --editable '.[test]'
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
 check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
@@ -94,7 +110,7 @@ tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; an 
 	$(BIN)/python -m benchmarks.tabular
 
 clean: ## Remove the virtual environment, builds and caches; results stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -103,5 +119,9 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --quiet --editable '.[test,dev]'
+	$(PIP) --quiet --editable .
+	@touch $@
+
+$(TOOLS): $(INSTALLED)
+	$(PIP) --quiet --editable '.[test,dev,docs]'
 	@touch $@

@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
     "audit": ("dpsgd_cli.cli.audit", "Attack the privacy claim of a recipe or a result."),
     "budget": ("dpsgd_cli.cli.budget", "Count the privacy cost of all runs on a table; show what is left."),
-    "recipe": ("dpsgd_cli.cli.recipe", "List, show and validate recipes; print their schema for editors."),
+    "recipe": ("dpsgd_cli.cli.recipe", "List, show, copy and validate recipes; print their schema."),
     "data": ("dpsgd_cli.cli.data", "List, fetch and verify data sets."),
 }
 
@@ -136,9 +136,25 @@ def _our_fault(error: BaseException) -> str:
     return f"{said}; the details are in {file.name}, please report them"
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+GREETING = """\
+dpsgd trains models under differential privacy, and states exactly what was guaranteed.
+
+  dpsgd train quickstart                           a private classifier of handwritten digits, in seconds
+  dpsgd recipe new table.csv --target COLUMN       a recipe for a table of your own
+  dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 10000     what a training costs
+
+`dpsgd --help` lists all commands, `dpsgd recipe list` the shipped recipes.
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="dpsgd")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Train models under differential privacy, and state exactly what was guaranteed.
 
     One YAML recipe in; a model, a result table and a privacy statement that can be checked, out.
@@ -149,3 +165,5 @@ def main() -> None:
       dpsgd recipe list
       dpsgd train yu2019/mnist-time repeats=3
     """
+    if context.invoked_subcommand is None:
+        click.echo(GREETING, nl=False)

@@ -41,13 +41,15 @@ def test_a_page_points_to_what_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     place = (ROOT / page).parent
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    # tests/test_site.py follows links to pages that are made with the site
+    links = [link for link in links if not link.startswith(("reference/", "gallery/"))]
     named = re.findall(r"`((?:recipes|datasets|benchmarks|docs|tests|dpsgd_cli)/[\w./-]*)`", text)
     assert [link for link in links if not (place / link).exists()] == []
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_readme_is_a_page_that_begins_with_two_commands_and_leads_to_every_other() -> None:
-    assert len(README.splitlines()) <= 90
+def test_the_readme_is_a_screen_that_begins_with_two_commands_and_leads_to_every_other() -> None:
+    assert len(README.splitlines()) <= 60
     first = blocks(README)[0]
     assert [command.split("  ")[0] for command in first.commands] == ["make train", "make test"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -58,7 +60,7 @@ def test_the_readme_is_a_page_that_begins_with_two_commands_and_leads_to_every_o
 
 def test_from_the_table_to_the_prediction_is_one_screen() -> None:
     """Forty lines, blank ones and words included."""
-    lines = README.splitlines()
+    lines = (ROOT / "docs" / "start.md").read_text(encoding="utf-8").splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("dpsgd recipe new"))
     end = next(i for i, line in enumerate(lines) if line.startswith("dpsgd predict"))
     assert 0 < end - begin <= 40

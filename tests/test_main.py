@@ -70,6 +70,15 @@ def test_the_recipe_commands_do_not_import_torch() -> None:
         assert imported_by(code) & unused == set()
 
 
+def test_without_arguments_it_greets_with_three_commands_that_exist() -> None:
+    result = run()
+    commands = [line.split() for line in result.stdout.splitlines() if line.startswith("  dpsgd ")]
+    assert result.exit_code == 0 and [words[1] for words in commands] == ["train", "recipe", "account"]
+    assert {words[1] for words in commands} <= set(COMMANDS)
+    costs = run(*" ".join(commands[2]).partition("  ")[0].split()[1:8])
+    assert costs.exit_code == 0, costs.output
+
+
 def test_help_lists_every_command_with_its_line() -> None:
     result = run("--help")
     assert result.exit_code == 0
@@ -103,12 +112,6 @@ def test_every_command_has_help_with_an_example_and_describes_its_options() -> N
 
 def test_version() -> None:
     assert run("--version").stdout == f"dpsgd, version {__version__}\n"
-
-
-def test_no_command_shows_the_help() -> None:
-    result = run()
-    assert result.exit_code == 2
-    assert "Commands:" in result.output
 
 
 def test_an_unknown_command_suggests_the_nearest() -> None:

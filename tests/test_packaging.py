@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("dpsgd_cli", "recipes", "datasets")
@@ -83,9 +85,84 @@ def test_everything_that_is_installed_is_pinned() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     extras = config["options.extras_require"]
-    wanted = [config["options"]["install_requires"], extras["test"], extras["dev"], extras["bench"], extras["parquet"]]
+    wanted = [
+        config["options"]["install_requires"],
+        *(extras[name] for name in ("test", "dev", "docs", "bench", "parquet")),
+    ]
     names = {line.split(">")[0].strip() for block in wanted for line in block.splitlines() if line.strip()}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
     assert names - set(pins) == set()
     assert pins["torch"] == "2.13.0"
+
+
+def test_a_user_without_rights_trains_from_a_read_only_folder(wheel: Path, tmp_path: Path) -> None:
+    """Packages that nobody may write to, a home that is not there, no network, and any folder to work in."""
+    alone = ["unshare", "--user", "--net"]  # no capability is left, and no network is up
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no user namespaces here: `unshare --user --net` does not work")
+    installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    zipfile.ZipFile(wheel).extractall(installed)
+    for path in [installed, *installed.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    python = [*alone, sys.executable, "-c"]
+    write = f"open({str(installed / 'new')!r}, 'w')"
+    assert b"PermissionError" in subprocess.run([*python, write], capture_output=True).stderr
+    reach = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=1)"
+    assert b"unreachable" in subprocess.run([*python, reach], capture_output=True).stderr
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "DPSGD_"))}
+    environment |= {"PYTHONPATH": str(installed), "HOME": "/nonexistent"}
+    command = [*python, "import os; assert os.getuid() != 0; from dpsgd_cli.main import main; main()"]
+    train = [*command, "train", "quickstart", "epochs=1", "repeats=1"]
+    done = subprocess.run(train, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (result,) = (elsewhere / "results").glob("quickstart-*")
+    assert (result / "report.html").is_file()
+    for path in [installed, *installed.rglob("*")]:
+        path.chmod(0o755)
+
+
+def test_the_sdist_holds_what_its_tests_and_documents_need_and_builds_the_same_wheel(
+    wheel: Path, tmp_path: Path
+) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        if (ROOT / name).is_file():
+            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "source" / name)
+    options = ["--sdist", "--no-isolation", "--outdir", str(tmp_path / "dist")]
+    subprocess.run([sys.executable, "-m", "build", *options, str(tmp_path / "source")], check=True, capture_output=True)
+    (sdist,) = (tmp_path / "dist").glob("dpsgd-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    wanted = (
+        "dpsgd_cli/",
+        "recipes/",
+        "datasets/",
+        "docs/",
+        "examples/",
+        "tests/",
+        "constraints",
+        "Makefile",
+        "mkdocs",
+    )
+    assert {name for name in tracked if name.startswith(wanted) and (ROOT / name).is_file()} - held == set()
+    (source,) = (tmp_path / "unpacked").iterdir()
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path / "again")]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True, timeout=120)
+    (again,) = (tmp_path / "again").glob("dpsgd-*.whl")
+    own = [{name: found.read(name) for name in found.namelist() if ".dist-info/" not in name}
+           for found in map(zipfile.ZipFile, (wheel, again))]  # fmt: skip
+    assert own[0] == own[1]
+
+
+def test_the_lowest_versions_are_those_that_are_stated() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    stated = dict(line.split(">=") for line in config["options"]["install_requires"].split())
+    lines = [line for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if not line.startswith("#")]
+    tested = {name: Version(version) for name, version in (line.split("==") for line in lines)}
+    assert tested.pop("torch") and stated.pop("torch")  # the pinned build: see constraints-lowest.txt
+    assert tested == {name: Version(version) for name, version in stated.items()}

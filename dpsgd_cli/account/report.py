@@ -97,7 +97,8 @@ def draw(series: Series, path: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    from dpsgd_cli.results.pictures import COLOURS, DASHES
+    from dpsgd_cli.results.charts import COLOURS
+    from dpsgd_cli.results.pictures import DASHES
 
     figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
     ends = []

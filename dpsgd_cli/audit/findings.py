@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common.text_format import epsilon_text
+from dpsgd_cli.results.charts import COLOURS
 from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
-from dpsgd_cli.results.pictures import COLOURS
 from dpsgd_cli.results.store import AUDIT
 
 TIERS = {

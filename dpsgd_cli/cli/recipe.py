@@ -1,4 +1,4 @@
-"""Command `dpsgd recipe`: list, show, validate and draft recipes; print their schema.
+"""Command `dpsgd recipe`: list, show, copy, validate and draft recipes; print their schema.
 
 Reading and checking recipes is in `recipe/loading.py`.
 """
@@ -22,13 +22,13 @@ from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.expected import recipe_schema
-from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
+from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, named_files, plain, question, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 
 
 @click.group()
 def command() -> None:
-    """List, show, validate and draft recipes; print their schema for editors.
+    """List, show, copy, validate and draft recipes; print their schema for editors.
 
     A recipe is a YAML file, or the name of one that ships with dpsgd.
 
@@ -36,6 +36,7 @@ def command() -> None:
     Examples:
       dpsgd recipe list
       dpsgd recipe show quickstart privacy.budget.epsilon=1
+      dpsgd recipe copy quickstart -o mine.yaml
     """
 
 
@@ -69,6 +70,39 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """
     loaded = load_recipe(recipe, overrides)
     click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *implied_settings(loaded.recipe, loaded.base)]))
+
+
+@command.command("copy")
+@TRUST_CODE
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
+def copy(recipe: str, overrides: tuple[str, ...], out: Path | None) -> None:
+    """Write a copy of RECIPE to own: every setting, with its meaning.
+
+    Automatic settings are resolved from public facts, and each says why it has its value. The copy trains to the same
+    result, to the last bit if the recipe has a seed.
+
+    \b
+    Examples:
+      dpsgd recipe copy quickstart -o mine.yaml
+      dpsgd recipe copy tabular/adult privacy.budget.epsilon=1 -o mine.yaml
+    """
+    from dpsgd_cli.recipe.copying import explained
+    from dpsgd_cli.training.plans import resolve_auto
+
+    loaded = load_recipe(recipe, overrides)
+    names = named_files(loaded.recipe)
+    if names and (Path() if out is None else out.parent).resolve() != loaded.base.resolve():
+        raise UsageError(
+            f"{recipe} names files relative to itself ({', '.join(names)}); write the copy beside it: --out"
+        )
+    text = explained(resolve_auto(loaded))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        _write_new(out, text)
+        click.echo(f"{out}: now `dpsgd train {out}`")
 
 
 @command.command()
@@ -135,8 +169,6 @@ def new(
     """
     from dpsgd_cli.data.recipe_template import draft  # pandas
 
-    if out is not None and out.exists():
-        raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
     base = (out.parent if out is not None else Path()).resolve()
     if categorical and not private_bounds:
         raise UsageError("--categorical goes with --private-bounds; without it, kinds are read from the file")
@@ -147,13 +179,21 @@ def new(
     if out is None:
         click.echo(made.recipe, nl=False)
         return
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(made.recipe, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    _write_new(out, made.recipe)
     used = "written from the names of columns, the number of records and the target alone; " * private_bounds
     click.echo(f"{out}: {used}fill in the marked lines, then run `dpsgd train {out}`")
+
+
+def _write_new(out: Path, text: str) -> None:
+    """Write a file that is not there yet; UsageError otherwise."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{out} exists; it is not overwritten, so choose another name") from None
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
 
 
 @command.command()

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,10 +106,10 @@ def _of_classes(card: Card, which: Which, whole: Part) -> Part:
     `whole` has labels as stored in the files. Each record is kept or dropped by its own label, so parts of neighbouring
     data sets are equal, or neighbours.
     """
-    import pandas as pd
-
     if card.part_of is None:
         return whole
+    import pandas as pd
+
     assert isinstance(card.classes, dict)
     own = np.isin(whole.y.astype(str), [raw for raws in card.classes.values() for raw in raws])
     said = sum(card_files.records(card, file) for file in card.files if file.part == which and file.holds != "labels")
@@ -127,17 +128,25 @@ def _to_unit(stored: np.ndarray, card: Card) -> np.ndarray:
 
 
 def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
-    """Read a data set bundled with scikit-learn; hashed as little-endian float64 features, then int64 labels."""
-    import sklearn.datasets
+    """Read a file of numbers that scikit-learn carries, with the label last.
 
+    The hash is of features as little-endian float64, then labels as int64.
+    """
     assert isinstance(card.reader, BundledReader)
-    bundle = getattr(sklearn.datasets, card.reader.loader)()
-    x, y = np.ascontiguousarray(bundle.data, "<f8"), np.ascontiguousarray(bundle.target, "<i8")
+    installed = find_spec("sklearn")  # does not import it, which takes seconds
+    if installed is None or installed.origin is None:
+        raise DataError(f"data set {card.name} comes with scikit-learn, which is not installed")
+    path = Path(installed.origin).parent / "datasets" / "data" / card.reader.file
+    try:
+        rows = np.loadtxt(path, delimiter=",", skiprows=card.reader.skip, ndmin=2)
+    except (OSError, ValueError):
+        rows = np.empty((0, 1))
+    x, y = np.ascontiguousarray(rows[:, :-1], "<f8"), np.ascontiguousarray(rows[:, -1], "<i8")
     found = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
     file = card.files[0]
     if found != file.sha256:
         raise DataError(
-            f"data set {card.name}: scikit-learn's {card.reader.loader} gives other data than its card says"
+            f"data set {card.name}: scikit-learn's {card.reader.file} holds other data than its card says"
             f" (SHA-256 {found}, expected {file.sha256}); install the scikit-learn of constraints.txt"
         )
     hashes[file.name] = found

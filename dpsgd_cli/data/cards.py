@@ -89,7 +89,8 @@ class CifarReader(Section):
 
 class BundledReader(Section):
     kind: Literal["bundled"] = "bundled"
-    loader: Literal["load_digits", "load_breast_cancer"]
+    file: Literal["digits.csv.gz", "breast_cancer.csv"]
+    skip: int = Field(0, ge=0, description="Lines before the first record.")
 
 
 class TableReader(TableFormat):

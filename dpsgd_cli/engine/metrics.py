@@ -5,7 +5,8 @@ To add a metric, add an entry to METRICS. In results a prefix says where a metri
 test records.
 
 A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers follows
-scikit-learn's definition and is measured once, for the published weights on the test records.
+scikit-learn's definition and is measured once, for the published weights on the test records. These are a few lines of
+NumPy each, held against scikit-learn by the tests: importing it takes longer than a small training.
 
 Not here: passing a table through a model (`engine/losses.py`).
 """
@@ -85,10 +86,10 @@ def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
     >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
     [[0.833333, 0.166667]]
     """
-    from scipy.special import softmax
-
     outputs = outputs.astype(np.float64)
-    shares = softmax(np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs, axis=1)
+    outputs = np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs
+    shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
     seen = np.minimum(shares, clipped)
     return np.asarray(seen / seen.sum(axis=1, keepdims=True))
 
@@ -122,20 +123,38 @@ def _accuracy(answers: Answers) -> float:
     return float((answers.truth == answers.told).mean())
 
 
+def _counts_of_classes(answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return counts by class, (K,) each: records of the class, predictions of it, and both at once."""
+    classes = int(max(answers.truth.max(), answers.told.max())) + 1
+    both = answers.truth[answers.truth == answers.told]
+    of, told, right = (np.bincount(column, minlength=classes) for column in (answers.truth, answers.told, both))
+    return of, told, right
+
+
+def roc(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return false and true positives, counts (T + 1,), at each of T distinct thresholds, from (0, 0) downwards.
+
+    `truth` (N,) is true for positives. A record is predicted positive if its score (N,) is at least the threshold.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    true = np.append(0, np.cumsum(truth[order] > 0)[ends])
+    return np.append(0, ends + 1) - true, true
+
+
 def _balanced_accuracy(answers: Answers) -> float:
     """Return the mean recall of the classes that occur."""
-    from sklearn.metrics import recall_score
-
-    there = np.unique(answers.truth)
-    return float(recall_score(answers.truth, answers.told, labels=there, average="macro", zero_division=0))
+    of, _, right = _counts_of_classes(answers)
+    return float((right[of > 0] / of[of > 0]).mean())
 
 
 def _f1(answers: Answers) -> float:
-    """Return the F1 score of the second of two classes; for more classes, the mean over classes."""
-    from sklearn.metrics import f1_score
-
-    several = answers.scores is not None and answers.scores.ndim == 2
-    return float(f1_score(answers.truth, answers.told, average="macro" if several else "binary", zero_division=0))
+    """Return the F1 score of the second of two classes; for more classes, the mean over classes that occur."""
+    of, told, right = _counts_of_classes(answers)
+    if answers.scores is None or answers.scores.ndim == 1:
+        of, told, right = of[1:], told[1:], right[1:]
+    there = of + told > 0
+    return float((2 * right[there] / (of + told)[there]).mean()) if there.any() else 0.0
 
 
 def _auc(answers: Answers) -> float:
@@ -143,13 +162,15 @@ def _auc(answers: Answers) -> float:
 
     It is NaN if a class has no record.
     """
-    from sklearn.metrics import roc_auc_score
-
-    classes = 2 if answers.scores is None or answers.scores.ndim == 1 else answers.scores.shape[1]
-    if len(np.unique(answers.truth)) < classes:
-        return math.nan
-    several = {"multi_class": "ovr", "labels": np.arange(classes)} if classes > 2 else {}
-    return float(roc_auc_score(answers.truth, answers.scores, **several))
+    assert answers.scores is not None
+    scores = answers.scores if answers.scores.ndim == 2 else answers.scores[:, None]
+    classes = range(scores.shape[1]) if scores.shape[1] > 1 else (1,)
+    areas = []
+    for column, label in enumerate(classes):
+        false, true = roc(answers.truth == label, scores[:, column])
+        area = np.dot(np.diff(false), true[1:] + true[:-1]) / 2
+        areas.append(float(area) / (false[-1] * true[-1]) if false[-1] * true[-1] else math.nan)
+    return float(np.mean(areas))
 
 
 def _average_precision(answers: Answers) -> float:
@@ -157,11 +178,10 @@ def _average_precision(answers: Answers) -> float:
 
     Unlike the AUC it is low where a rare class is hard to find: without features it is the class's share.
     """
-    from sklearn.metrics import average_precision_score
-
     if answers.scores is None or answers.scores.ndim == 2 or not answers.truth.any():
         return math.nan
-    return float(average_precision_score(answers.truth, answers.scores))
+    false, true = roc(answers.truth, answers.scores)
+    return float(np.dot(np.diff(true) / true[-1], true[1:] / (false + true)[1:]))
 
 
 def _recall(answers: Answers) -> float:
@@ -169,22 +189,21 @@ def _recall(answers: Answers) -> float:
 
     It is NaN for more classes, and if a class has no record.
     """
-    from sklearn.metrics import roc_curve
-
     if answers.scores is None or answers.scores.ndim == 2 or len(np.unique(answers.truth)) < 2:
         return math.nan
-    false, true, _ = roc_curve(answers.truth, answers.scores, drop_intermediate=False)
-    return float(true[false <= FALSE_POSITIVES].max())
+    false, true = roc(answers.truth, answers.scores)
+    return float(true[false / false[-1] <= FALSE_POSITIVES].max() / true[-1])
 
 
 def _log_loss(answers: Answers) -> float:
     """Return the log loss, with probabilities clipped at the machine epsilon of float64."""
-    from sklearn.metrics import log_loss
-
     shares = answers.probabilities
     if shares is None:
         return math.nan
-    return float(log_loss(answers.truth, shares, labels=np.arange(2 if shares.ndim == 1 else shares.shape[1])))
+    shares = np.stack([1 - shares, shares], axis=1) if shares.ndim == 1 else shares
+    own = shares[np.arange(len(shares)), answers.truth]
+    tiny = np.finfo(np.float64).eps
+    return float(-np.log(own.clip(tiny, 1 - tiny)).mean())
 
 
 def _calibration_error(answers: Answers) -> float:
@@ -208,16 +227,15 @@ def _mean_absolute_error(answers: Answers) -> float:
 
 
 def _root_mean_square(answers: Answers) -> float:
-    from sklearn.metrics import root_mean_squared_error
-
-    return float(root_mean_squared_error(answers.truth, answers.told))
+    return float(np.sqrt(np.mean((answers.truth - answers.told) ** 2)))
 
 
 def _r2(answers: Answers) -> float:
     """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
-    from sklearn.metrics import r2_score
-
-    return float(r2_score(answers.truth, answers.told)) if np.ptp(answers.truth) > 0 else math.nan
+    truth = answers.truth
+    if np.ptp(truth) == 0:
+        return math.nan
+    return float(1 - ((truth - answers.told) ** 2).sum() / ((truth - truth.mean()) ** 2).sum())
 
 
 CALIBRATION_BINS = 15

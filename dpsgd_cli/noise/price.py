@@ -25,8 +25,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from dpsgd_cli.noise.settings import BandedNoise, ToeplitzNoise, TreeNoise
 
@@ -160,6 +158,9 @@ def square_root(bands: int) -> tuple[float, ...]:
 @lru_cache(maxsize=64)
 def optimised(bands: int, steps: int) -> tuple[float, ...]:
     """Return the `bands` (<= `steps`) weights of norm 1 of least error that a descent from `square_root` finds."""
+    from scipy.optimize import minimize  # takes .3 s to import with scipy.signal; most noise is not correlated
+    from scipy.signal import lfilter
+
     share, start = (steps - np.arange(steps)) / steps, np.asarray(square_root(bands))
 
     def of(moved_by: Floats) -> tuple[float, Floats]:
@@ -181,6 +182,8 @@ def optimised(bands: int, steps: int) -> tuple[float, ...]:
 
 def _prefix_response(weights: Floats, steps: int) -> Floats:
     """Return coefficients 0, ..., steps - 1 of 1 / ((1 - x) w(x)): the contribution of y_0 to the sums of noise."""
+    from scipy.signal import lfilter
+
     impulse = np.zeros(steps)
     impulse[0] = 1.0
     found: Floats = lfilter([1.0], np.convolve(weights, [1.0, -1.0]), impulse)

@@ -17,12 +17,11 @@ from typing import Any
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import NONPRIVATE, summarise
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""The palette of Okabe and Ito, which colour-blind readers can distinguish."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _MOST = 1 << 53
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -75,35 +74,22 @@ def draw_curves(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
 
     `panels` maps an axis title to the values of all trials by epoch. Returns the SVG element as text.
     """
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
-        figure = Figure(figsize=(4.6 * len(panels), 3.2))
-        # margins by hand: a layout engine draws everything twice, which doubles the time
-        figure.subplots_adjust(left=0.17 / len(panels), right=0.98, bottom=0.16, top=0.96, wspace=0.3)
-        FigureCanvasSVG(figure)
-        for axes, (title, values) in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-        ):
-            found = {epoch: summarise(values[epoch]) for epoch in sorted(values)}
-            points = {epoch: one for epoch, one in found.items() if one["mean"] is not None}
-            means = [one["mean"] for one in points.values()]
-            spreads = [one["ci95"] or 0.0 for one in points.values()]
-            axes.plot(list(points), means, color=COLOURS[0], marker="o" if len(points) < 13 else "", markersize=3)
-            if any(spreads):
-                low = [mean - half for mean, half in zip(means, spreads, strict=True)]
-                high = [mean + half for mean, half in zip(means, spreads, strict=True)]
-                axes.fill_between(list(points), low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
-            axes.set(xlabel="epoch", ylabel=title)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(alpha=0.3)
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    text = drawn.getvalue()
-    return text[text.index("<svg") :]
+    charts = []
+    for title, values in panels.items():
+        found = {epoch: summarise(values[epoch]) for epoch in sorted(values)}
+        points = {epoch: one for epoch, one in found.items() if one["mean"] is not None}
+        means = [one["mean"] for one in points.values()]
+        spreads = [one["ci95"] or 0.0 for one in points.values()]
+        chart = Chart(430, 300, "epoch", title, whole=True)
+        if any(spreads):
+            low = [mean - half for mean, half in zip(means, spreads, strict=True)]
+            high = [mean + half for mean, half in zip(means, spreads, strict=True)]
+            chart.band(list(points), low, high, COLOURS[0])
+        chart.line(list(points), means, COLOURS[0])
+        if len(points) < 13:
+            chart.line(list(points), means, COLOURS[0], kind="points")
+        charts.append(chart)
+    return beside(charts, len(charts))
 
 
 def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> dict[str, Path]:

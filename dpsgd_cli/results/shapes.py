@@ -6,7 +6,6 @@ that are declared public, so it may be published with the model. Pictures are dr
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dpsgd_cli.common.text_format import metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading
+from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.document import Block, Heading, Picture, Table, Text
-from dpsgd_cli.results.pictures import COLOURS
 from dpsgd_cli.results.result import Row
 
 NAME = "explained.json"
@@ -206,31 +205,22 @@ def _cell(value: Any) -> str:
 
 def _draw_shapes(explained: Explained) -> str:
     """Draw a panel for each of the largest columns: lines over numbers, points over categories, bands of noise."""
-    shapes = explained.shapes[:MOST_PICTURES]
-    across = min(_IN_A_ROW, len(shapes))
-    down = -(-len(shapes) // across)
-    figure = _Figure(3.1 * across, 2.5 * down, down, across)
-    for axes, shape in zip(figure.axes, shapes, strict=False):
-        numbers = isinstance(shape.values[0], float)
-        places: Sequence[Any] = shape.values if numbers else range(len(shape.values))
+    charts: list[Chart] = []
+    for shape in explained.shapes[:MOST_PICTURES]:
+        numbers = [value for value in shape.values if isinstance(value, float)]
+        named = [str(value) for value in shape.values] if not numbers else []
+        names = [_short(name, 10) or "(missing)" for name in named] if len(named) <= _MOST_NAMES else []
+        places = numbers or list(map(float, range(len(named))))
+        chart = Chart(300, 230, title=_short(shape.column), names=names)
         for number, output in enumerate(explained.outputs):
             own, colour = [effects[number] for effects in shape.effects], COLOURS[number % len(COLOURS)]
-            axes.plot(places, own, "-" if numbers else "o", color=colour, label=output)
             low, high = _band(shape, number, own)
             if low:
-                if numbers:
-                    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-                else:
-                    axes.vlines(places, low, high, color=colour, alpha=0.3, linewidth=4)
-        axes.axhline(0, color="#888888", linewidth=0.6)
-        axes.set_title(_short(shape.column), fontsize=9)
-        if not numbers and len(shape.values) <= _MOST_NAMES:
-            names = [_short(str(value), 10) or "(missing)" for value in shape.values]
-            axes.set_xticks(list(places), names, rotation=60)
-        axes.tick_params(labelsize=7)
-    if len(explained.outputs) > 1:
-        figure.axes[0].legend(fontsize=6)
-    return figure.svg()
+                chart.band(places, low, high, colour, "band" if numbers else "bars")
+            label = output if len(explained.outputs) > 1 and not charts else ""
+            chart.line(places, own, colour, label, "line" if numbers else "points")
+        charts.append(chart)
+    return beside(charts, _IN_A_ROW)
 
 
 def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -246,56 +236,26 @@ def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[flo
 
 
 def _draw_curves(curves: TestCurves) -> str:
-    panels = [name for name in ("roc", "calibration", "predicted") if getattr(curves, name)]
-    figure = _Figure(4.0 * len(panels), 3.4, 1, len(panels))
-    for axes, name in zip(figure.axes, panels, strict=True):
-        points = list(zip(*getattr(curves, name), strict=True))
+    words = {
+        "roc": ("false positive rate", "true positive rate"),
+        "calibration": ("predicted probability", "share of records"),
+        "predicted": ("predicted", "true: mean, 10% to 90%"),
+    }
+    charts: list[Chart] = []
+    for name, (xlabel, ylabel) in words.items():
+        if not getattr(curves, name):
+            continue
+        chart, points = Chart(380, 320, xlabel, ylabel), list(zip(*getattr(curves, name), strict=True))
         ends = (0.0, 1.0) if name != "predicted" else (min(points[0] + points[1]), max(points[0] + points[1]))
-        axes.plot(ends, ends, color="#888888", linewidth=0.8, linestyle="--")
+        chart.line(ends, ends, "#888888", kind="dashed")
         if name == "predicted":
-            below = [mean - low for mean, low in zip(points[1], points[2], strict=True)]
-            above = [high - mean for mean, high in zip(points[1], points[3], strict=True)]
-            axes.errorbar(points[0], points[1], [below, above], color=COLOURS[0], marker="o", markersize=3)
-        else:
-            axes.plot(points[0], points[1], color=COLOURS[0], marker="" if name == "roc" else "o", markersize=4)
-        words: dict[str, tuple[str, str]] = {
-            "roc": ("false positive rate", "true positive rate"),
-            "calibration": ("predicted probability", "share of records"),
-            "predicted": ("predicted", "true: mean, 10% to 90%"),
-        }
-        axes.set(xlabel=words[name][0], ylabel=words[name][1])
-        axes.grid(alpha=0.3)
-    return figure.svg()
+            chart.band(points[0], points[2], points[3], COLOURS[0], "bars")
+        chart.line(points[0], points[1], COLOURS[0])
+        if name != "roc":
+            chart.line(points[0], points[1], COLOURS[0], kind="points")
+        charts.append(chart)
+    return beside(charts, len(charts))
 
 
 def _short(text: str, most: int = 28) -> str:
-    # matplotlib reads dollars as formulas
-    text = text.replace("$", r"\$")
     return text if len(text) <= most else f"{text[: most - 1]}\u2026"
-
-
-class _Figure:
-    """A figure of `down` times `across` panels that becomes an SVG element."""
-
-    def __init__(self, width: float, height: float, down: int, across: int) -> None:
-        import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-
-        self._settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 9}
-        with matplotlib.rc_context(self._settings):
-            self._figure = Figure(figsize=(width, height), layout="constrained")
-            FigureCanvasSVG(self._figure)
-            self.axes = list(self._figure.subplots(down, across, squeeze=False).flat)
-
-    def svg(self) -> str:
-        import matplotlib
-
-        for axes in self.axes:
-            if not axes.has_data():
-                axes.set_axis_off()
-        drawn = io.StringIO()
-        with matplotlib.rc_context(self._settings):
-            self._figure.savefig(drawn, format="svg", metadata={"Date": None})
-        text = drawn.getvalue()
-        return text[text.index("<svg") :]

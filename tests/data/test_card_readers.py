@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.machinery
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import yaml
 
 from dpsgd_cli.data import card_files, card_readers, cards
@@ -147,13 +149,29 @@ def test_bundled_breast_cancer_lies_within_its_public_bounds() -> None:
     assert source.classes == ("malignant", "benign")
 
 
-def test_bundled_data_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sklearn.datasets
+@pytest.mark.parametrize("name", ["digits", "breast-cancer"])
+def test_bundled_data_are_those_that_scikit_learn_loads(name: str) -> None:
+    x, y = getattr(sklearn.datasets, f"load_{name.replace('-', '_')}")(return_X_y=True)
+    card = cards.load_card(name)
+    part = card_readers.read(card).train
+    whole = x / 16 if card.shape is not None else x[:, [list(card.columns or ()).index(one) for one in card.features]]
+    found_x, found_y = np.asarray(part.x), np.asarray(part.y)
+    assert np.array_equal(found_x.reshape(len(y), -1), whole) and np.array_equal(found_y, y)
 
-    bundle = sklearn.datasets.load_digits()
-    bundle.data[0, 0] += 1
-    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: bundle)
-    with pytest.raises(DataError, match=r"gives other data than its card says.*constraints.txt"):
+
+@pytest.mark.parametrize("content", ["0,1,2\n", "no numbers\n", None])
+def test_bundled_data_of_another_version_are_refused(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets" / "data").mkdir(parents=True)
+    if content is not None:
+        (tmp_path / "datasets" / "data" / "digits.csv.gz").write_bytes(gzip.compress(content.encode()))
+    other = importlib.machinery.ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(card_readers, "find_spec", lambda name: other)
+    with pytest.raises(DataError, match=r"holds other data than its card says.*constraints.txt"):
+        card_readers.read(cards.load_card("digits"))
+    monkeypatch.setattr(card_readers, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="scikit-learn, which is not installed"):
         card_readers.read(cards.load_card("digits"))
 
 

@@ -1,0 +1,207 @@
+"""Reference pages from what the package itself says: the schema of recipes, Click's commands, the shipped recipes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import yaml
+
+from dpsgd_cli.main import COMMANDS, main
+from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, recipe_schema, resolve, words
+from dpsgd_cli.recipe.loading import question, shipped_recipes
+
+SECTIONS = ("data", "model", "method", "privacy", "runtime")
+NO_GUARANTEE = ("runtime", "name", "description", "save_model")
+"""Keys that cannot change what is guaranteed; everything that begins with them, too."""
+
+
+def pages() -> dict[str, str]:
+    """Return the Markdown of every reference page by its path in the site."""
+    return {
+        "reference/commands.md": commands(),
+        "reference/recipe.md": whole_recipe(),
+        **{f"reference/recipe-{name}.md": section_page(name) for name in SECTIONS},
+        "reference/recipes.md": recipes(),
+        "reference/python.md": PYTHON,
+    }
+
+
+PYTHON = """# Python API
+
+`import dpsgd_cli as dpsgd` loads nothing else; torch is loaded by `train` and `load`. [From Python](../python.md) has
+examples.
+
+::: dpsgd_cli.library.train
+::: dpsgd_cli.library.load
+::: dpsgd_cli.library.Result
+::: dpsgd_cli.account
+    options:
+      members: false
+::: dpsgd_cli.sklearn.DPClassifier
+::: dpsgd_cli.sklearn.DPRegressor
+::: dpsgd_cli.methods.base.Method
+::: dpsgd_cli.accounting.accountants.get
+::: dpsgd_cli.accounting.mechanism.GaussianSum
+::: dpsgd_cli.accounting.mechanism.Release
+"""
+
+
+def commands() -> str:
+    """Return a page with the help of every command, as the command prints it."""
+    told = ["# Commands", "Every command explains itself with `--help`. This page is that text."]
+    for path, command in _commands(main, ("dpsgd",)):
+        context = click.Context(command, info_name=" ".join(path), max_content_width=100, terminal_width=100)
+        told += [f"## {' '.join(path)}", f"```text\n{command.get_help(context)}\n```"]
+    return "\n\n".join(told) + "\n"
+
+
+def _commands(group: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in COMMANDS if group is main else group.list_commands(context):
+            inner = group.get_command(context, name)
+            assert inner is not None
+            yield from _commands(inner, (*path, name))
+
+
+def recipes() -> str:
+    """Return a page with every shipped recipe and its question."""
+    told = [
+        "# Shipped recipes",
+        "`dpsgd train NAME` trains one, `dpsgd recipe show NAME` prints it with its defaults, and"
+        " `dpsgd recipe copy NAME` writes one to own, each key explained. Those below `sweeps/` are for `dpsgd sweep`.",
+    ]
+    rows = [(f"`{name}`", question(file)) for sweeps in (False, True) for name, file in shipped_recipes(sweeps).items()]
+    return "\n\n".join([*told, _table(("recipe", "question"), rows)]) + "\n"
+
+
+def whole_recipe() -> str:
+    """Return the page of the keys outside of the sections, with an example of a whole recipe."""
+    schema = recipe_schema()
+    told = [
+        "# Recipe keys",
+        "A recipe is one YAML file. Each section has its page: "
+        + ", ".join(f"[{name}](recipe-{name}.md)" for name in SECTIONS)
+        + ". Unknown keys are errors, with a suggestion. `dpsgd recipe schema` prints the same for editors.",
+        LEGEND,
+        _keys("", schema),
+        "A whole recipe, with every default written out (`dpsgd recipe show quickstart`):",
+        f"```yaml\n{yaml.safe_dump(_shown('quickstart'), sort_keys=False)}```",
+    ]
+    return "\n\n".join(told) + "\n"
+
+
+LEGEND = (
+    "The column *guarantee* says whether a key can change what is guaranteed. **stated**: the key is a part of the"
+    " statement or its price. *by the plan*: the key may enter the price or what is declared public, such as sampling,"
+    " length, bounds; `dpsgd account RECIPE KEY=VALUE` shows it. *no*: it cannot. Examples are from shipped recipes"
+    " where one has the key."
+)
+
+
+def section_page(name: str) -> str:
+    """Return the page of one section, with a table of keys for each kind and for each section inside it."""
+    schema = resolve(recipe_schema()["properties"][name])
+    told = [f"# Recipe keys: {name}", schema.get("description", ""), LEGEND]
+    seen: set[str] = set()
+    for title, section in _sections(name, schema):
+        if section["title"] + title.partition(",")[0] in seen:
+            continue
+        seen.add(section["title"] + title.partition(",")[0])
+        told += [f"## {title}", section.get("description", "") if title != name else "", _keys(title, section)]
+    return "\n\n".join(filter(None, told)) + "\n"
+
+
+def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield (title, section) of a schema and, depth first, of what its keys hold. `path` is its dotted key."""
+    for option in alternatives(resolve(schema)):
+        choices = kinds(option)
+        for kind, section in choices.items():
+            yield f"{path}, kind: {kind}", section
+            yield from _inside(path, section)
+        if not choices and "properties" in option:
+            yield path, option
+            yield from _inside(path, option)
+        for key in ("items", "additionalProperties"):
+            if isinstance(option.get(key), dict):
+                yield from _sections(f"{path}.{'0' if key == 'items' else 'NAME'}", option[key])
+
+
+def _inside(path: str, section: Schema) -> Iterator[tuple[str, Schema]]:
+    for key, inner in section["properties"].items():
+        yield from _sections(f"{path}.{key}", inner)
+
+
+def _keys(title: str, section: Schema) -> str:
+    """Return the table of the keys of one section; `title` is its dotted key and its kind."""
+    path, rows = title.partition(",")[0], []
+    for key, inner in section["properties"].items():
+        dotted = f"{path}.{key}".lstrip(".")
+        required = key in section.get("required", ())
+        whole = resolve(inner)
+        default = "needed" if required else f"`{json.dumps(inner.get('default'))}`" if "default" in inner else ""
+        rows.append(
+            (
+                f"`{key}`",
+                whole.get("description", ""),
+                words(inner),
+                "left out" if default == "`null`" else default,
+                _guarantee(dotted),
+                _example(dotted, inner),
+            )
+        )
+    return _table(("key", "meaning", "type and range", "default", "guarantee", "example"), rows)
+
+
+def _guarantee(dotted: str) -> str:
+    first = dotted.partition(".")[0]
+    return "**stated**" if first == "privacy" else "no" if first in NO_GUARANTEE else "by the plan"
+
+
+def _example(dotted: str, schema: Schema) -> str:
+    """Return a value of the key: one that a shipped recipe has and that is no section, else one that is allowed."""
+    value = next((found for found in _used().get(dotted, []) if len(json.dumps(found)) <= 60), None)
+    value = placeholder(schema) if value is None else value
+    return "" if value is None or len(json.dumps(value)) > 60 else f"`{dotted.rpartition('.')[2]}: {_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("\n...").strip()
+
+
+@functools.cache
+def _used() -> dict[str, list[Any]]:
+    """Return every value that shipped recipes give to a dotted key; entries of lists and mappings have numbers."""
+    found: dict[str, list[Any]] = {}
+
+    def walk(path: str, value: Any) -> None:
+        found.setdefault(path, []).append(value)
+        entries = value.items() if isinstance(value, dict) else ((0, one) for one in value) if _is_list(value) else ()
+        for key, inner in entries:
+            walk(f"{path}.{key}".lstrip("."), inner)
+
+    for file in shipped_recipes().values():
+        walk("", yaml.safe_load(file.read_text(encoding="utf-8")))
+    return found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _shown(name: str) -> dict[str, Any]:
+    from dpsgd_cli.recipe.loading import load_recipe, resolved
+
+    return resolved(load_recipe(name).recipe)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    def line(cells: tuple[str, ...]) -> str:
+        return f"| {' | '.join(cell.replace('|', '&#124;').replace(chr(10), ' ') for cell in cells)} |"
+
+    return "\n".join(map(line, [header, tuple("---" for _ in header), *rows]))

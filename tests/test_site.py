@@ -1,0 +1,106 @@
+"""The site: it builds without a warning, every link of every page leads somewhere, and nothing comes from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+from dpsgd_cli.main import COMMANDS
+from dpsgd_cli.recipe.expected import recipe_schema
+
+pytest.importorskip("mkdocs", reason="the site needs the packages of `pip install '.[docs]'` (make venv)")
+
+from docs.generate.gallery import EXHIBITS
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTIONS = {
+    "How do I get from my CSV to private predictions?": "start.html",
+    "Which epsilon should I choose?": "choosing-epsilon.html",
+    "Who is protected from what?": "guarantees.html",
+    "What does the key privacy.clipping.norm mean?": "reference/recipe-privacy.html",
+    "Which options has dpsgd account?": "reference/commands.html",
+    "Can I train my own network?": "own-models.html",
+    "May I train twice on the same table?": "budget.html",
+    "How do I check a number that somebody sent me?": "checking-a-claim.html",
+    "What may I publish?": "sharing.html",
+    "How good is it beside other tools?": "results/tabular/index.html",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, with stand-ins for what the gallery's commands make (`make docs` runs them)."""
+    made = tmp_path_factory.mktemp("gallery")
+    for exhibit in EXHIBITS:
+        file = made / exhibit.made.replace("*", "x")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("<svg></svg>" if file.suffix != ".md" else "# An audit\n")
+    built = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "DPSGD_GALLERY": str(made), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return built
+
+
+def pointed_to(page: Path) -> list[tuple[str, Path, str]]:
+    """Return (link, file, fragment) of every link, picture and script of a page within the site."""
+    found = []
+    for link in re.findall(r"(?:href|src)=\"?([^\" >]+)", re.sub(r"<code>.*?</code>", "", page.read_text("utf-8"))):
+        if re.match(r"(https?|mailto|data|javascript):", link):
+            continue
+        path, _, fragment = link.partition("#")
+        found.append((link, (page.parent / unquote(path.partition("?")[0])).resolve() if path else page, fragment))
+    return found
+
+
+def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+    ids = {page: set(re.findall(r"\bid=\"?([^\" >]+)", page.read_text("utf-8"))) for page in site.rglob("*.html")}
+    broken, count = [], 0
+    for page in ids:
+        if page.name == "404.html" or (page.parent.name == "gallery" and page.name != "index.html"):
+            continue
+        for link, file, fragment in pointed_to(page):
+            count += 1
+            file = file / "index.html" if file.is_dir() else file
+            if not file.is_file() or (fragment and file in ids and unquote(fragment) not in ids[file] | {"__skip"}):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert broken == [] and count > 1000
+
+
+def test_nothing_is_fetched_from_elsewhere_when_a_page_is_read(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        assert re.findall(r"<(?:script|img|iframe|link)[^>]*(?:src|href)=\"?https?:[^>]*", text) == [], page
+    assert (site / "search" / "search_index.js").is_file() and (site / "assets" / "iframe-worker.js").is_file()
+
+
+def test_ten_questions_are_answered_two_clicks_from_the_front_page(site: Path) -> None:
+    first = {file for _, file, _ in pointed_to(site / "index.html")}
+    second = {file for page in first if page.suffix == ".html" for _, file, _ in pointed_to(page)}
+    assert len(QUESTIONS) == 10
+    assert {question for question, page in QUESTIONS.items() if site / page not in first | second} == set()
+
+
+def test_every_page_of_docs_is_in_the_navigation_and_every_command_and_key_in_the_reference(site: Path) -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w./-]+\.md\b", text))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - listed == set()
+    assert isinstance(yaml.safe_load(text)["nav"], list)
+    commands = (site / "reference" / "commands.html").read_text("utf-8")
+    assert [name for name in COMMANDS if f'id="dpsgd-{name}"' not in commands] == []
+    pages = "".join(page.read_text("utf-8") for page in (site / "reference").glob("recipe*.html"))
+    keys = {
+        key
+        for section in [recipe_schema(), *recipe_schema()["$defs"].values()]
+        for key in section.get("properties", {})
+    }
+    assert {key for key in keys if f"<code>{key}</code>" not in pages} == set()
