@@ -41,6 +41,7 @@ from dpsgd_cli.engine.tensors import Examples, Table, to_device
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
+from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
@@ -263,6 +264,8 @@ class DpSgd(GradientMethod):
         self.preconditioning = None
         if context.recipes[0].preconditioner is not None:
             self.preconditioning = Preconditioning(context, self.plans)
+        self.of_codes = fits(context) and section_of(context.recipes[0]).batching == "full"
+        self._coded: CodedSums | None = None
         self._check_priced()
 
     def _check_priced(self) -> None:
@@ -308,6 +311,16 @@ class DpSgd(GradientMethod):
     @property
     def maps(self) -> Sequence[np.ndarray]:
         return () if self.preconditioning is None else self.preconditioning.maps
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        batch = self.batches.sampler.batch(step) if self.of_codes else None
+        if batch is None or batch.rows is not None:
+            super().add_sums(epoch, step, seen)
+            return
+        if self._coded is None:
+            made = None if self.preconditioning is None else self.preconditioning.ready
+            self._coded = CodedSums(self.context, made)
+        self._coded.add(*(batch.span or (0, self.context.table.rows)), self.clipping, seen)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
