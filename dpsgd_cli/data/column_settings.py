@@ -7,7 +7,7 @@ the features of `ColumnUse`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -16,7 +16,7 @@ from dpsgd_cli.common.sections import Section
 
 Mark = Annotated[str, Field(min_length=1, max_length=1)]
 Cycle = Literal["year", "month", "week", "day"]
-_A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456)
+_A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456, UTC)
 
 
 def _known_encoding(name: str) -> str:

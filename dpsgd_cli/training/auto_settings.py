@@ -268,7 +268,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
-    on_disk = (recipe.data.path or "").endswith(".npy")
+    on_disk = recipe.data.on_disk or (recipe.data.path or "").endswith(".npy")
     if known is None or not covers(recipe) or on_disk:
         return AutoChoice(key, None, "")
     problem = RuleProblem(recipe, known)
