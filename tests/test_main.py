@@ -128,6 +128,7 @@ def test_every_expected_error_is_a_message_and_its_exit_code(fail: Failing, kind
 def test_the_exit_codes_are_the_documented_ones() -> None:
     codes = {kind.__name__: kind.exit_code for kind in ERRORS}
     assert {name for name, code in codes.items() if code == 2} == {
+        "DataError",
         "UsageError",
         "RecipeError",
         "PrivacyError",
@@ -215,8 +216,3 @@ def test_messages_of_any_size_are_shortened(fail: Failing) -> None:
     result = fail(errors.DataError("\n".join(["x" * 10_000] * 10_000)))
     assert len(result.stderr) < 300_000
     assert result.stderr.endswith("... and 9949 more\n")
-
-
-@pytest.mark.parametrize("kind", [errors.DataError, errors.UsageError, errors.RecipeError, errors.ModelError])
-def test_a_mistake_of_the_user_exits_with_two(fail: Failing, kind: type[errors.DpsgdError]) -> None:
-    assert fail(kind("said")).exit_code == 2

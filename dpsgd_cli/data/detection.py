@@ -143,7 +143,7 @@ def _titles(rows: Sequence[str], target: str) -> int:
         reader, before = csv.reader(rows[:_TITLES], delimiter=mark), 0
         try:
             for cells in reader:
-                if target in table_files.named(cells) and len(cells) > 1:
+                if target in map(str.strip, table_files.named(cells)) and len(cells) > 1:
                     return before
                 before = reader.line_num
         except csv.Error:

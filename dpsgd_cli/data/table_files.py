@@ -93,13 +93,14 @@ def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
 
 
 def named(header: Sequence[object]) -> list[str]:
-    """Return the names of columns: blanks and line breaks within are one blank, and one without a name has its number.
+    """Return the names of columns: a line break within is a blank, and one without a name has its number.
 
     >>> named(["Age\\n(years)", "", "b"])
     ['Age (years)', 'column 2', 'b']
     """
     texts = ["" if cell is None or cell != cell else str(cell) for cell in header]
-    return [" ".join(text.split()) or f"column {number}" for number, text in enumerate(texts, 1)]
+    told = [" ".join(text.split()) if "\n" in text else text for text in texts]
+    return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
 
 
 def csv_parts(
