@@ -3,7 +3,7 @@
 DpsgdError                    exit code
 ├── UsageError            2   Wrong flags or arguments.
 ├── RecipeError           2   A recipe that does not parse, validate or make sense (holds ALL its problems).
-├── DataError             1   A file that is missing, damaged or differs from its card.
+├── DataError             2   A file that is missing, damaged or differs from its card.
 ├── PrivacyError          2   A combination that has no guarantee.
 │   ├── UnsupportedMechanism  An accountant refuses a mechanism by name.
 │   │   └── FailedAccountant  Its numbers are beyond the range of floats: it states nothing.
@@ -48,7 +48,7 @@ class RecipeError(DpsgdError):
 
 
 class DataError(DpsgdError):
-    exit_code = 1
+    exit_code = 2
 
 
 class PrivacyError(DpsgdError):

@@ -2,7 +2,7 @@
 
 Each command is a file in `cli/`, imported only when it is called, so that `dpsgd --help` needs nothing but Click.
 
-Exit codes: 0 done; 1 the run failed; 2 wrong usage or an invalid recipe; 130 (Ctrl-C), 143 (SIGTERM) interrupted.
+Exit codes: 0 done; 1 the run failed; 2 a mistake in usage, recipe or data; 130 (Ctrl-C), 143 (SIGTERM) interrupted.
 """
 
 from __future__ import annotations

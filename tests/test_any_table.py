@@ -1,4 +1,4 @@
-"""From a table to predictions at the first try: eleven tables as spreadsheets export them, each with its own faults."""
+"""From a table to predictions at the first try: sixteen tables as spreadsheets export them, with faults."""
 
 from __future__ import annotations
 

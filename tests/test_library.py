@@ -86,7 +86,7 @@ def test_the_commands_predict_and_evaluate(write_recipe: WriteRecipe, tmp_path: 
     assert other["note"].startswith("measured without noise: the guarantee does not cover these records")
     for args, said in (((tmp_path, "x.csv"), "not a result directory"), ((result.directory, "x.csv"), "no such file")):
         refused = run("predict", *args)
-        assert refused.exit_code == 1 and said in refused.stderr
+        assert refused.exit_code == 2 and said in refused.stderr
 
 
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))

@@ -131,6 +131,7 @@ def test_every_expected_error_is_a_message_and_its_exit_code(fail: Failing, kind
 def test_the_exit_codes_are_the_documented_ones() -> None:
     codes = {kind.__name__: kind.exit_code for kind in ERRORS}
     assert {name for name, code in codes.items() if code == 2} == {
+        "DataError",
         "UsageError",
         "RecipeError",
         "PrivacyError",

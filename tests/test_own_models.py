@@ -278,7 +278,7 @@ def test_a_result_without_the_file_of_its_model_says_what_is_missing(
     directory = train(own("scalar"), save_models=True)
     (tmp_path / "net.py").unlink()
     found = said("evaluate", directory)
-    assert found.exit_code == 1 and "the model is made of net.py" in found.stderr
+    assert found.exit_code == 2 and "the model is made of net.py" in found.stderr
 
 
 @pytest.mark.parametrize("given", ["None", "[None, None]", "[0.5]"])

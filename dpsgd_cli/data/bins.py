@@ -20,6 +20,10 @@ Guarantee: the L2 norm of a transformed row is at most 1, whatever the record ho
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is a sum of cosines, or a
 step function, of each column, and of products, or a step function, of each pair.
 
+With `grid` numbers of cosines are first rounded to the nearest of the ends of equal steps, and of equal steps of asinh,
+between the bounds. These points are public, and each number is rounded by itself. A column then has one of a few
+thousand codes, and rows are kept as codes (`engine/coded_rows.py`).
+
 Proof for cosines: a one-hot adds at most 1 to the square of a length, cosines the sum of their squared amplitudes,
 because |cos| <= 1. Products of features of two columns add the product of what these features add, times the squared
 weight: sum_ij (w x_i y_j)^2 = w^2 |x|^2 |y|^2.
@@ -31,8 +35,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +46,7 @@ from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.dataset import Column, Layout, Length, Step
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import BINS, Bin
+from dpsgd_cli.engine.coded_rows import CodedColumn, CodedRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells, Columns, Products
 
@@ -84,6 +90,14 @@ class _OneHot:
             return values.astype(np.int64)
         # NaN sorts behind the last edge
         return np.searchsorted(self.edges, values, side="right")
+
+    @property
+    def representatives(self) -> np.ndarray:
+        """A value of each feature, (G,)."""
+        if self.edges is None:
+            return np.arange(len(self.names), dtype=np.float64)
+        ends = np.array(self.edges)
+        return np.append(ends[0] - 1, ends) if len(ends) else np.zeros(1)
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,8 @@ class BinColumns(Step):
 
     def plan(self, layout: Layout) -> Layout:
         found = self._one_hots(layout)
+        if self.settings.steps is not None and _texts(layout):
+            raise DataError("bin: grid is for numbers and categories, and there is a text; leave grid out")
         columns = [
             Column(name, (0.0, 1.0), indicator=True, category=f"{number} {names[0].partition(' ')[0]}")
             for number, names in enumerate([one.names for one in found[0]] + [_joined(pair) for pair in found[1]])
@@ -172,7 +188,10 @@ class BinColumns(Step):
         square += math.fsum(_WEIGHT**2 * one.square * other.square for one, other in products)
         square += _OF_A_TEXT * len(_texts(layout))
 
+        grids = self._grids(layout)
+
         def transform(x: np.ndarray) -> np.ndarray:
+            x = _rounded(x, grids)
             out = np.zeros((len(x), width), np.float32)
             every, at = np.arange(len(x)), 0
             for one in single:
@@ -198,6 +217,46 @@ class BinColumns(Step):
             return _short(out, square) if scaled else out
 
         return transform
+
+    def coded(self, layout: Layout) -> Callable[[np.ndarray], CodedRows] | None:
+        """Return the function from rows as read to coded rows of the same features; None without a grid.
+
+        Features of a column do not depend on other columns, so the transform of one row for each code gives them.
+        """
+        if self.settings.steps is None:
+            return None
+        (single, _), grids, columns = self._one_hots(layout), self._grids(layout), layout.columns or ()
+        stretches = [(number, own) for number, own in enumerate(self._stretches(layout)) if len(own)]
+        hot = {one.column: one for one in single}
+        # the first code of a category is for none of the values
+        values = {at: grids[at] if at in grids else np.append(-1.0, hot[at].representatives) for at, _ in stretches}
+        rows = np.zeros((max(map(len, values.values()), default=1), len(columns)))
+        for at, own in values.items():
+            rows[: len(own), at] = own
+        made = self.transform(layout, None)(rows)
+        codes = {at: partial(_nearest, grids[at], at) if at in grids else partial(_shifted, hot[at]) for at in values}
+        found = [CodedColumn(own, made[: len(values[at]), own], codes[at]) for at, own in stretches]
+        constant = np.zeros_like(made[0])
+        constant[-1] = made[0, -1]
+        return partial(CodedRows.of, found, constant)
+
+    def _grids(self, layout: Layout) -> dict[int, np.ndarray]:
+        """Return, by the number of each column of cosines, the ascending points that its numbers are rounded to."""
+        if self.settings.steps is None:
+            return {}
+        parts = np.arange(self.settings.steps + 1) / self.settings.steps
+        found = {}
+        for at, column in enumerate(layout.columns or ()):
+            if self._wavy(column):
+                assert column.bounds is not None
+                (low, high), whole = column.bounds, self._whole(column)
+                centre, unit = _arc(column.bounds, whole)
+                first, last = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
+                points = np.concatenate(
+                    [low + (high - low) * parts, centre + unit * np.sinh(first + (last - first) * parts)]
+                )
+                found[at] = np.unique(np.clip(np.rint(points) if whole else points, low, high))
+        return found
 
     def columns(self, layout: Layout) -> Columns:
         """Return the constant and every column as cells, and products; nothing with `pairs`, which mix two columns.
@@ -404,6 +463,26 @@ def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
         inner = np.floor(inner) + 0.5
         inner = inner[inner < steps[-1]]
     return tuple(np.unique(inner).tolist())
+
+
+def _nearest(points: np.ndarray, column: int, x: np.ndarray) -> np.ndarray:
+    """Return the index of the nearest of ascending `points` for each row of a column; NaN is nearest to the last."""
+    return np.searchsorted((points[1:] + points[:-1]) / 2, x[:, column], side="right")
+
+
+def _rounded(x: np.ndarray, grids: dict[int, np.ndarray]) -> np.ndarray:
+    """Return rows with the numbers of columns that have points in `grids` rounded to them."""
+    if not grids:
+        return x
+    x = x.astype(np.float64)
+    for at, points in grids.items():
+        x[:, at] = points[_nearest(points, at, x)]
+    return x
+
+
+def _shifted(hot: _OneHot, x: np.ndarray) -> np.ndarray:
+    """Return 1 and more for the features of a one-hot, 0 for none of them."""
+    return np.maximum(hot.codes(x), -1) + 1
 
 
 def _names(column: Column, edges: tuple[float, ...]) -> tuple[str, ...]:

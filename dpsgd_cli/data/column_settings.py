@@ -7,7 +7,7 @@ the features of `ColumnUse`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -18,7 +18,7 @@ Mark = Annotated[str, Field(min_length=1, max_length=1)]
 Cycle = Literal["year", "month", "week", "day"]
 MOST_UNPACKED = 1 << 32
 """Most bytes that a packed file may unpack to, unless a card declares its `bytes`."""
-_A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456)
+_A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456, UTC)
 
 
 def _known_encoding(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.common.text_format import count, quoted
 from dpsgd_cli.data import table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
@@ -32,6 +32,8 @@ MOST_CATEGORIES = 50
 BUCKETS = 64
 WORD_BUCKETS = 128
 _ROWS_LOOKED_AT = 200
+_TITLES = 30
+"""Lines in which the header is looked for."""
 _BLOCK = 1 << 22
 _OF_WINDOWS = bytes(range(0x80, 0xA0))
 _TEXTS_TRIED = 5000
@@ -67,7 +69,18 @@ _DAYS: tuple[str, ...] = (
     "%d.%m.%y",
 )
 _DAYS = (*_DAYS, "%d/%m/%y", "%m/%d/%y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%Y.%m.%d")
-_TIMES = ("", " %H:%M:%S", " %H:%M", "T%H:%M:%S", "T%H:%M", "T%H:%M:%SZ", " %H:%M:%S.%f", "T%H:%M:%S.%f", " %I:%M %p")
+_TIMES: tuple[str, ...] = (
+    "",
+    " %H:%M:%S",
+    " %H:%M",
+    "T%H:%M:%S",
+    "T%H:%M",
+    "T%H:%M:%SZ",
+    " %H:%M:%S.%f",
+    "T%H:%M:%S.%f",
+    " %I:%M %p",
+)
+_TIMES = (*_TIMES, "T%H:%M:%S%z", " %H:%M:%S%z", " %H:%M:%S %z", "T%H:%M:%S.%f%z", " %H:%M:%S.%f%z")
 _PERSON = (
     r"user|customer|client|patient|person|member|subject|household|employee|student|driver|visitor|kunde|patientin"
 )
@@ -75,7 +88,8 @@ _ID = re.compile(
     rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
 )
 _OF_A_PERSON = re.compile(_PERSON)
-_A_NUMBER = re.compile(r"[\s+\-\u2212$€£¥%]*\d[\d.,'\s\u00a0\u202f]*[\s$€£¥%]*")
+_A_NUMBER = re.compile(r"\(?[\s+\-\u2212$€£¥%]*\d[\d.,'\s\u00a0\u202f]*[\s$€£¥%]*[\-\u2212)]?")
+_AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}", re.IGNORECASE)
 
 Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
 
@@ -95,14 +109,15 @@ class Use:
 def format_of(path: Path, kind: str, target: str) -> TableFormat:
     """Return the encoding, separator and blanks of a text file, or the sheet of an Excel file with several."""
     if kind == ".xlsx":
-        return _of_sheets(path)
+        return _of_sheets(path, target)
     if not kind.startswith((".csv", ".tsv")):
         return PLAIN
     encoding = _encoding(path)
     with table_files.opened(path, encoding) as lines:
         rows = [line for _, line in zip(range(_ROWS_LOOKED_AT), lines, strict=False)]
     told = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', rows[0]) if rows else None  # a line that Excel writes
-    rows = rows[1:] if told else rows
+    above = int(told is not None) or _titles(rows, target)
+    rows = rows[above:]
     first = next((row for row in rows if row.strip()), "")
     separator = told[1] if told else max(",;\t|", key=lambda mark: len((_cells(rows, mark) or [[]])[0]))
     cells = _cells(rows, separator)
@@ -118,12 +133,32 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
         separator=separator,
         header=header,
         trim=blanks_in_header or not blanks,
-        skip=int(told is not None),
+        skip=above,
     )
 
 
-def _of_sheets(path: Path) -> TableFormat:
+def _titles(rows: Sequence[str], target: str) -> int:
+    """Return the lines of titles above the first row that holds `target`; 0 if there is none such, or no other line."""
+    for mark in ",;\t|":
+        reader, before = csv.reader(rows[:_TITLES], delimiter=mark), 0
+        try:
+            for cells in reader:
+                if target in map(str.strip, table_files.named(cells)) and len(cells) > 1:
+                    return before
+                before = reader.line_num
+        except csv.Error:
+            continue
+    return 0
+
+
+def _of_sheets(path: Path, target: str) -> TableFormat:
+    """Return the first sheet that has a column `target`, and the rows of titles above its header."""
     names = table_files.sheets_of(path)
+    for name in names:
+        heads = table_files.first_rows(path, name, _TITLES)
+        found = next((number for number, cells in enumerate(heads) if target in table_files.named(cells)), None)
+        if found is not None:
+            return TableFormat(sheet=name if len(names) > 1 else None, skip=found)
     return TableFormat(sheet=str(names[0])) if len(names) > 1 else PLAIN
 
 
@@ -216,7 +251,9 @@ def form_of(series: pd.Series, written: TableFormat) -> str:
     for day in _DAYS:
         for time in _TIMES:
             few, all_ = pd.Series(found[:5], dtype=object), pd.Series(found, dtype=object)
-            if all(pd.to_datetime(one, format=day + time, errors="coerce").notna().all() for one in (few, all_)):
+            if all(
+                pd.to_datetime(one, format=day + time, errors="coerce", utc=True).notna().all() for one in (few, all_)
+            ):
                 return day + time
     return ""
 
@@ -311,7 +348,8 @@ def _of_names(name: str, different: int, cells: int) -> Use | None:
 def _of_texts(name: str, texts: list[str], there: pd.Series, cells: int, coded: bool) -> Use:
     different = len(texts)
     words = float(np.mean([len(re.findall(r"\w+", one)) for one in texts[:_TEXTS_TRIED]])) if texts else 0.0
-    if words >= 3 and (different > MOST_CATEGORIES or (different == cells and cells >= 10)):
+    addresses = all(_AN_ADDRESS.fullmatch(one) for one in texts[:_TEXTS_TRIED])
+    if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == cells and cells >= 10)):
         return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
     if cells >= 10 and (different == cells or _ID.match(name.lower())):
         named = _of_names(name, different, cells)
@@ -363,7 +401,8 @@ def is_of_a_person(name: str) -> bool:
 def said(written: TableFormat, kind: str) -> list[str]:
     """Return in words how a table is written."""
     if kind == ".xlsx":
-        return [f"sheet {quoted(written.sheet)}, of several"] if written.sheet else ["its only sheet"]
+        told = [f"sheet {quoted(written.sheet)}, of several"] if written.sheet else ["its only sheet"]
+        return told + [f"{count(written.skip, 'line')} above the header"] * (written.skip > 0)
     names = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252 (cp1252)", "latin-1": "Latin-1", "utf-16": "UTF-16"}
     told = [names.get(written.encoding, written.encoding)]
     told.append(f"separator {'tab' if written.separator == chr(9) else quoted(written.separator)}")
@@ -374,5 +413,7 @@ def said(written: TableFormat, kind: str) -> list[str]:
         told.append(f"symbols {' '.join(written.symbols)} beside numbers")
     if written.marks:
         told.append(f"missing values {' '.join(written.marks)}")
-    told += ["no header"] * (not written.header) + [f"{written.skip} line above the header"] * (written.skip > 0)
+    told += ["no header"] * (not written.header) + [f"{count(written.skip, 'line')} above the header"] * (
+        written.skip > 0
+    )
     return told

@@ -27,6 +27,7 @@ from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
+from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
@@ -266,8 +267,8 @@ class TrialRows:
         return np.stack(out)
 
 
-Rows: TypeAlias = np.ndarray | DiskRows | TrialRows
-"""Rows in memory or on disk."""
+Rows: TypeAlias = np.ndarray | DiskRows | TrialRows | CodedRows
+"""Rows in memory, on disk, or as codes."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def _columns(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], C
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
     """Open what `data` names. Raises DataError if it stays on disk and a step needs all rows in memory."""
-    source = _with_keys(load_raw(data, base, partial(_plan, steps)), data, base)
+    source = load_raw(data, base, partial(_plan, steps))
     if data.public is not None and data.public.path is not None:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
@@ -195,7 +195,7 @@ def prepare(
     anew. Raises DataError naming the file, column or step that is at fault.
     """
     steps = _steps(data, adjacency, base)
-    source = _opened(data, base, steps)
+    source = _with_keys(_opened(data, base, steps), data, base)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
     files = [part.units for part in (source.train, source.test) if part is not None]
@@ -212,7 +212,9 @@ def prepare(
     train, test = cut.train, cut.test
     _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
-    rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
+    # folds and users select rows of arrays, and rows on disk are made one batch at a time
+    coded = data.folds is None and data.unit is None and isinstance(train, Part)
+    rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given, coded)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(uncovered_steps(data, adjacency, base))
     said = _declarations(steps, data, sizes)

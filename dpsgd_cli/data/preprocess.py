@@ -36,6 +36,7 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
 from dpsgd_cli.data.projections import Project, Rotation
 from dpsgd_cli.data.step_settings import Bias, OneHot, Scale, UnitNorm
+from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.errors import DataError
 
 
@@ -248,8 +249,8 @@ Released = dict[str, np.ndarray]
 class Pipeline:
     """Steps with the layout before each of them, the output of private ones, and the source of their noise.
 
-    `fitted` is the state of other steps: entries that are there are used, others are computed and added. Rows that
-    enter the pipeline have been through the first `done` steps.
+    `fitted` is the state of other steps: entries that are there are used, others are computed and added. `made` are
+    transforms with that state. Rows that enter the pipeline have been through the first `done` steps.
     """
 
     steps: Sequence[Step]
@@ -258,6 +259,7 @@ class Pipeline:
     noised: Noising
     fitted: Released = field(default_factory=dict)
     done: int = 0
+    made: dict[str, Transform] = field(default_factory=dict)
 
     def before_cut(self, source: RawDataset) -> tuple[RawDataset, Pipeline]:
         """Return the source after the first steps that may precede the cut, and the pipeline from there.
@@ -278,16 +280,21 @@ class Pipeline:
         }
         return dataclasses.replace(source, **made), dataclasses.replace(self, done=done)
 
-    def run(self, parts: Sequence[Rows], trials: int, has_public: bool = False) -> tuple[list[Rows], bool]:
+    def run(
+        self, parts: Sequence[Rows], trials: int, has_public: bool = False, coded: bool = False
+    ) -> tuple[list[Rows], bool]:
         """Return all parts, transformed, and True if each trial has its own.
 
         The first part is the training rows. If `has_public`, the last part is the public rows. Rows that stay on disk
-        are transformed when they are read.
+        are transformed when they are read. With `coded`, rows that the last step can keep as codes are `CodedRows`.
         """
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
-        for index in range(self.done, first):
+        coder = self._coder() if coded and not private else None
+        for index in range(self.done, first - (coder is not None)):
             parts = self._without_noise(index, parts, f"{index}", has_public)
+        if coder is not None:
+            return [coder(part) if isinstance(part, np.ndarray) else part for part in parts], False
         if not private:
             return [_through(_float32, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -312,6 +319,11 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
+    def _coder(self) -> Callable[[np.ndarray], CodedRows] | None:
+        """Return the function that makes the last step's rows as codes; None if it keeps features."""
+        last = self.steps[-1] if len(self.steps) > self.done else None
+        return last.coded(self.layouts[-2]) if isinstance(last, BinColumns) else None
+
     def kept(self, noiselessly: bool) -> Released:
         """Return the state of steps without a release: if `noiselessly`, of those with `nonprivate`, else of others."""
         return {
@@ -328,8 +340,9 @@ class Pipeline:
             # rows on disk support the array operations of these steps; `preparation.py` refuses other steps
             kept = step.kept(cast(np.ndarray, rows), layout)
             self.fitted.update({} if kept is None else {key: kept})
-        transform = step.transform(layout, self.fitted.get(key))
-        return [_through(transform, part) for part in parts]
+        if key not in self.made:
+            self.made[key] = step.transform(layout, self.fitted.get(key))
+        return [_through(self.made[key], part) for part in parts]
 
     def _rows_to_fit(self, step: Step, index: int, parts: Sequence[Rows], has_public: bool) -> Rows:
         """Return the rows that a step without a release states to be fitted on.

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import re
 import warnings
@@ -80,13 +81,25 @@ def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
         for _ in range(written.skip):
             lines.readline(_LONGEST_HEADER)
         first = _first_line(lines, path, written.comment)
-    separator = separator_of(written, first)
-    with _as_data_errors(path):
-        names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=written.trim), [])
+        separator = separator_of(written, first)
+        # a name in quotes may go on in the next line
+        rows = csv.reader(itertools.chain([first], lines), delimiter=separator, skipinitialspace=written.trim)
+        names = named(next(rows, []))
     if not written.header:
         names = [str(number) for number in range(1, len(names) + 1)]
     _refuse_twice(path, names)
     return written.changed(separator=separator), names
+
+
+def named(header: Sequence[object]) -> list[str]:
+    """Return the names of columns: a line break within is a blank, and one without a name has its number.
+
+    >>> named(["Age\\n(years)", "", "b"])
+    ['Age (years)', 'column 2', 'b']
+    """
+    texts = ["" if cell is None or cell != cell else str(cell) for cell in header]
+    told = [" ".join(text.split()) if "\n" in text else text for text in texts]
+    return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
 
 
 def csv_parts(
@@ -148,7 +161,7 @@ def _options(
         "comment": written.comment,
         "skiprows": written.skip,
         "header": 0 if written.header else None,
-        "names": None if written.header else list(names),
+        "names": list(names),
         "usecols": None if only is None else [name for name in names if name in only],
         "skipinitialspace": written.trim,
         "index_col": False,
@@ -327,6 +340,15 @@ def sheets_of(path: Path) -> list[str]:
         return list(map(str, book.sheet_names))
 
 
+def first_rows(path: Path, sheet: str, rows: int) -> list[list[object]]:
+    """Return the cells of the first rows of a sheet."""
+    import pandas as pd
+
+    with _book(path) as book:
+        read = pd.read_excel(book, sheet_name=sheet, header=None, dtype=object, nrows=rows)
+    return [list(cells) for cells in read.itertuples(index=False)]
+
+
 def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     """Read a sheet of an Excel file. Cells keep their type; formulas are read as their last values."""
     import pandas as pd
@@ -342,7 +364,7 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
             "skiprows": written.skip,
         }
         frame = pd.read_excel(book, na_values=written.marks, **how)
-    names = list(map(str, frame.iloc[0] if written.header and len(frame) else range(1, frame.shape[1] + 1)))
+    names = named(frame.iloc[0] if written.header and len(frame) else range(1, frame.shape[1] + 1))
     _refuse_twice(path, names)
     frame = frame.set_axis(names, axis=1).iloc[int(written.header) :].reset_index(drop=True)
     if frame.empty:

@@ -48,6 +48,17 @@ def number_form(written: TableFormat) -> re.Pattern[str]:
     )
 
 
+def _sign_first(text: str) -> str:
+    """Return text with the sign of accounts before it: the minus behind a number, or brackets around it.
+
+    >>> _sign_first("12-"), _sign_first("(12)"), _sign_first("12"), _sign_first("(-12)")
+    ('-12', '-12', '12', '--12')
+    """
+    if text[:1] == "(" and text[-1:] == ")":
+        return f"-{text[1:-1]}"
+    return f"-{text[:-1]}" if len(text) > 1 and text[-1] in "-\u2212" else text
+
+
 def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers in cells, float64 (N,), NaN where there is none; and a mask (N,) of cells with something else.
 
@@ -66,7 +77,7 @@ def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.n
             text = value.strip()
             if text in blank:
                 continue
-            read = form.fullmatch(text)
+            read = form.fullmatch(_sign_first(text))
             if read is None:
                 bad[index] = True
             else:

@@ -172,6 +172,17 @@ class BlockMap:
             found[:, inputs.cpu().numpy()[:, None], outputs.cpu().numpy()] = matrices.cpu().numpy()
         return list(found)
 
+    def moved(self, features: Tensor, values: Tensor, beside: Tensor) -> Tensor:
+        """Return the numbers (R, G, d) at `features` (d,) of x A, float64, for G rows x.
+
+        A row has `values` (G, d) at these features and `beside` (1, D) at all others. One block must have exactly these
+        outputs, and must read no column but theirs and the constant.
+        """
+        inputs, matrices = next((i, m) for i, o, m in self.blocks if torch.equal(o.cpu(), features))
+        rows = beside.repeat(len(values), 1)
+        rows[:, features] = values
+        return rows[:, inputs] @ matrices
+
     def units(self, x: Tensor) -> Tensor:
         """Return x A, (R, B, D), for rows x (R or 1, B, ...)."""
         flat = x.flatten(2)

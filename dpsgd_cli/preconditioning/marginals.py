@@ -18,8 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from dpsgd_cli.engine.coded_rows import CodedRows
 
 _TINY = 1e-30
 """Smallest norm by which a direction is divided."""
@@ -37,8 +41,12 @@ class Cells:
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row (n, D), int64 (n,): the one whose feature direction is nearest to the row's."""
+        return self.nearest(rows[:, self.features])
+
+    def nearest(self, features: np.ndarray) -> np.ndarray:
+        """Return the cell, int64 (n,), of rows whose features of this column are `features` (n, d)."""
         ways = self.values / np.maximum(np.linalg.norm(self.values, axis=1, keepdims=True), _TINY)
-        return (rows[:, self.features] @ ways.T.astype(rows.dtype)).argmax(axis=1)
+        return (features @ ways.T.astype(features.dtype)).argmax(axis=1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,21 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
         for counts, column in zip(total, told, strict=True):
             counts += np.bincount(column.of(rows), minlength=len(counts))
     return np.concatenate([np.zeros(0), *total]) / _length(told)
+
+
+def counted_codes(coded: CodedRows, columns: Sequence[Cells]) -> np.ndarray:
+    """Return V as `counted` does, for rows that are kept as codes: every row with a code is in that code's cell.
+
+    Guarantee: as there. A coded row is finite, and it is not zero, as it has a constant.
+    """
+    told, known = _told(columns), {int(own.features[0]): number for number, own in enumerate(coded.columns)}
+    counts = []
+    for column in told:
+        number = known[int(column.features[0])]
+        cells = column.nearest(coded.columns[number].values)
+        of_code = np.bincount(coded.codes[number], minlength=len(cells))
+        counts.append(np.bincount(cells, weights=of_code, minlength=len(column.values)))
+    return np.concatenate([np.zeros(0), *counts]) / _length(told)
 
 
 def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[MapBlock]:

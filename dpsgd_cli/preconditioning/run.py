@@ -34,6 +34,8 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.terminal import SILENT
+from dpsgd_cli.engine.coded_rows import CodedRows
+from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.noise.run import gaussian
@@ -46,6 +48,7 @@ from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 RIDGE = 8.0
 """Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""
 Made = Preconditioner | BlockMap
+_ROWS_AT_ONCE = 8192
 
 
 class _Way(ABC):
@@ -58,6 +61,10 @@ class _Way(ABC):
     @abstractmethod
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         """Return the sum over rows, given in pieces (n, D). Private."""
+
+    def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
+        """Return the sum over rows that are kept as codes. Private."""
+        return self.exact(coded[start : start + _ROWS_AT_ONCE] for start in range(0, len(coded), _ROWS_AT_ONCE))
 
     @abstractmethod
     def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -97,6 +104,9 @@ class _Counts(_Way):
 
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         return marginals.counted(pieces, self.columns.cells)
+
+    def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
+        return marginals.counted_codes(coded, self.columns.cells)
 
     def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return noised(exact)
@@ -141,6 +151,8 @@ class Preconditioning:
     def _exact(self, trial: int) -> np.ndarray:
         """Return the sum over the records that a trial trains on. Private."""
         table = self.context.table
+        if isinstance(table, CodedTable):
+            return self.way.exact_of_codes(table.coded)
         rows = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
         return self.way.exact(moments.blocks(rows, taken))

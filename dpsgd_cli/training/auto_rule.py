@@ -20,6 +20,8 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
   Those that the budget does not pay for are noise.
 - Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
   sqrt(signal) and makes at most 2,048 features, else 4.
+- Grid of 2,048 steps that numbers are rounded to (also `bin`), if all records together have more than 134 million
+  features and no products: rows are then kept as codes. No cosine has more than 16 waves, so each has 128 steps.
 - Products of the first two cosines, or categories, of every two columns (also the step `bin`): if signal is 5,000 or
   more, and there are at most 2,048 features, with 4 records and a signal of 4 for each, and 200 million numbers in all.
   Smaller budgets do not pay for their noise.
@@ -82,6 +84,8 @@ RECORDS_A_FEATURE = 4
 """Fewest records, and least signal, for each feature if there are products."""
 MOST_NUMBERS = 200_000_000
 """Most features of all records together if there are products: 0.8 GB in float32."""
+MOST_DENSE = 1 << 27
+"""Most features of all records together, beyond which numbers are rounded to a grid, so that rows are kept as codes."""
 MOST_WORK = 5e10
 """Most features of all records together times steps, beyond which there are no more steps than `fewest`."""
 MOST_FEATURES = 2048

@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.settings import FlatClipping
-from dpsgd_cli.data.step_settings import DIRECTIONS, WAVES_UNTOLD
+from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import MlpModel, OneLayer
@@ -36,6 +36,7 @@ from dpsgd_cli.training.auto_rule import (
     FEWEST_FEATURES,
     MARGINALS,
     MOMENTS,
+    MOST_DENSE,
     MOST_FEATURES,
     MOST_NUMBERS,
     MOST_WORK,
@@ -106,7 +107,7 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
         at = f"data.preprocess.{number}"
         if step.bin is not None:
             found |= {f"{at}.bin.waves": step.bin.waves} if step.bin.cosines is not None else {}
-            found |= {f"{at}.bin.products": step.bin.products}
+            found |= {f"{at}.bin.products": step.bin.products, f"{at}.bin.grid": step.bin.grid}
         found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
     return found
 
@@ -153,6 +154,24 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
     return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
 
 
+def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+    """Choose a grid for tables whose features would fill the memory, if rows can be kept as codes."""
+    step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
+    assert step is not None
+    none = AutoChoice(key, None, "")
+    if known is None or step.cosines is None or step.products is True:
+        return none
+    numbers = known.records * count(recipe)
+    if numbers <= MOST_DENSE:
+        return none
+    rounded = AutoChoice(key, GRID, f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}")
+    try:
+        count(with_choice(recipe, rounded))
+    except DataError:
+        return none  # the features of texts are not of a grid
+    return rounded
+
+
 def _directions(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
     """Choose all directions, at most `DIRECTIONS`, or fewer if the budget is small."""
     there, signal = count(recipe), _signal(recipe, known)
@@ -165,7 +184,7 @@ def _directions(recipe: Recipe, key: str, known: PublicFacts | None, count: Call
     return AutoChoice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
 
 
-_CHOOSE = {"waves": _waves, "products": _products, "components": _directions}
+_CHOOSE = {"waves": _waves, "products": _products, "grid": _grid, "components": _directions}
 
 
 def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tuple[AutoChoice, ...]]:
@@ -249,7 +268,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
-    on_disk = (recipe.data.path or "").endswith(".npy")
+    on_disk = recipe.data.on_disk or (recipe.data.path or "").endswith(".npy")
     if known is None or not covers(recipe) or on_disk:
         return AutoChoice(key, None, "")
     problem = RuleProblem(recipe, known)

@@ -22,6 +22,8 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
+from dpsgd_cli.engine.coded_rows import CodedRows
+from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
     FAILURES,
     check_batches,
@@ -43,6 +45,7 @@ from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
+from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.users.run import UnitTable
@@ -245,7 +248,7 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
     unit, keys = recipes[0].data.unit, dataset.keys
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
-        train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
+        train, test = (_table(_kept(x, recipes[0], place), y, dataset.per_trial, place) for x, y in own)
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
@@ -289,13 +292,24 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
 
 
+def _kept(x: data.Rows, recipe: Recipe, place: Placement) -> data.Rows:
+    """Return rows as they are, or as features where codes are of no use: beside methods that read features."""
+    made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
+    read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
+    read = read or recipe.inference_share is not None
+    return np.asarray(x) if isinstance(x, CodedRows) and (read or not made) else x
+
+
 def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
     """Return a table of rows, in memory on the training device or left on disk."""
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+    if isinstance(x, CodedRows):
+        return CodedTable.open(x, np.asarray(y), place.dtype)
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray | CodedRows):
         return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
 def held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
     """Return the table of validation or public rows, or None."""
-    return None if x is None or y is None else _table(x, y, per_trial, place)
+    own = np.asarray(x) if isinstance(x, CodedRows) else x
+    return None if own is None or y is None else _table(own, y, per_trial, place)

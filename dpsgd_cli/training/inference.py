@@ -207,9 +207,15 @@ class Trained:
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""
-        chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
-        steps = {key: held for key, held in chosen.kept.items() if key.rpartition("/")[2] not in (MAP, RELEASED)}
-        return pipeline_of(self.data, self.loaded.base, self.layout, steps | chosen.unreleased)
+        if trial not in self._pipelines:
+            chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
+            steps = {key: held for key, held in chosen.kept.items() if key.rpartition("/")[2] not in (MAP, RELEASED)}
+            self._pipelines[trial] = pipeline_of(self.data, self.loaded.base, self.layout, steps | chosen.unreleased)
+        return self._pipelines[trial]
+
+    @cached_property
+    def _pipelines(self) -> dict[int | None, Pipeline]:
+        return {}
 
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
         """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""

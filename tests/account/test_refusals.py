@@ -124,7 +124,7 @@ def test_a_ledger_line_without_a_number_is_refused(tmp_path: Path, key: str) -> 
     assert run(str(path)).exit_code == 0
     path.write_text(json.dumps({name: value for name, value in line.items() if name != key}))
     told = run(str(path))
-    assert (told.exit_code, f"{key} missing" in told.stderr) == (1, True)
+    assert (told.exit_code, f"{key} missing" in told.stderr) == (2, True)
 
 
 def test_a_budget_for_another_adjacency_than_its_release_is_refused(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_budget_for_another_adjacency_than_its_release_is_refused(tmp_path: Pa
     assert run(str(path)).exit_code == 0
     path.write_text(json.dumps(line | {"within": cap | {"adjacency": "add-remove"}}))
     told = run(str(path))
-    assert (told.exit_code, "within is stated for add-remove" in told.stderr) == (1, True)
+    assert (told.exit_code, "within is stated for add-remove" in told.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("source", ["pure", "laplace", "exponential"])

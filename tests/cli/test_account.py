@@ -301,10 +301,10 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"mechanism": "gaussian"}\n')
     result = run(str(path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{path}:1" in result.stderr
     empty = run(str(tmp_path / "nothing.jsonl"))
-    assert empty.exit_code == 1
+    assert empty.exit_code == 2
     assert "cannot read" in empty.stderr
     (tmp_path / "folder").mkdir()
     assert "holds no ledger.jsonl" in run(str(tmp_path / "folder")).stderr

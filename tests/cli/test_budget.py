@@ -125,7 +125,7 @@ def test_a_book_that_is_there_is_not_replaced_and_what_is_none_is_refused(folder
     again = run("budget", "create", "t.book", *TERMS)
     assert again.exit_code == 2 and "a table has one book" in again.output
     shown = run("budget", "show", "t.csv")
-    assert shown.exit_code == 1 and "t.csv" in shown.output and "Traceback" not in shown.output
+    assert shown.exit_code == 2 and "t.csv" in shown.output and "Traceback" not in shown.output
     missing = run("train", "mine.yaml", "--book", "none.book")
     assert missing.exit_code == 2 and "none.book: no such book" in missing.output
 

@@ -74,7 +74,7 @@ def test_every_command_shows_hostile_text(table: Path) -> None:
     for name in ("evaluate", "account", "report", "compare"):
         assert run(name, result, *(["--out", out] if name == "compare" else [])).exit_code == 0
     (result / "trials.csv").write_text("changed")
-    assert run("report", result).exit_code == 1
+    assert run("report", result).exit_code == 2
     assert run("recipe", "new", table, "--target", "label").exit_code == 0
     assert run("recipe", "new", table, "--target", f"lable{HOSTILE}").exit_code != 0
 
@@ -93,7 +93,7 @@ def test_hostile_keys_and_names_in_errors(table: Path, tmp_path: Path) -> None:
     cards = tmp_path / "cards"
     cards.mkdir()
     (cards / "toy.yaml").write_text(yaml.safe_dump({"name": HOSTILE, "description": HOSTILE, HOSTILE: 1}))
-    assert run("data", "list", "--cards", cards).exit_code == 1
+    assert run("data", "list", "--cards", cards).exit_code == 2
 
 
 def test_json_stays_json_of_the_same_content() -> None:

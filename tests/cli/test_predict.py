@@ -105,11 +105,11 @@ def test_what_cannot_be_kept_is_refused(
 def test_a_file_without_a_row_that_can_be_used_is_refused(result: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,job\nold,smith\n,nurse\n")
     _, done = predict(result, tmp_path / "new.csv")
-    assert done.exit_code == 1 and "no row can be used; the first says: column 'age' holds no number" in done.stderr
+    assert done.exit_code == 2 and "no row can be used; the first says: column 'age' holds no number" in done.stderr
     for name, said in (("nowhere.csv", "no such file"), ("new.npy", "but the model takes a table")):
         (tmp_path / "new.npy").write_bytes(b"x")
         _, done = predict(result, tmp_path / name)
-        assert done.exit_code == 1 and said in done.stderr
+        assert done.exit_code == 2 and said in done.stderr
 
 
 def test_columns_are_kept_of_tables_only(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Eleven tables as spreadsheets and databases export them, each with faults of its own: `write(folder)`.
+"""Sixteen tables as spreadsheets and databases export them, each with faults of its own: `write(folder)`.
 
 Run `python -m tests.data.messy_tables FOLDER` for files to try by hand.
 """
@@ -195,9 +195,94 @@ def questions(folder: Path, random: np.random.Generator) -> Messy:
     return Messy(path, "income", {"age": "[17, 90]"}, label, {"age": "number", "work": "category"})
 
 
+def survey(folder: Path, random: np.random.Generator) -> Messy:
+    """A title above the header, names of two lines, words of agreement, and empty columns without a name."""
+    words = np.array(["Strongly disagree", "Disagree", "Neutral", "Agree", "Strongly agree", ""])
+    staff, back = random.integers(0, 6, ROWS), random.integers(0, 5, ROWS)
+    label = ["Yes" if one % 5 + other > 4 else "No" for one, other in zip(staff, back, strict=True)]
+    rows = zip(words[staff], words[back], random.integers(18, 80, ROWS), label, [""] * ROWS, [""] * ROWS, strict=True)
+    path = folder / "survey.csv"
+    head = [["Customers, 2024", *[""] * 5], ["The staff\nwas friendly", "I will\nreturn", "Age", "Recommend?", "", ""]]
+    path.write_text(_text([*head, *rows]), encoding="utf-8-sig")
+    uses = {"The staff was friendly": "category", "I will return": "category", "Age": "number", "column 6": "drop"}
+    return Messy(path, "Recommend?", {"Age": "[18, 99]"}, label, uses)
+
+
+def log(folder: Path, random: np.random.Generator) -> Messy:
+    """Times with their zones, in two spellings, and addresses of clients."""
+    times = [one + ("Z" if number % 3 else "+01:00") for number, one in enumerate(_days(random, "%Y-%m-%dT%H:%M:%S"))]
+    client = [f"10.0.{random.integers(0, 40)}.{random.integers(0, 3)}" for _ in range(ROWS)]
+    took = random.exponential(200, ROWS).round(1)
+    label = ["slow" if one > 150 else "fast" for one in took]
+    path = folder / "log.csv"
+    path.write_text(_text([["time", "address", "took ms", "speed"], *zip(times, client, took, label, strict=True)]))
+    fill = {"time": "[2019-01-01, 2021-12-31]", "took ms": "[0, 2000]"}
+    return Messy(path, "speed", fill, label, {"time": "date", "address": "hash", "took ms": "number"})
+
+
+def bank(folder: Path, random: np.random.Generator) -> Messy:
+    """Amounts below zero with their sign behind them, and years of two digits."""
+    amount = random.normal(0, 3000, ROWS)
+    shown = [f"{abs(one):,.2f}".translate(str.maketrans(",.", ".,")) + "-" * int(one < 0) for one in amount]
+    label = ["Soll" if one < 0 else "Haben" for one in amount]
+    rows = zip(_days(random, "%d.%m.%y"), shown, random.choice(["Gebühr", "Lohn"], ROWS), label, strict=True)
+    path = folder / "bank.csv"
+    path.write_bytes(_text([["Buchungstag", "Betrag", "Vorgang", "S/H"], *rows], ";").encode("cp1252"))
+    fill = {"Buchungstag": "[2019-01-01, 2021-12-31]", "Betrag": "[-10000, 10000]"}
+    return Messy(path, "S/H", fill, label, {"Buchungstag": "date", "Betrag": "number", "Vorgang": "category"})
+
+
+def figures(folder: Path, random: np.random.Generator) -> Messy:
+    """An Excel file with a cover sheet, a merged title above the header, and losses in brackets."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.title = "Cover"
+    sheet = book.create_sheet("Data")
+    sheet["A1"] = "Figures of the year"
+    sheet.merge_cells("A1:C1")
+    result = random.integers(-5000, 5000, ROWS)
+    label = ["up" if one > 0 else "down" for one in result]
+    shown = [f"({-one:,})" if one < 0 else f"{one:,}" for one in result.tolist()]
+    for row in [[], ["Region", "Result", "Trend"], *zip(random.choice(["N", "S"], ROWS), shown, label, strict=True)]:
+        sheet.append(list(map(str, row)))
+    path = folder / "figures.xlsx"
+    book.save(path)
+    return Messy(path, "Trend", {"Result": "[-5000, 5000]"}, label, {"Region": "category", "Result": "number"})
+
+
+def genes(folder: Path, random: np.random.Generator) -> Messy:
+    """Far more columns than a small table should have, two of them constant, and labels 0 and 1."""
+    values = random.normal(8, 1, (ROWS, 40)).round(2)
+    values[:, 7], values[:, 0] = 3.5, random.choice([5, 8, 11], ROWS)
+    label = [str(int(one > 8)) for one in values[:, 0]]
+    path = folder / "genes.tsv"
+    rows = ([*one, other] for one, other in zip(values, label, strict=True))
+    path.write_text(_text([[*(f"G{number}" for number in range(40)), "tumour"], *rows], "\t"))
+    fill = {f"G{number}": "[0, 16]" for number in range(40) if number != 7}
+    return Messy(path, "tumour", fill, label, {"G0": "number", "G7": "drop"})
+
+
 TABLES: dict[str, Callable[[Path, np.random.Generator], Messy]] = {
     one.__name__: one
-    for one in (churn, german, excel, tabs, percent, currency, codes, texts, visits, truths, questions)
+    for one in (
+        churn,
+        german,
+        excel,
+        tabs,
+        percent,
+        currency,
+        codes,
+        texts,
+        visits,
+        truths,
+        questions,
+        survey,
+        log,
+        bank,
+        figures,
+        genes,
+    )
 }
 
 

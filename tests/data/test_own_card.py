@@ -82,7 +82,7 @@ def test_a_wrong_name_is_told_the_nearest_and_a_bad_card_all_its_problems(projec
     assert "did you mean 'trains.yaml'?" in run("train", written(project, name="cards/train.yaml")).stderr
     (project / "cards" / "trains.yaml").write_text("name: trains\ndescription: 3\n")
     refused = run("train", written(project, name="trains", cards="cards"))
-    assert refused.exit_code == 1 and "reader: Field required" in refused.stderr
+    assert refused.exit_code == 2 and "reader: Field required" in refused.stderr
 
 
 def test_data_sets_of_ones_own_are_listed_and_verified(project: Path) -> None:

@@ -130,7 +130,7 @@ def test_whoever_reads_a_result_finds_what_was_done_to_it(project: Path, edit: E
     for name, done in every_reader(project).items():
         if name == "gate of its ledger" and not (result_in(project) / "ledger.jsonl").exists():
             continue
-        assert done.exit_code == 1, (name, done.stdout, done.stderr)
+        assert done.exit_code == 2, (name, done.stdout, done.stderr)
         assert isinstance(done.exception, SystemExit), name
         assert told in done.stderr, (name, done.stderr)
         assert done.stdout == "", name
@@ -161,7 +161,7 @@ def test_a_result_of_other_types_is_one_clear_error(project: Path, edit: Callabl
     # new hashes where there were some, so that nothing but the type is wrong
     path.write_text(json.dumps(reading.sealed(document) if "nonprivate_sha256" in document else document))
     for name, done in every_reader(project).items():
-        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), (name, done.exception)
+        assert done.exit_code == 2 and isinstance(done.exception, SystemExit), (name, done.exception)
         assert f"result.json: not a result: {told}" in done.stderr, (name, done.stderr)
 
 
@@ -181,17 +181,17 @@ def test_what_a_sweep_reads_is_checked(project: Path) -> None:
     first = next(iter(sorted(out.glob("tiny-*"))))
     quieter(first)
     done = run("sweep", sweep, "--out", out)
-    assert done.exit_code == 1 and "ledger.jsonl: was changed after the result was written" in done.stderr
-    assert run("account", out, "--max-epsilon", "1000").exit_code == 1
+    assert done.exit_code == 2 and "ledger.jsonl: was changed after the result was written" in done.stderr
+    assert run("account", out, "--max-epsilon", "1000").exit_code == 2
     # a comparison of many reads no ledger, and the statement it shows is the one that was written
     assert run("compare", out, "--out", project / "compared").exit_code == 0
     (first / "history.csv").unlink()
     plotted = run("compare", out, "--out", project / "compared", "--plot")
-    assert plotted.exit_code == 1 and "history.csv: is missing" in plotted.stderr
+    assert plotted.exit_code == 2 and "history.csv: is missing" in plotted.stderr
     set_in_document("privacy", "epsilon", to=0.1)(first)
     for command in (("sweep", sweep, "--out", out), ("compare", out, "--out", project / "compared")):
         done = run(*command)
-        assert done.exit_code == 1 and "result.json: was changed after it was written" in done.stderr
+        assert done.exit_code == 2 and "result.json: was changed after it was written" in done.stderr
 
 
 def test_a_ledger_alone_is_priced_with_a_remark(project: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_result_without_privacy_has_nothing_to_account_for(project: Path) -> N
     recipe = recipe_writer(project)(privacy=None, method={"kind": "sgd", "batch_size": 12, "learning_rate": 0.5})
     assert run("train", recipe, "--out", project / "plain").exit_code == 0
     done = run("account", project / "plain")
-    assert done.exit_code == 1 and "was trained without privacy" in done.stderr
+    assert done.exit_code == 2 and "was trained without privacy" in done.stderr
 
 
 def test_the_layout_of_the_json_does_not_matter(project: Path) -> None:

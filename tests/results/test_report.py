@@ -127,8 +127,8 @@ def test_a_page_is_made_of_files_that_are_as_they_were_written(write_recipe: Wri
     ledger = (directory / "ledger.jsonl").read_text()
     (directory / "ledger.jsonl").write_text(ledger.splitlines(keepends=True)[0])
     result = CliRunner().invoke(main, ["report", str(directory)])
-    assert result.exit_code == 1 and "ledger.jsonl: was changed after the result was written" in result.stderr
-    assert CliRunner().invoke(main, ["report", str(directory.parent / "..")]).exit_code == 1
+    assert result.exit_code == 2 and "ledger.jsonl: was changed after the result was written" in result.stderr
+    assert CliRunner().invoke(main, ["report", str(directory.parent / "..")]).exit_code == 2
 
 
 def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
@@ -141,7 +141,7 @@ def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
     assert CliRunner().invoke(main, ["train", recipe, "--out", out]).exit_code == 0
     assert (directory / "report.html").is_file()
     empty = CliRunner().invoke(main, ["report", str(tmp_path / "nothing")])
-    assert empty.exit_code == 1 and "holds no result" in empty.stderr
+    assert empty.exit_code == 2 and "holds no result" in empty.stderr
     written = CliRunner().invoke(main, ["report", out])
     assert written.stdout.splitlines() == [str(directory / name) for name in report.NAMES]
 

@@ -164,7 +164,7 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
     (file,) = out.glob("*.draw.json")
     file.write_text('{"runs": {}}')
     done = sweep(STOPPING)
-    assert (done.exit_code, "restore it, or choose another --out" in done.stderr) == (1, True)
+    assert (done.exit_code, "restore it, or choose another --out" in done.stderr) == (2, True)
     session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     with pytest.raises(DataError, match=r"draw\.json"):
         private_tuning.read_draw(session.folder, session.every)

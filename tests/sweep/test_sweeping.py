@@ -190,7 +190,7 @@ def test_status_says_what_is_done_failed_and_missing(
     assert "broken for this test" in done.stdout
     (tmp_path / "empty").mkdir()
     nothing = CliRunner().invoke(main, ["sweep", "status", str(tmp_path / "empty")])
-    assert (nothing.exit_code, "no sweep was begun here" in nothing.stderr) == (1, True)
+    assert (nothing.exit_code, "no sweep was begun here" in nothing.stderr) == (2, True)
 
 
 def test_an_interrupt_stops_and_the_same_command_goes_on(

@@ -156,7 +156,7 @@ def test_trials_and_folds_are_finished(train: Train, write_recipe: WriteRecipe, 
     saved = stopped(train, recipe, stop_at)
     if SIDE_BY_SIDE[name].get("privacy", {}) is None:
         refused = run("account", saved)
-        assert refused.exit_code == 1 and "was trained without privacy" in refused.stderr
+        assert refused.exit_code == 2 and "was trained without privacy" in refused.stderr
     document = finish(recipe)
     assert document["metrics"]["test_loss"]["n"] == len(document["trials"])
     if name.startswith("dp-agd"):

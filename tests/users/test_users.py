@@ -299,7 +299,7 @@ def test_rows_of_users_and_of_records_are_not_stated_together(runs: Callable[...
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_text((users.result / "ledger.jsonl").read_text() + (records.result / "ledger.jsonl").read_text())
     told = CliRunner().invoke(main, ["account", str(mixed)])
-    assert told.exit_code == 1 and "some lines are about single records, others about users" in told.output
+    assert told.exit_code == 2 and "some lines are about single records, others about users" in told.output
     both = CliRunner().invoke(main, ["compare", str(users.result), str(records.result), "--out", str(tmp_path / "c")])
     assert both.exit_code == 0 and "epsilon (add-remove of users)" in both.output, both.output
 

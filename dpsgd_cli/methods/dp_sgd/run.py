@@ -46,6 +46,7 @@ from dpsgd_cli.intervals.price import LABEL, released_rounds
 from dpsgd_cli.intervals.run import release_rounds
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
+from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
@@ -270,6 +271,8 @@ class DpSgd(GradientMethod):
         if context.recipes[0].preconditioner is not None:
             self.preconditioning = Preconditioning(context, self.plans)
         self._inferred: list[np.ndarray] = []
+        self.of_codes = fits(context) and section_of(context.recipes[0]).batching == "full"
+        self._coded: CodedSums | None = None
         self._check_priced()
 
     def _check_priced(self) -> None:
@@ -360,6 +363,16 @@ class DpSgd(GradientMethod):
                 moved = exactly_one(moved - (moved @ cut) @ cut.T)
             moved = np.hstack([moved, np.ones((len(moved), 1))]) if bias else moved
             yield at_most_one(moved / bound), (labels[:, 0] > 0).astype(np.float64)
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        batch = self.batches.sampler.batch(step) if self.of_codes else None
+        if batch is None or batch.rows is not None:
+            super().add_sums(epoch, step, seen)
+            return
+        if self._coded is None:
+            made = None if self.preconditioning is None else self.preconditioning.ready
+            self._coded = CodedSums(self.context, made)
+        self._coded.add(*(batch.span or (0, self.context.table.rows)), self.clipping, seen)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
