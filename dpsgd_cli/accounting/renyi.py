@@ -14,7 +14,8 @@ from decimal import Decimal, localcontext
 from functools import lru_cache
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.mechanism import GaussianSum, TruncatedSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, TruncatedSum
+from dpsgd_cli.common.plugins import named
 
 TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
@@ -229,6 +230,11 @@ def poisson_divergence(mechanism: GaussianSum, order: float) -> float:
 
     For a record that is added or removed: Mironov, Talwar and Zhang 2019. For a replaced one: see `_poisson`.
     """
+    if isinstance(mechanism, GroupSum) and 0 < mechanism.sampling_rate < 1 and mechanism.noise_multiplier > 0:
+        found: float = named("dpsgd_cli.accounting.renyi_arrays:grouped_divergence")(mechanism, order)
+        return found
+    if isinstance(mechanism, GroupSum):
+        mechanism = GaussianSum(mechanism.unsampled_noise, mechanism.adjacency, "poisson", mechanism.sampling_rate)
     return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, order)
 
 

@@ -61,9 +61,23 @@ from dpsgd_cli.accounting.dominating_pairs import (
     dots_around,
     gaussian_cells,
     gaussian_pair,
+    loss_moments,
 )
-from dpsgd_cli.accounting.mechanism import GaussianSum, TruncatedSum
+from dpsgd_cli.accounting.group_pairs import group_variance, grouped
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, GroupSum, Mechanism, PureDP, TruncatedSum
 from dpsgd_cli.accounting.renyi import overflow_probability
+
+
+def loss_variance(mechanism: Mechanism) -> float:
+    """Return the approximate variance of the loss under P; it only sets the cell width."""
+    if isinstance(mechanism, PureDP | ApproximateDP):
+        return mechanism.epsilon**2
+    assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
+    if isinstance(mechanism, GroupSum):
+        return group_variance(mechanism)
+    rate = mechanism.sampling_rate if mechanism.sampled else 1.0
+    own = loss_moments(rate, mechanism.noise_multiplier)[1]
+    return min(own * mechanism.steps, mechanism.noise_multiplier**-2) if mechanism.by_allocation else own
 
 
 def poisson(mechanism: GaussianSum, width: float) -> LossPair:
@@ -72,6 +86,8 @@ def poisson(mechanism: GaussianSum, width: float) -> LossPair:
     Guarantee: given all that the others add, which both outputs share. For a record that is added or removed: N(1, z^2)
     mixed with N(0, z^2), against N(0, z^2) (Zhu, Dong and Wang 2022, Theorem 11). For a replaced one: `_replaced`.
     """
+    if isinstance(mechanism, GroupSum):
+        return grouped(mechanism, width)
     return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, width)
 
 

@@ -16,7 +16,7 @@ from dpsgd_cli.accounting import conversions
 from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, PureDP, Release, merge
+from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, GroupSum, PureDP, Release, merge
 from dpsgd_cli.errors import FailedAccountant
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -178,6 +178,9 @@ def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
         own, uses = release.mechanism, release.count
         if isinstance(own, GaussianSum) and own.sampled:
             uses *= own.steps if own.by_allocation else 1
+            if isinstance(own, GroupSum):
+                found.append(release)
+                continue
             own = GaussianSum(own.noise_multiplier, "add-remove", "poisson", own.sampling_rate)
         elif isinstance(own, GaussianSum):
             own = GaussianSum(own.noise_multiplier, "add-remove")
@@ -212,8 +215,9 @@ def _composers(releases: Sequence[Release], aim: TiltTarget, shorter_too: bool =
     """Return a composer for each direction that matters; a single one if all losses are the same in both directions."""
     import numpy as np
 
-    from dpsgd_cli.accounting.dominating_pairs import discretise, loss_variance
+    from dpsgd_cli.accounting.dominating_pairs import discretise
     from dpsgd_cli.accounting.loss_composition import Composer
+    from dpsgd_cli.accounting.sampled_pairs import loss_variance
 
     counts = np.array([float(release.count) for release in releases])
     variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))
