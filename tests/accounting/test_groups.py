@@ -150,6 +150,18 @@ def test_a_group_of_one_is_one_record_and_a_rate_of_one_the_whole_group() -> Non
         GroupSum(1.0, "add-remove", "poisson", 0.1, size=0)
 
 
+def test_groups_of_users_have_all_their_rows() -> None:
+    users = GroupSum(4.0, "add-remove", "poisson", 0.01, size=5)
+    assert of_group(users, 3) == GroupSum(4.0, "add-remove", "poisson", 0.01, size=15)
+
+
+def test_more_records_than_are_kept_count_as_infinite_loss() -> None:
+    """Of 60 records at rate .01 more than 20 are drawn at once with a chance that is computed, not left out."""
+    pair = grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60), 1e-3)
+    most = next(j for j in range(60) if binom.sf(j, 60, 0.01) <= 1e-33)
+    assert pair.remove.infinite >= float(binom.sf(most, 60, 0.01)) > 0
+
+
 def test_a_schedule_of_groups_is_between_its_ends() -> None:
     """And a hundred of a group take no more than seconds (`benchmarks/accounting.py`)."""
     pld = ForGroup(accountants.get("pld"), 5)
