@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.allocation_pairs import _trimmed, allocated, law_of_ratio
+from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from tests.accounting.test_sampled_pairs import hockey_stick
 
