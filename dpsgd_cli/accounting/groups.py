@@ -12,8 +12,8 @@ k does to it, whatever was released before. All of these are then priced as if t
   (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
   multiplier z / k: a sum that one record moves by S, k records move by k S.
 - Poisson-sampled Gaussian of rate q, under add-remove and zero-out: a mixture of Gaussians (`GroupSum` has the proof).
-  A group can attain it, so nothing proved is below it. Accountants that do not price mixtures take one Gaussian of noise
-  multiplier z / k and rate 1 - (1 - q)^k, which dominates: every part of the mixture but the first is at most
+  A group can attain it, so nothing proved is below it. Accountants that do not price mixtures take one Gaussian of
+  noise multiplier z / k and rate 1 - (1 - q)^k, which dominates: every part of the mixture but the first is at most
   N(k S, s^2), and divergences are jointly convex, or quasi-convex.
 - epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).

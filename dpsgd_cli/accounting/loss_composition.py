@@ -41,9 +41,9 @@ _TERMS, _NEAR = 8, 0.02
 class Composer:
     """Composer of sums of losses of M levels; the number of uses of each level may vary.
 
-    Args: kinds, discretised losses on multiples of `width`; levels, of which level i has the loss of kind `first[i]` with
-    probability `share[i]` and else that of `second[i]`; counts, shape (M,), the largest number of uses of each level;
-    tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window: other
+    Args: kinds, discretised losses on multiples of `width`; levels, of which level i has the loss of kind `first[i]`
+    with probability `share[i]` and else that of `second[i]`; counts, shape (M,), the largest number of uses of each
+    level; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window: other
     questions get looser answers.
     """
 

@@ -231,8 +231,9 @@ def score(
         if place == 0:
             return np.zeros_like(seen)
         if rows > 1:
-            laws = [stats.binom.logpmf(j, rows, rate) + (2 * j * place * seen - (j * place) ** 2) / (2 * np.square(noise))
-                    for j in range(rows + 1)]  # fmt: skip
+            moved = [j * place for j in range(rows + 1)]
+            logs = stats.binom.logpmf(np.arange(rows + 1), rows, rate)
+            laws = [log + (2 * by * seen - by**2) / (2 * np.square(noise)) for log, by in zip(logs, moved, strict=True)]
             return np.asarray(np.logaddexp.reduce(laws, axis=0))
         return log_ratio(place * seen, place**2, noise, rate)
 

@@ -31,8 +31,9 @@ _GREATEST_WIDTH = 0.05
 """Greatest cell width: inside such a cell e^-loss is still nearly linear, however wide the whole is."""
 _MOST_VARIANCE = 1e12
 """Largest variance of the summed losses: above it too few digits are left; Renyi divergences have no such limit."""
-_LEAST_NOISE = 0.1
-"""Below this noise multiplier sampled Gaussians are priced as unsampled ones, which dominate them."""
+_LEAST_NOISE, _LEAST_ALLOCATED = 0.04, 0.1
+"""Below these noise multipliers sampled Gaussians, and epochs of random allocation, are priced as unsampled ones, which
+dominate them: exponentials of their losses would overflow."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
 _LARGE_DELTA = 1e-3
@@ -195,7 +196,8 @@ def _exact_gaussians(releases: Sequence[Release], secret: bool = True) -> list[R
             continue
         if noise == 0:
             return None
-        if mechanism.sampled and rate < 1 and noise >= _LEAST_NOISE and (secret or not mechanism.by_allocation):
+        least = _LEAST_NOISE if not mechanism.by_allocation else _LEAST_ALLOCATED if secret else math.inf
+        if mechanism.sampled and rate < 1 and noise >= least:
             kept.append(Release(_plain(mechanism, max(rate, _LEAST_RATE)), count))
         else:
             precision += count / mechanism.unsampled_noise**2

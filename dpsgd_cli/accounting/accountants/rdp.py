@@ -18,6 +18,7 @@ from dpsgd_cli.accounting.mechanism import (
     Mechanism,
     PureDP,
     Release,
+    TruncatedSum,
     ZeroConcentrated,
     merge,
 )
@@ -297,7 +298,7 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
 
 def _is_least_of_several(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, GaussianSum):
-        return mechanism.sampled and not mechanism.comes_and_goes
+        return isinstance(mechanism, TruncatedSum)
     return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
 
 
