@@ -1,7 +1,7 @@
 """Dominating losses of a Poisson step for a group of records: a mixture of Gaussians. `GroupSum` has the proof.
 
-Notation: w_j = Pr[Binomial(K, q) = j]; P = sum_j w_j N(j, z^2), Q = N(0, z^2); R(x) = dP/dQ, which grows with x. So cells of
-the loss log R are cells of x.
+Notation: w_j = Pr[Binomial(K, q) = j]; P = sum_j w_j N(j, z^2), Q = N(0, z^2); R(x) = dP/dQ, which grows with x. So
+cells of the loss log R are cells of x.
 """
 
 from __future__ import annotations

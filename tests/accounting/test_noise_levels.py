@@ -103,6 +103,17 @@ def test_a_coin_has_the_shares_of_its_level_and_lower_levels_are_lower() -> None
         assert all(found[lower.first[i]].noise_multiplier <= one.noise_multiplier for i, one in enumerate(own))
 
 
+def test_truncated_batches_take_the_coordinate_of_their_overflows() -> None:
+    """Their second pair has half of the noise over its sensitivity: s is erf(2 / z / sqrt 8)."""
+    noises = np.linspace(1.0, 1.6, 400)
+    coins = levels_of([made("truncated-poisson", "add-remove", float(z)) for z in noises])
+    found: list[Any] = coins.made
+    i = 137
+    ends = (found[coins.first[i]].noise_multiplier, float(noises[i]), found[coins.second[i]].noise_multiplier)
+    s = [math.erf(2 / z / math.sqrt(8)) for z in ends]
+    assert coins.share[i] * s[0] + (1 - coins.share[i]) * s[2] == pytest.approx(s[1], rel=1e-12)
+
+
 def test_few_levels_and_other_releases_stay_as_they_are() -> None:
     own: list[Mechanism] = [
         *(GaussianSum(1 + i, "add-remove", "poisson", 0.1) for i in range(9)),

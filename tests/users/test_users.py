@@ -192,7 +192,7 @@ def test_rows_that_are_drawn_by_themselves_move_a_sum_by_one_clip_bound_each_and
     ],
 )
 def test_rows_are_drawn_only_where_their_price_is_proved(sections: dict[str, Any], said: str, tmp_path: Path) -> None:
-    assert said in refused(tmp_path, {**METHOD["rows"], **sections})
+    assert said in refused(tmp_path / "run", {**METHOD["rows"], **sections})
 
 
 def test_least_squares_moves_by_no_more_than_the_ledger_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
