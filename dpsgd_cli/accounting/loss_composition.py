@@ -43,8 +43,8 @@ class Composer:
 
     Args: kinds, discretised losses on multiples of `width`; levels, of which level i has the loss of kind `first[i]`
     with probability `share[i]` and else that of `second[i]`; counts, shape (M,), the largest number of uses of each
-    level; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window: other
-    questions get looser answers.
+    level; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window:
+    other questions get looser answers.
     """
 
     def __init__(

@@ -13,6 +13,11 @@ from dpsgd_cli.accounting.renyi import TAIL, integration_points, log_binomial, t
 
 Floats = NDArray[np.floating]
 
+_MOST_TERMS = 4_000_000
+"""Most terms of a group's integral; beyond them the unsampled sum of the group is its bound."""
+_AT_ONCE = 4096
+"""Rows or columns of an array that is in memory at once."""
+
 
 def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floats, order: float) -> Floats:
     """Return `renyi.poisson_gaussian_divergence` for M mechanisms.
@@ -20,6 +25,11 @@ def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floa
     Args: rates in (0, 1) and noise multipliers > 0, both of shape (M,); one order > 1. Returns shape (M,).
     Source: Mironov, Talwar and Zhang 2019, section 3.3.
     """
+    if len(noise_multipliers) > _AT_ONCE:
+        parts = range(0, len(noise_multipliers), _AT_ONCE)
+        cut = [slice(low, low + _AT_ONCE) for low in parts]
+        each = [poisson_gaussian_divergences(sampling_rates[c], noise_multipliers[c], order) for c in cut]
+        return np.concatenate(each)
     orders = np.full(len(noise_multipliers), order)
     _, points = _integration(noise_multipliers, orders)
     if order == int(order) and order <= points:
@@ -75,10 +85,6 @@ def grouped_divergence(mechanism: GroupSum, order: float) -> float:
     points = int((2 * TAIL + 1 / noise) / step) + 1
     add = most if points * size > _MOST_TERMS else _grouped_log_moment(mechanism, 1 - order, step, points) / (order - 1)
     return min(unsampled, max(remove, min(add, most)))
-
-
-_MOST_TERMS = 4_000_000
-_AT_ONCE = 4096
 
 
 def _grouped_log_moment(mechanism: GroupSum, power: float, step: float, points: int) -> float:
