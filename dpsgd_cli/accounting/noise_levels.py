@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
-from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, TruncatedSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, TruncatedSum
 
 Floats = NDArray[np.floating]
 Places = NDArray[np.integer]
@@ -100,8 +100,6 @@ def _family(mechanism: Mechanism, place: int) -> object:
 
 def _coin_factor(mechanism: GaussianSum) -> float | None:
     """Return k, for a batching that the statement is about; None for others."""
-    if isinstance(mechanism, GroupSum) or mechanism.by_allocation:
-        return None
     if isinstance(mechanism, TruncatedSum):
         return None if mechanism.adjacency == "replace-one" else 2.0
     return 1.0 if mechanism.comes_and_goes or mechanism.batching == "fixed" else None

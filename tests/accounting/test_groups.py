@@ -155,11 +155,14 @@ def test_groups_of_users_have_all_their_rows() -> None:
     assert of_group(users, 3) == GroupSum(4.0, "add-remove", "poisson", 0.01, size=15)
 
 
-def test_more_records_than_are_kept_count_as_infinite_loss() -> None:
-    """Of 60 records at rate .01 more than 20 are drawn at once with a chance that is computed, not left out."""
+def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut where it shows: of 60 records at rate .01, more than 4 are drawn at once with a chance below 1e-3."""
+    monkeypatch.setattr("dpsgd_cli.accounting.group_pairs._LOST", 1e-3)
     pair = grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60), 1e-3)
-    most = next(j for j in range(60) if binom.sf(j, 60, 0.01) <= 1e-33)
-    assert pair.remove.infinite >= float(binom.sf(most, 60, 0.01)) > 0
+    beyond = float(binom.sf(4, 60, 0.01))
+    assert float(binom.sf(3, 60, 0.01)) > 1e-3 > beyond > 1e-4
+    assert beyond <= pair.remove.infinite <= beyond + 1.1e-3
+    assert float(pair.remove.masses.sum()) + pair.remove.infinite == pytest.approx(1, abs=1e-9)
 
 
 def test_a_schedule_of_groups_is_between_its_ends() -> None:
