@@ -17,6 +17,7 @@ from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.mechanism import Release, merge
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.tradeoff import RATES, Attacker, best_attacker, strongest
+from dpsgd_cli.common.terminal import waiting
 from dpsgd_cli.errors import BudgetExceeded, FailedAccountant, InfeasibleBudget, UnsupportedMechanism
 
 NOISE = "noise multiplier"
@@ -57,8 +58,13 @@ class Series:
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
     """Return epsilon at the case's delta, or delta at `at_epsilon`, for the most expensive of the case's trials.
 
-    Returns a row without epsilon if the accountant does not cover the case.
+    Returns a row without epsilon if the accountant does not cover the case. A terminal shows what takes long.
     """
+    with waiting(accountant.name):
+        return _price(case, accountant, at_epsilon)
+
+
+def _price(case: Case, accountant: Accountant, at_epsilon: float | None) -> Row:
     adjacency = None
     try:
         trials = _distinct(case.trials())
@@ -149,7 +155,8 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
             extra[-1]["rho"] = list(rhos)
 
     def curve(case: Case, accountant: Accountant) -> list[float | None]:
-        return [*accountant.curve(epochs[id(case)], case.delta)]
+        with waiting(f"{accountant.name}, {len(epochs[id(case)])} epochs"):
+            return [*accountant.curve(epochs[id(case)], case.delta)]
 
     return _series("epochs", questions, curve, named_by_user, extra)
 

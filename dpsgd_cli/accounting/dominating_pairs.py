@@ -73,19 +73,9 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
     return LossPair(masses, masses)
 
 
-def loss_variance(mechanism: Mechanism) -> float:
-    """Return the approximate variance of the loss under P; it only sets the cell width."""
-    if isinstance(mechanism, PureDP | ApproximateDP):
-        return mechanism.epsilon**2
-    assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
-    rate = mechanism.sampling_rate if mechanism.sampled else 1.0
-    own = _loss_moments(rate, mechanism.noise_multiplier)[1]
-    return min(own * mechanism.steps, mechanism.noise_multiplier**-2) if mechanism.by_allocation else own
-
-
 @dataclass(frozen=True)
 class GaussianCells:
-    """Cells of the loss of (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2), from the dot `ends[0]` on.
+    """Cells of the loss of a mixture of normals, such as (1 - q) N(0, z^2) + q N(1, z^2), against N(0, z^2).
 
     Masses under both and the logarithm of their ratio; losses at both ends of each cell; and the masses outside.
     """
@@ -130,7 +120,11 @@ def gaussian_cells(rate: float, noise: float, width: float, least: int | None = 
 
 def gaussian_pair(rate: float, noise: float, width: float) -> LossPair:
     """Return the losses of N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2)."""
-    cells = gaussian_cells(rate, noise, width)
+    return pair_of(gaussian_cells(rate, noise, width))
+
+
+def pair_of(cells: GaussianCells) -> LossPair:
+    """Return the losses of both directions on the ends of `cells`."""
     remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)
     remove[0] += cells.below_mixed
     # Seen from Q the losses change sign and the cells their order.
@@ -144,7 +138,7 @@ def gaussian_pair(rate: float, noise: float, width: float) -> LossPair:
 
 def _cell_ends(rate: float, noise: float, width: float) -> Cells:
     """Return the multiples of `width` that become dots: dense around the mean losses under P and Q, thinner far out."""
-    mean, _, mean_under_q = _loss_moments(rate, noise)
+    mean, _, mean_under_q = loss_moments(rate, noise)
     low, high = _loss_at(np.array([-TAIL * noise, 1 + TAIL * noise]), rate, noise) / width
     return dots_around({round(mean / width), round(mean_under_q / width)}, int(np.floor(low)), int(np.ceil(high)))
 
@@ -162,7 +156,7 @@ def dots_around(centres: set[int], lowest: int, highest: int) -> Cells:
     return ends[(ends >= lowest) & (ends <= highest)]
 
 
-def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
+def loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
     """Return E_P L, its variance and E_Q L: exact for unsampled Gaussians, by 1000 points for sampled ones."""
     if rate == 1:
         variance = noise**-2
@@ -245,11 +239,11 @@ def _log_ratio(within: Floats, without: Floats, z: Floats, rate: float, noise: f
     lost = np.flatnonzero(np.minimum(within, without) < 1e-280)
     if len(lost):
         low, high = z[lost], z[lost + 1]
-        logs[lost] = _log_mixture(_log_mass(low - 1 / noise, high - 1 / noise) - _log_mass(low, high), rate)
+        logs[lost] = _log_mixture(log_mass(low - 1 / noise, high - 1 / noise) - log_mass(low, high), rate)
     return logs
 
 
-def _log_mass(low: Floats, high: Floats) -> Floats:
+def log_mass(low: Floats, high: Floats) -> Floats:
     """Return log of the standard normal mass of cells, however far out."""
     near, far = log_ndtr(np.where(low > 0, -low, high)), log_ndtr(np.where(low > 0, -high, low))
     return near + np.log(-np.expm1(far - near))

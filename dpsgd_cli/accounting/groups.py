@@ -11,19 +11,16 @@ k does to it, whatever was released before. All of these are then priced as if t
 - Unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
   (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
   multiplier z / k: a sum that one record moves by S, k records move by k S.
-- Poisson-sampled Gaussian of rate q, under add-remove and zero-out: noise multiplier z / k and rate 1 - (1 - q)^k.
-  Proof: fix which of the others are sampled. Let A be the set of the group's records that are sampled, each with
-  probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing if A is
-  empty, which has probability 1 - p, p = 1 - (1 - q)^k. So the output is the mixture, over non-empty A with weights
-  P(A) / p, of (1 - p) N(0, s^2) + p N(v_A, s^2), against N(0, s^2). Divergences (hockey-stick, Renyi) are jointly
-  convex, or quasi-convex, so no mixture is worse than its worst part. That part is at most (1 - p) N(0, s^2) +
-  p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
+- Poisson-sampled Gaussian of rate q, under add-remove and zero-out: a mixture of Gaussians (`GroupSum` has the proof).
+  A group can attain it, so nothing proved is below it. Accountants that do not price mixtures take one Gaussian of
+  noise multiplier z / k and rate 1 - (1 - q)^k, which dominates: every part of the mixture but the first is at most
+  N(k S, s^2), and divergences are jointly convex, or quasi-convex.
 - epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
 - Named categories (`Threshold`): nothing is proved, as k records may have a category to themselves, whose count is k.
-- Nothing is proved here for batches of one size or one largest size, for random allocation, nor for replaced records
-  in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin at different
-  steps, so blocks of rows that one record moves overlap with those of another.
+- No pair is proved here for samples of other kinds: batches of one size or one largest size, random allocation,
+  replaced records in Poisson batches; nor for correlated sums of Poisson batches, as the cycles of k records begin at
+  different steps, so blocks of rows that one record moves overlap with those of another.
 
 By statement. A release that is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for
 groups of k (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). This
@@ -31,7 +28,8 @@ holds for every accountant's own (epsilon, delta), so for the whole curve of a P
 of that curve. All k steps need it: if a price depends on the number of records (`TruncatedSum`), it is taken for the
 largest data set on the way.
 
-If all noise is Gaussian and nothing is sampled, the first theorem is exact.
+If all noise is Gaussian, and unsampled or on Poisson batches, a group attains the first theorem's pairs, and the second
+is not asked.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
+    GroupSum,
     Mechanism,
     PureDP,
     Release,
@@ -59,19 +58,23 @@ _DEEPEST = 300.0
 _HALVINGS = 12
 
 
-def of_group(mechanism: Mechanism, size: int) -> Mechanism:
-    """Return a mechanism that dominates `mechanism` for groups of `size` records.
+def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanism:
+    """Return a mechanism that dominates `mechanism` for groups of `size` records; without `GroupSum` unless `mixtures`.
 
     Raises UnsupportedMechanism if nothing is proved.
     """
     if size == 1:
         return mechanism
+    if isinstance(mechanism, GroupSum):
+        return replace(mechanism, size=size * mechanism.size)
     if isinstance(mechanism, GaussianSum):
         if mechanism.sampled and not mechanism.comes_and_goes:
             where = f"{mechanism.batching} batches under {mechanism.adjacency}"
             raise UnsupportedMechanism(f"{where}: no pair of a group's sample is proved")
         if isinstance(mechanism, CorrelatedSums) and mechanism.sampled:
             raise UnsupportedMechanism("correlated noise on Poisson batches: a group's cycles overlap")
+        if mechanism.sampled and mixtures:
+            return GroupSum(**vars(mechanism), size=size)
         rate = mechanism.sampling_rate
         return replace(
             mechanism,
@@ -150,7 +153,11 @@ class ForGroup(Derived, stated=False):
         """
         found, refused = [], None
         try:
-            found.append(price([Release(of_group(r.mechanism, self.size), r.count) for r in releases]))
+            mixtures = GroupSum.kind in self.accountant.mechanisms
+            pairs = [Release(of_group(r.mechanism, self.size, mixtures), r.count) for r in releases]
+            found.append(price(pairs))
+            if mixtures and all(isinstance(pair.mechanism, GaussianSum) for pair in pairs):
+                return found[0]
         except UnsupportedMechanism as error:
             refused = error
         if self.size > 1 and self.bound == "upper":

@@ -8,6 +8,8 @@ larger losses. Both can only overstate delta.
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.dominating_pairs import Cells, LossMasses
+from dpsgd_cli.accounting.noise_levels import Levels
 from dpsgd_cli.errors import FailedAccountant
 
 Floats = NDArray[np.floating]
@@ -27,19 +30,27 @@ _FARTHEST = -5.0
 """log of the share of delta that may lie beyond the mean of the tilted sum, by Chernoff's bound."""
 _VANISHED = 1e-26
 """Fourier coefficients below this stay below it, because every further factor is at most 1 in modulus."""
+_EXACTLY = 8
+"""Number of kinds from which on searches use merged losses; what they find is evaluated without."""
+_SEARCHED = 250
+"""About how many losses of a kind a search evaluates."""
+_TERMS, _NEAR = 8, 0.02
+"""Terms of a series of logarithms, and how far it is taken: .02^8 / 8 is 3e-15."""
 
 
 class Composer:
-    """Composer of sums of losses of M kinds; the number of uses of each kind may vary.
+    """Composer of sums of losses of M levels; the number of uses of each level may vary.
 
-    Args: kinds, discretised losses on multiples of `width`; counts, shape (M,), the largest number of uses of each
-    kind; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window:
+    Args: kinds, discretised losses on multiples of `width`; levels, of which level i has the loss of kind `first[i]`
+    with probability `share[i]` and else that of `second[i]`; counts, shape (M,), the largest number of uses of each
+    level; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window:
     other questions get looser answers.
     """
 
     def __init__(
         self,
         kinds: Sequence[LossMasses],
+        levels: Levels,
         width: float,
         counts: Floats,
         tilt: float,
@@ -48,11 +59,12 @@ class Composer:
     ) -> None:
         self.width, self._counts = width, counts
         self._log_missable = log_delta + _NEGLIGIBLE
-        plain = [_Tilted(kind, 0.0) for kind in kinds]
-        self._plain_mean = float(sum(n * kind.mean for n, kind in zip(counts, plain, strict=True)))
-        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, (tilt, log_delta), counts)
-        self._log_mgfs = np.array([kind.log_mgf for kind in self._kinds])
-        self._log_finite = np.log1p(-np.array([kind.infinite for kind in kinds]))
+        plain = _Uses(kinds, levels, counts, 0.0)
+        self._plain_mean = plain.mean
+        self.tilt, self._uses = _gentle_tilt(kinds, levels, plain, width, (tilt, log_delta))
+        infinite = np.array([kind.infinite for kind in kinds])
+        share = levels.share
+        self._log_finite = np.log1p(-(share * infinite[levels.first] + (1 - share) * infinite[levels.second]))
         self.start, self.size, self._overflow = self._window(shorter_too)
 
     def compose(self) -> ComposedLoss:
@@ -60,32 +72,25 @@ class Composer:
         return self.compose_each(self._counts[None, :])[0]
 
     def compose_each(self, cumulative: Floats) -> list[ComposedLoss]:
-        """Return one sum for every row of uses so far, shape (E, M); each is one product away from the row before."""
-        spectrum = np.ones(self.size // 2 + 1, dtype=np.complex128)
-        active = np.arange(len(spectrum))
+        """Return one sum for every row of uses so far, shape (E, M); each is some products away from the row before."""
+        product = _Product(self._uses, self.size)
         before = np.zeros(cumulative.shape[1])
-        room = np.empty(self.size), np.empty_like(spectrum)
         result = []
         for row in cumulative:
-            for i in np.flatnonzero(row - before):
-                factor = self._kinds[i].spectrum(active, self.size, room)
-                spectrum *= factor ** int(row[i] - before[i])
-                alive = np.abs(spectrum) > _VANISHED
-                if np.count_nonzero(alive) < 0.8 * len(active):
-                    spectrum, active = spectrum[alive], active[alive]
+            product.multiply(row - before)
             before = row
-            result.append(self._invert(spectrum, active, row))
+            result.append(self._invert(product.spectrum, product.active, row, product.truncated))
         return result
 
-    def _invert(self, spectrum: Complexes, active: Cells, counts: Floats) -> ComposedLoss:
-        """Return weights on losses from Fourier coefficients of tilted masses."""
+    def _invert(self, spectrum: Complexes, active: Cells, counts: Floats, truncated: float) -> ComposedLoss:
+        """Return weights on losses from Fourier coefficients of tilted masses, of relative error `truncated`."""
         full = np.zeros(self.size // 2 + 1, dtype=np.complex128)
         full[active] = spectrum
         tilted = np.fft.irfft(full, self.size)
         # Relative rounding errors of the coefficients grow with the uses and come back as white noise of this size
         # in every cell; adding it keeps each mass an overstatement.
         uses = float(counts.sum())
-        noise = 3e-16 * (uses + 50) * float(np.sqrt(np.square(tilted).sum() / self.size))
+        noise = (3e-16 * (uses + 50) + truncated) * float(np.sqrt(np.square(tilted).sum() / self.size))
         tilted = np.maximum(tilted, 0.0) + noise
         rounding = 1 + 1e-15 * (uses + 1e4)
         losses = (self.start + np.arange(self.size)) * self.width
@@ -94,7 +99,7 @@ class Composer:
             losses,
             np.roll(tilted, -(self.start % self.size)) * rounding,
             self.tilt,
-            float((counts * self._log_mgfs).sum()),
+            float((counts * self._uses.log_mgfs).sum()),
             float(infinite),
         )
 
@@ -103,12 +108,10 @@ class Composer:
 
         With `shorter_too`, the window also holds the sums of fewer uses, which lie between zero and the whole sum.
         """
-        uses = list(zip(self._counts, self._kinds, strict=True))
-        mean = float(sum(n * kind.mean for n, kind in uses))
-        deviation = float(np.sqrt(sum(n * kind.variance for n, kind in uses))) + 1
-        lowest = int(sum(n * int(kind.cells[0]) for n, kind in uses))
-        highest = int(sum(n * int(kind.cells[-1]) for n, kind in uses))
-        log_scale = float((self._counts * self._log_mgfs).sum()) - self.tilt * self.width * mean
+        uses = self._uses
+        mean, deviation = uses.mean, float(np.sqrt(uses.variance)) + 1
+        lowest, highest = uses.span()
+        log_scale = float((self._counts * uses.log_mgfs).sum()) - self.tilt * self.width * mean
         right, step = self._reach(1 / deviation, log_scale)
         # Mass that leaves on the left re-enters from the right end on, where it weighs as little as the mass there.
         left, _ = self._reach(-1 / deviation, log_scale - self.tilt * self.width * right)
@@ -118,7 +121,7 @@ class Composer:
         overflow = 0.0
         if high < highest:
             slope = step + self.tilt * self.width
-            overflow = float(np.exp(self._log_mgf_about_mean(step) + log_scale - slope * (high - mean)))
+            overflow = float(np.exp(self._uses.log_mgf_about_mean(step) + log_scale - slope * (high - mean)))
         return low, _fast_length(high - low + 1), overflow
 
     def _reach(self, unit: float, log_scale: float) -> tuple[float, float]:
@@ -130,37 +133,167 @@ class Composer:
         tilt = self.tilt * self.width
         sign, extra, least = (1.0, tilt, 0.0) if unit > 0 else (-1.0, 0.0, tilt)
 
-        def distance(log_step: float) -> float:
+        def distance(log_step: float, about: bool = True) -> float:
             step = least + float(np.exp(log_step))
-            return (self._log_mgf_about_mean(sign * step) + log_scale - self._log_missable) / (step + extra)
+            reached = self._uses.log_mgf_about_mean(sign * step, about)
+            return (reached + log_scale - self._log_missable) / (step + extra)
 
         # Between the best exponents of a Gaussian and of one jump over the whole range; the ratio is quasi-convex.
-        jump = 1 / max(float(np.ptp(kind.cells)) + 1 for kind in self._kinds)
+        jump = 1 / max(float(np.ptp(kind.cells)) + 1 for kind in self._uses.kinds)
         best = minimise(distance, np.log(min(0.1 * abs(unit), jump)), np.log(max(16 * abs(unit), 30 * jump)), 0.2)
-        return max(distance(best), 1.0), sign * (least + float(np.exp(best)))
-
-    def _log_mgf_about_mean(self, step: float) -> float:
-        return float(sum(n * kind.central_log_mgf(step) for n, kind in zip(self._counts, self._kinds, strict=True)))
+        return max(distance(best, about=False), 1.0), sign * (least + float(np.exp(best)))
 
 
 def _gentle_tilt(
-    kinds: Sequence[LossMasses], plain: list[_Tilted], width: float, aim: tuple[float, float], counts: Floats
-) -> tuple[float, list[_Tilted]]:
+    kinds: Sequence[LossMasses], levels: Levels, plain: _Uses, width: float, aim: tuple[float, float]
+) -> tuple[float, _Uses]:
     """Return the largest of tilt, tilt/2, ... (or 0) that neither moves the bulk far past the aim nor widens it.
 
     If losses are bounded, Renyi orders aim past every loss that matters; heavy tails would dominate a sum. Returns the
-    kinds under that tilt, too.
+    uses under that tilt, too.
     """
     tilt, log_delta = aim
-    limit = 2 * sum(n * kind.variance for n, kind in zip(counts, plain, strict=True))
     for halvings in range(20):
         lesser = tilt / 2**halvings
-        tilted = [_Tilted(kind, width * lesser) for kind in kinds]
-        uses = list(zip(counts, tilted, strict=True))
-        beyond = sum(n * (kind.log_mgf - lesser * width * kind.mean) for n, kind in uses)  # Chernoff's, at the new mean
-        if beyond >= log_delta + _FARTHEST and sum(n * kind.variance for n, kind in uses) <= limit:
+        tilted = _Uses(kinds, levels, plain.counts, width * lesser)
+        # Chernoff's bound, at the new mean
+        beyond = float((plain.counts * tilted.log_mgfs).sum()) - lesser * width * tilted.mean
+        if beyond >= log_delta + _FARTHEST and tilted.variance <= 2 * plain.variance:
             return lesser, tilted
     return 0.0, plain
+
+
+class _Uses:
+    """All uses under a tilt; unit of loss: one cell. A tilt moves the shares of a coin, too."""
+
+    def __init__(self, kinds: Sequence[LossMasses], levels: Levels, counts: Floats, tilt: float) -> None:
+        self.kinds, self.counts = [_Tilted(kind, tilt) for kind in kinds], counts
+        self.first, self.second = levels.first, levels.second
+        logs = self._of_kinds("log_mgf")
+        with np.errstate(divide="ignore"):
+            one = np.log(levels.share) + logs[self.first]
+            other = np.log1p(-levels.share) + logs[self.second]
+        self.log_mgfs = np.logaddexp(one, other)
+        self.share = np.exp(one - self.log_mgfs)
+        means, variances = self._of_kinds("mean"), self._of_kinds("variance")
+        self._merged = [kind.merged() for kind in self.kinds] if len(kinds) > _EXACTLY else []
+        gap = means[self.first] - means[self.second]
+        self._means = means[self.second] + self.share * gap
+        spread = variances[self.second] + self.share * (variances[self.first] - variances[self.second])
+        self.mean = float((counts * self._means).sum())
+        self.variance = float((counts * (spread + self.share * (1 - self.share) * gap**2)).sum())
+
+    def _of_kinds(self, name: str) -> Floats:
+        found: Floats = np.array([getattr(kind, name) for kind in self.kinds], dtype=np.float64)
+        return found
+
+    def span(self) -> tuple[int, int]:
+        """Return the least and the greatest sum."""
+        low = np.array([int(kind.cells[0]) for kind in self.kinds])
+        high = np.array([int(kind.cells[-1]) for kind in self.kinds])
+        least, most = np.minimum(low[self.first], low[self.second]), np.maximum(high[self.first], high[self.second])
+        return int((self.counts * least).sum()), int((self.counts * most).sum())
+
+    def log_mgf_about_mean(self, step: float, about: bool = False) -> float:
+        """Return log E e^(step (sum - mean)), without cancellation where it is near zero; `about`: for a search."""
+        kinds = self._merged if about and len(self.kinds) > _EXACTLY else self.kinds
+        central = np.array([kind.central_log_mgf(step) for kind in kinds])
+        means = self._of_kinds("mean")
+        first = central[self.first] + step * (means[self.first] - self._means)
+        second = central[self.second] + step * (means[self.second] - self._means)
+        near = np.maximum(first, second) < 1.0
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            mixed = np.log1p(self.share * np.expm1(first) + (1 - self.share) * np.expm1(second))
+            far = np.logaddexp(np.log(self.share) + first, np.log1p(-self.share) + second)
+        alone = self.first == self.second
+        return float((self.counts * np.where(alone, first, np.where(near, mixed, far))).sum())
+
+
+def merged_losses(kind: LossMasses, width: float) -> tuple[Floats, Floats]:
+    """Return about `_SEARCHED` finite losses with their masses, neighbours as one: to search with, not to state."""
+    starts = np.arange(0, len(kind.cells), 1 + len(kind.cells) // _SEARCHED)
+    masses = np.add.reduceat(kind.masses, starts)
+    losses = np.add.reduceat(kind.masses * kind.cells, starts)
+    held = masses > 0
+    return width * losses[held] / masses[held], masses[held]
+
+
+class _Product:
+    """Fourier coefficients of the sum of the uses so far, where they have not vanished (`active`)."""
+
+    def __init__(self, uses: _Uses, size: int) -> None:
+        self._uses, self._size = uses, size
+        self.spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+        self.active = np.arange(size // 2 + 1)
+        self.truncated = 0.0
+        """Bound on the relative error of a coefficient by the series of `_cell`, all cells together."""
+        self._room = np.empty(size), np.empty_like(self.spectrum)
+        self._known: dict[int, Complexes] = {}
+
+    def multiply(self, counts: Floats) -> None:
+        """Multiply by `counts` uses of each level."""
+        uses, used = self._uses, np.flatnonzero(counts)
+        cells = uses.first[used] * len(uses.kinds) + uses.second[used]
+        order = np.argsort(cells, kind="stable")
+        bounds = np.flatnonzero(np.diff(cells[order], prepend=-1, append=-1))
+        for low, high in itertools.pairwise(bounds):
+            members = used[order[low:high]]
+            self._cell(members, counts[members])
+            alive = np.abs(self.spectrum) > _VANISHED
+            if np.count_nonzero(alive) < 0.8 * len(self.active):
+                self._keep(alive)
+
+    def _keep(self, alive: NDArray[np.bool_]) -> None:
+        self.spectrum, self.active = self.spectrum[alive], self.active[alive]
+        self._known = {kind: factor[alive] for kind, factor in self._known.items()}
+
+    def _factor(self, kind: int) -> Complexes:
+        if kind not in self._known:
+            # neighbours are asked for one after the other
+            self._known = dict(list(self._known.items())[-1:])
+            self._known[kind] = self._uses.kinds[kind].spectrum(self.active, self._size, self._room)
+        return self._known[kind]
+
+    def _cell(self, members: Cells, counts: Floats) -> None:
+        """Multiply by the uses of levels between the same two kinds.
+
+        The factor of a use is m (1 + d_i r), m being that of the mean share, r = (F_1 - F_2) / m and d_i the share less
+        its mean. The logarithm of all factors is n log m + sum_k (-1)^(k + 1) r^k / k sum_i n_i d_i^k. Where |r| is
+        below a bound, the terms from `_TERMS` on are below what is added to `truncated`; elsewhere each level is
+        multiplied by itself.
+        """
+        first, second = int(self._uses.first[members[0]]), int(self._uses.second[members[0]])
+        total = float(counts.sum())
+        if first == second:
+            self.spectrum *= self._factor(first) ** int(total)
+            return
+        share = self._uses.share[members]
+        # no factor is greater than the greater of the two
+        one, other = self._factor(first), self._factor(second)
+        alive = np.abs(self.spectrum) * np.maximum(np.abs(one), np.abs(other)) ** total > _VANISHED
+        if np.count_nonzero(alive) < 0.8 * len(self.active):
+            self._keep(alive)
+            one, other = self._factor(first), self._factor(second)
+        mean = float((counts * share).sum()) / total
+        middle = other + mean * (one - other)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = (one - other) / middle
+        farthest = float(np.abs(share - mean).max())
+        near = np.abs(ratio) * farthest < _NEAR if len(members) > 1 else np.ones(len(ratio), dtype=bool)
+        self.spectrum[near] *= middle[near] ** int(total)
+        if len(members) > 1:
+            powers = [float((counts * (share - mean) ** k).sum()) for k in range(_TERMS)]
+            held = ratio[near]
+            series = np.zeros_like(held)
+            for k in range(_TERMS - 1, 1, -1):
+                series = (series + (-1) ** (k + 1) * powers[k] / k) * held
+            self.spectrum[near] *= np.exp(series * held)
+            largest = float(np.abs(held).max(initial=0.0)) * farthest
+            self.truncated += total * largest**_TERMS / _TERMS / (1 - largest)
+            apart = ~near
+            if apart.any():
+                for own, count in zip(share, counts, strict=True):
+                    self.spectrum[apart] *= (other[apart] + own * (one[apart] - other[apart])) ** int(count)
 
 
 class _Tilted:
@@ -176,6 +309,14 @@ class _Tilted:
         self.log_mgf = top + float(np.log(total))
         self.mean = float((self.masses * self.cells).sum())
         self.variance = float((self.masses * (self.cells - self.mean) ** 2).sum())
+
+    def merged(self) -> _Tilted:
+        """Return the kind with neighbouring losses as one, at their mean."""
+        starts = np.arange(0, len(self.cells), 1 + len(self.cells) // _SEARCHED)
+        merged = copy.copy(self)
+        merged.masses = np.add.reduceat(self.masses, starts)
+        merged.cells = np.add.reduceat(self.masses * self.cells, starts) / merged.masses
+        return merged
 
     def central_log_mgf(self, step: float) -> float:
         """Return log E e^(step (cell - mean)), without cancellation where it is near zero."""
@@ -197,8 +338,11 @@ class _Tilted:
             phases = (frequencies[:, None] * places[None, :]) % size
             return np.exp(phases * (-2j * np.pi / size)) @ self.masses
         dense, transform = room
-        dense[:] = 0.0
-        np.add.at(dense, places, self.masses)
+        if len(places) and int(places.max()) - int(places.min()) == int(self.cells[-1] - self.cells[0]):
+            dense[:] = 0.0
+            dense[places] = self.masses
+        else:
+            dense[:] = np.bincount(places, weights=self.masses, minlength=size)
         np.fft.rfft(dense, out=transform)
         return transform[frequencies]
 

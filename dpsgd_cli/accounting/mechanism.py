@@ -15,7 +15,7 @@ shuffle       One EPOCH: noisy sums over all the disjoint batches of a random pa
               does not depend on the data. By parallel composition it costs one Gaussian
               (Yu et al. 2019, Theorem 2 and Corollary 1).
 random-       One EPOCH of T = 1 / `sampling_rate` steps. Each record is in one of them, drawn uniformly and
-allocation    independently of all other records (`accounting/sampled_pairs.py`).
+allocation    independently of all other records (`accounting/allocation_pairs.py`).
 ============  =========================================================================================
 
 If noise is correlated across steps, one count covers all the steps that a record may take part in once: see
@@ -217,6 +217,48 @@ class TruncatedSum(GaussianSum):
 
 
 @dataclass(frozen=True)
+class GroupSum(GaussianSum):
+    """One noisy sum over a Poisson batch, of which K = `size` records belong to one group or to one user.
+
+    Each of the K records is in the batch independently with probability q = `sampling_rate`. `sensitivity` and
+    `noise_multiplier` z are those of one record, not of the group.
+
+    Guarantee (add-remove and zero-out of all K records): P = sum_j w_j N(j, z^2) against Q = N(0, z^2), in both
+    directions, w_j = Pr[Binomial(K, q) = j], dominates a step, in units of `sensitivity` S.
+
+    Proof. Fix the other records' coins, which have one law in both data sets (joint convexity). If the set A of the
+    group's records is drawn, the sum moves by a fixed vector v_A with |v_A| <= |A| S. So the outputs are
+    P' = sum_A w_A N(v_A, s^2 I) against Q' = N(0, s^2 I), s = z S. Under Q' the ratio dP'/dQ' is sum_A w_A L_A, a sum
+    with weights that are no less than 0 of exponentials of Gaussians, each of mean 1, whose logarithms have the
+    covariances v_A.v_B / s^2. For each a >= 0, H_a(P', Q') = E (R - a)_+ and H_a(Q', P') = E (1 - a R)_+ are means of
+    convex functions of that ratio R. They only grow with each covariance (Kahane's inequality, as in
+    `accounting/sampled_pairs.py`), and no covariance exceeds |A| |B| / z^2, that of v_A = |A| S in one dimension. There
+    A enters through its size j alone, whose law is w. Steps compose adaptively (Zhu, Dong and Wang 2022, Theorem 10).
+    The mixture: Ganesh 2024 (arXiv 2401.10294); Charles et al. 2024 (arXiv 2407.07737).
+
+    A group or user with fewer records is covered: w then is smaller in the usual order, and covariances do not change.
+    Nothing is proved here for records that are replaced.
+    """
+
+    kind: ClassVar[str] = "grouped"
+    size: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.size >= 1, "size", self.size, "at least 1")
+        _require(self.batching == "poisson", "batching", self.batching, "poisson")
+        _require(not NEIGHBOURS[self.adjacency].replaced, "adjacency", self.adjacency, "add-remove or zero-out")
+
+    @property
+    def comes_and_goes(self) -> bool:
+        return False
+
+    @property
+    def unsampled_noise(self) -> float:
+        return self.noise_multiplier / self.size
+
+
+@dataclass(frozen=True)
 class PureDP:
     """A release that is epsilon-DP. `source` names the mechanism, for accountants that have a tighter bound for it.
 
@@ -289,7 +331,7 @@ class ZeroConcentrated:
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
     cls.kind: cls
-    for cls in (GaussianSum, CorrelatedSums, TruncatedSum, PureDP, ApproximateDP, Threshold, ZeroConcentrated)
+    for cls in (GaussianSum, CorrelatedSums, TruncatedSum, GroupSum, PureDP, ApproximateDP, Threshold, ZeroConcentrated)
 }
 
 

@@ -63,7 +63,8 @@ class Sampling:
 class Facts:
     """Public facts about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record.
+    If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record. If
+    batches draw rows, it counts the users' places.
 
     `feature_bound` covers the model's constant column; None if nothing bounds a record's features. `public_records` is
     the number of records that PATE may ask about. `priced_by`, if given, prices a gradient plan's budget instead of the

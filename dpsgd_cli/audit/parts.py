@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
+from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
 from dpsgd_cli.audit.watch import BEFORE, ObservedNoise, Watch
@@ -133,10 +134,14 @@ def largest_correlation(rows: np.ndarray) -> tuple[float, float]:
 
 
 def norm_checks(watch: Watch) -> Iterator[Finding]:
-    """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise."""
+    """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise.
+
+    A canary of several rows, each of which is drawn and clipped by itself, moves it by one sensitivity a row.
+    """
+    most = 1 if watch.mechanism is None else rows_of(watch.mechanism)
     if watch.largest > 0:
-        p, control = (0.0 if largest > _CLOSE else 1.0 for largest in (watch.largest, _WRONG * watch.largest))
-        yield _check("clipped norm", f"{watch.largest:.6f} sensitivities at most", "at most 1", p, control)
+        p, control = (0.0 if by > most * _CLOSE else 1.0 for by in (watch.largest, _WRONG * watch.largest))
+        yield _check("clipped norm", f"{watch.largest:.6f} sensitivities at most", f"at most {most}", p, control)
 
 
 def batch_checks(watch: Watch) -> Iterator[Finding]:

@@ -22,8 +22,10 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import canaries as canary_inputs
+from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import AuditSize
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.users import as_users
@@ -88,7 +90,12 @@ def uses_vector_canaries(loaded: SettledRecipe) -> bool:
 
 def canaries_of(plan: Plan, size: AuditSize) -> int:
     """Return the number of canaries: `size.canaries`, but at most a third of the records, and at least 1."""
-    return max(1, min(size.canaries, plan.sampling.records // 3))
+    return max(1, min(size.canaries, plan.sampling.records // places_each(plan) // 3))
+
+
+def places_each(plan: Plan) -> int:
+    """Return how many places of the sampler's table a canary has: those of a user whose rows are drawn, else 1."""
+    return max((rows_of(m) for r in plan.releases if isinstance(m := r.mechanism, GaussianSum)), default=1)
 
 
 def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
@@ -129,6 +136,8 @@ class SizedRecipe:
 def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
     """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
+    # whole users, at a rate that is nearly the recipe's: it is the one that this plan charges
+    records = -(-records // places_each(whole)) * places_each(whole)
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
     assert outline.input_shape is not None
@@ -139,7 +148,8 @@ def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, siz
         changed["records"] = records
         if uses_vector_canaries(loaded):
             small = _as_steady(small, records / whole.sampling.records, changed)
-        plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
+        users = records // places_each(whole)
+        plan = plan_of(small, dataclasses.replace(outline, train_records=users, files=(users,)))
     assert plan is not None
     return SizedRecipe(small, outline, plan, canaries_of(plan, size), changed)
 
@@ -171,16 +181,17 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any
         rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
     else:
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
-    others = plan.sampling.records - canaries
+    each = places_each(plan)
+    others = plan.sampling.records // each - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = DataOverride(
         as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
-        share=lambda table: _shared(table, inside, replaced),
+        share=lambda table: _shared(table, inside, replaced, each),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
     trials = start([Member(made.loaded, plan)], earlier, override=on)
-    places = np.arange(others, plan.sampling.records)
+    places = np.arange(others * each, plan.sampling.records, each)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (
         canary_inputs.VectorCanaries(trials, places, places + canaries if replaced else None, columns)
@@ -277,8 +288,13 @@ def without(place: int, trials: int = 1) -> Callable[[Table], Table]:
     return share
 
 
-def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
-    """Return the table with each trial's own rows: the place of a canary that is out is empty, or its replacement's."""
+def _shared(table: Table, inside: np.ndarray, replaced: bool, each: int = 1) -> Table:
+    """Return the table with each trial's own rows: the place of a canary that is out is empty, or its replacement's.
+
+    A canary is a user of `each` places, which are in or out together.
+    """
+    if each > 1:
+        inside = np.repeat(inside, each, axis=1)
     trials, canaries = inside.shape
     others = table.rows - canaries * (2 if replaced else 1)
     first = np.arange(others, others + canaries)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -52,6 +54,34 @@ def only_visible() -> Iterator[None]:
 def for_bars() -> Any:
     """Return stderr for a progress bar, which moves the cursor. The caller passes the bar's texts through `visible`."""
     return getattr(sys.stderr, "unfiltered", sys.stderr)
+
+
+@contextlib.contextmanager
+def waiting(what: str, patience: float = 2.0) -> Iterator[None]:
+    """Show on a terminal what has been running for more than `patience` seconds, and for how long, until it is done."""
+    stream, done = for_bars(), threading.Event()
+    if not stream.isatty():
+        yield
+        return
+
+    def tell() -> None:
+        start, wait = time.monotonic(), patience
+        while not done.wait(wait):
+            stream.write(f"\r{visible(what)}: {time.monotonic() - start:.0f} s ")
+            stream.flush()
+            wait = 1.0
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+        if time.monotonic() - started > patience:
+            stream.write("\r\033[K")
+            stream.flush()
 
 
 SILENT: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}

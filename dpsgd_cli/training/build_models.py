@@ -239,7 +239,8 @@ def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequ
 def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
     """Return the rows of a trial in one training pass: the batch, else all records, but at most `fit`."""
     batch = getattr(recipe.method, "batch_size", None) or records or fit
-    beside = 1 if recipe.data.unit is None else recipe.data.unit.most_rows
+    unit = recipe.data.unit
+    beside = 1 if unit is None else unit.most_rows // unit.places
     return max(2, min(batch * beside, fit))
 
 
@@ -252,7 +253,8 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
-        return train if dataset.train_records is None else train.with_places(dataset.train_records), test
+        places = 1 if unit is None else unit.places
+        return train if dataset.train_records is None else train.with_places(dataset.train_records * places), test
     x, y = _all_rows(dataset)
     assert keys is not None
     train = _table(x, y, dataset.per_trial, place)
@@ -266,8 +268,9 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
 
 
 def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
-    """Return the table of users, given the rows and the key of each row's user."""
-    return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
+    """Return the table of users, or of their places, given the rows and the key of each row's user."""
+    make = UnitTable.of_places if unit.sampling == "rows" else UnitTable.of
+    return make(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
 
 
 def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:

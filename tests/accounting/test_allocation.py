@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.sampled_pairs import allocated, law_of_ratio
+from dpsgd_cli.accounting.allocation_pairs import _trimmed, allocated, law_of_ratio
+from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from tests.accounting.test_sampled_pairs import hockey_stick
 
@@ -96,6 +96,37 @@ def test_means_are_kept_and_tails_charged(noise: float, steps: int) -> None:
     beyond = float(stats.norm.sf(10)) + (steps - 1) * float(stats.norm.sf(10 + 1 / noise))
     assert pair.remove.infinite == pytest.approx(beyond, rel=1e-9, abs=0)
     assert pair.add.infinite >= steps * float(stats.norm.sf(10 + 1 / noise))
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps", "delta", "known", "within"),
+    [(1.0, 100, 1e-13, 3.0, 0.01), (0.4, 100, 1e-9, 13.01, 0.001), (0.3, 1000, 1e-5, 12.22, 0.001)],
+)
+def test_an_epoch_costs_what_is_known_of_it_at_small_deltas(
+    noise: float, steps: int, delta: float, known: float, within: float
+) -> None:
+    """Known by Monte Carlo and exact densities, and less than the epoch costs without its secret step."""
+    own = pld.epsilon([Release(epoch(noise, steps))], delta)
+    assert own == pytest.approx(known, rel=within)
+    assert own < pld.epsilon([Release(GaussianSum(noise, "add-remove"))], delta)
+
+
+@pytest.mark.parametrize(("noise", "steps", "delta"), [(1.0, 100, 1e-25), (0.2, 10, 1e-22), (1.0, 10**6, 1e-28)])
+def test_an_epoch_never_costs_more_than_without_its_secret(noise: float, steps: int, delta: float) -> None:
+    """Where the tails that are cut off weigh more than delta."""
+    without = [Release(GaussianSum(noise, "add-remove"), 3), Release(PureDP(0.1, "add-remove"))]
+    within = [Release(epoch(noise, steps), 3), without[1]]
+    limit = pld.epsilon(without, delta)
+    assert pld.epsilon(within, delta) <= limit < math.inf
+    assert pld.delta(within, limit) <= pld.delta(without, limit) * (1 + 1e-6)
+    assert pld.curve([within[:1], within[1:]], delta)[-1] <= limit * (1 + 1e-6)
+
+
+def test_the_least_masses_keep_their_mean() -> None:
+    """Less than 1e-30 at the lower end goes to 0 and to the point above it."""
+    law = _trimmed(0.0, 7, np.array([1e-31, 1e-30]), 1.0)
+    assert law.first == 8 and law.none == pytest.approx(1e-31 * (1 - math.exp(-1)), rel=1e-12, abs=0)
+    assert law.masses.tolist() == pytest.approx([1e-30 + 1e-31 * math.exp(-1)], rel=1e-12, abs=0)
 
 
 def test_what_cannot_be_without_the_record_is_charged() -> None:

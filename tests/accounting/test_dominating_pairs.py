@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import norm
 
 from dpsgd_cli.accounting.conversions import gaussian_delta
-from dpsgd_cli.accounting.dominating_pairs import LossMasses, discretise, loss_variance
+from dpsgd_cli.accounting.dominating_pairs import LossMasses, discretise
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
+from dpsgd_cli.accounting.sampled_pairs import loss_variance
 from dpsgd_cli.errors import FailedAccountant
 
 

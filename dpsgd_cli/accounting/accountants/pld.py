@@ -20,6 +20,7 @@ from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, Gaussi
 from dpsgd_cli.errors import FailedAccountant
 
 if TYPE_CHECKING:
+    from dpsgd_cli.accounting.dominating_pairs import Floats
     from dpsgd_cli.accounting.loss_composition import Composer
 
 _RELATIVE_WIDTH = 0.02
@@ -30,12 +31,19 @@ _GREATEST_WIDTH = 0.05
 """Greatest cell width: inside such a cell e^-loss is still nearly linear, however wide the whole is."""
 _MOST_VARIANCE = 1e12
 """Largest variance of the summed losses: above it too few digits are left; Renyi divergences have no such limit."""
-_LEAST_NOISE = 0.1
-"""Below this noise multiplier sampled Gaussians are priced as unsampled ones, which dominate them."""
+_LEAST_NOISE, _LEAST_ALLOCATED = 0.04, 0.1
+"""Below these noise multipliers sampled Gaussians, and epochs of random allocation, are priced as unsampled ones, which
+dominate them: exponentials of their losses would overflow."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
 _LARGE_DELTA = 1e-3
 """Above this delta losses need no tilt: doubles hold such a delta to all digits that are shown."""
+_MOST_USES = 10**7
+"""Number of uses from which on rounding weighs; a bound by Renyi divergences, if it is less, is stated instead."""
+_UNEVEN = 16.0
+"""Ratio of the variances of losses at which a curve is cut."""
+_TILTS = (1e-4, 1e5)
+"""Range of tilts that are searched."""
 _BELOW = 5.0
 """Distance below a delta, in logarithms, to which the masses that are cut off are aimed."""
 _MOST_CELLS = 1 << 21
@@ -48,30 +56,43 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         self.check(releases)
-        kept = _exact_gaussians(releases)
+        found = [self._epsilon(kept, delta) for kept in _alternatives(releases)]
+        if _uses(releases) > _MOST_USES and all(Rdp().refusal(r.mechanism) is None for r in releases):
+            found.append(Rdp().epsilon(releases, delta))
+        return min(found)
+
+    def _epsilon(self, kept: list[Release] | None, delta: float) -> float:
         if kept is None:
             return math.inf
         if (mu := _gaussian_only(kept)) is not None:
             return conversions.gaussian_epsilon(mu, delta)
-        composed = max(composer.compose().epsilon(delta) for composer in _composers(kept, _aim_at_delta(kept, delta)))
+        losses = _Losses(kept)
+        aim = losses.aim_at_delta(delta)
+        composed = max(composer.compose().epsilon(delta) for composer in losses.composers(aim))
         return min(composed, _largest_loss(kept))
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
-        kept = _exact_gaussians(releases)
+        found = [self._delta(kept, epsilon) for kept in _alternatives(releases)]
+        if _uses(releases) > _MOST_USES and all(Rdp().refusal(r.mechanism) is None for r in releases):
+            found.append(Rdp().delta(releases, epsilon))
+        return min(found)
+
+    def _delta(self, kept: list[Release] | None, epsilon: float) -> float:
         if kept is None:
             return 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return conversions.gaussian_delta(mu, epsilon)
         if epsilon >= _largest_loss(kept):
             return 0.0
-        aim = _aim_at_epsilon(kept, epsilon)
-        found = max(composer.compose().delta(epsilon) for composer in _composers(kept, aim))
+        losses = _Losses(kept)
+        aim = losses.aim_at_epsilon(epsilon)
+        found = max(composer.compose().delta(epsilon) for composer in losses.composers(aim))
         far_below = found < math.exp(aim.log_delta + _BELOW - 1)
         if found == 0 or not (far_below or found > _LARGE_DELTA):
             return found
@@ -79,27 +100,39 @@ class Pld(Accountant):
         nearer = dataclasses.replace(aim, log_delta=math.log(found) - _BELOW)
         if found > _LARGE_DELTA:
             nearer = dataclasses.replace(nearer, tilt=0.0)
-        return min(found, max(composer.compose().delta(epsilon) for composer in _composers(kept, nearer)))
+        return min(found, max(composer.compose().delta(epsilon) for composer in losses.composers(nearer)))
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
         """Return delta as a function of epsilon, from one composition; doubles hold such deltas without a tilt."""
         self.check(releases)
-        kept = _exact_gaussians(releases)
+        profiles = [self._profile(kept, least) for kept in _alternatives(releases)]
+        return lambda epsilon: min(profile(epsilon) for profile in profiles)
+
+    def _profile(self, kept: list[Release] | None, least: float) -> Callable[[float], float]:
         if kept is None:
             return lambda epsilon: 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return partial(conversions.gaussian_delta, mu)
         aim = TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)
-        losses = [composer.compose() for composer in _composers(kept, aim)]
+        losses = [composer.compose() for composer in _Losses(kept).composers(aim)]
         return lambda epsilon: max(loss.delta(epsilon) for loss in losses)
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        self.check([release for releases in epochs for release in releases])
+        found = [self._curve(epochs, delta, secret) for secret in ((True, False) if _allocates(epochs) else (True,))]
+        return [min(values) for values in zip(*found, strict=True)]
+
+    def _curve(self, epochs: Sequence[Sequence[Release]], delta: float, secret: bool) -> list[float]:
         import numpy as np
 
-        self.check([release for releases in epochs for release in releases])
-        rows = [_exact_gaussians(releases) for releases in epochs]
+        rows = [_exact_gaussians(releases, secret) for releases in epochs]
         if any(row is None for row in rows) or not any(_samples(row or []) for row in rows):
-            return super().curve(epochs, delta)
+            spent: list[Release] = []
+            result = []
+            for releases in epochs:
+                spent = merge([*spent, *releases])
+                result.append(self._epsilon(_exact_gaussians(spent, secret), delta))
+            return result
         total = merge([release for row in rows for release in row or []])
         columns = {release.mechanism: i for i, release in enumerate(total)}
         counts = np.zeros((len(rows), len(columns)))
@@ -107,13 +140,48 @@ class Pld(Accountant):
             for release in row or []:
                 counts[i, columns[release.mechanism]] += release.count
         counts = counts.cumsum(axis=0)
-        composers = _composers(total, _aim_at_delta(total, delta), shorter_too=True)
-        curves = [[loss.epsilon(delta) for loss in composer.compose_each(counts)] for composer in composers]
-        return [max(0.0, *values) if counts[i].any() else 0.0 for i, values in enumerate(zip(*curves, strict=True))]
+        losses = _Losses(total)
+        spread = counts @ losses.variances
+        result, high = [0.0] * len(rows), len(rows)
+        # A cell, and a tilt, that suit the end are too coarse for a start of much smaller losses.
+        while high > 0 and spread[high - 1] > 0:
+            low = int(np.searchsorted(spread[:high], spread[high - 1] / _UNEVEN))
+            used = counts[high - 1] > 0
+            part = (
+                losses
+                if high == len(rows)
+                else _Losses([Release(r.mechanism, int(n)) for r, n in zip(total, counts[high - 1], strict=True) if n])
+            )
+            composers = part.composers(part.aim_at_delta(delta), shorter_too=True)
+            curves = [
+                [loss.epsilon(delta) for loss in composer.compose_each(counts[low:high][:, used])]
+                for composer in composers
+            ]
+            result[low:high] = [max(0.0, *values) for values in zip(*curves, strict=True)]
+            high = low
+        return result
 
 
-def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
-    """Return distinct releases, all unsampled Gaussians joined exactly into one; None if one has no noise."""
+def _alternatives(releases: Sequence[Release]) -> list[list[Release] | None]:
+    """Return lists of releases that each dominate: with epochs of random allocation as they are, and without secret."""
+    secret = (True, False) if _allocates([releases]) else (True,)
+    return [_exact_gaussians(releases, one) for one in secret]
+
+
+def _allocates(epochs: Sequence[Sequence[Release]]) -> bool:
+    made = (release.mechanism for releases in epochs for release in releases)
+    return any(isinstance(one, GaussianSum) and one.by_allocation and one.sampling_rate < 1 for one in made)
+
+
+def _uses(releases: Sequence[Release]) -> int:
+    return sum(release.count for release in releases)
+
+
+def _exact_gaussians(releases: Sequence[Release], secret: bool = True) -> list[Release] | None:
+    """Return distinct releases, all unsampled Gaussians joined exactly into one; None if one has no noise.
+
+    Unless `secret`, epochs of random allocation count as unsampled, too.
+    """
     precision = 0.0
     adjacency: Adjacency = "add-remove"
     kept: list[Release] = []
@@ -128,7 +196,8 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
             continue
         if noise == 0:
             return None
-        if mechanism.sampled and rate < 1 and noise >= _LEAST_NOISE:
+        least = _LEAST_NOISE if not mechanism.by_allocation else _LEAST_ALLOCATED if secret else math.inf
+        if mechanism.sampled and rate < 1 and noise >= least:
             kept.append(Release(_plain(mechanism, max(rate, _LEAST_RATE)), count))
         else:
             precision += count / mechanism.unsampled_noise**2
@@ -168,25 +237,6 @@ def _samples(releases: Sequence[Release]) -> bool:
     return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.sampled for r in releases)
 
 
-def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
-    """Return releases whose best Renyi order is near that of `releases`.
-
-    They serve for an aim only: any aim gives a true bound, and a near one a sharp bound.
-    """
-    found = []
-    for release in releases:
-        own, uses = release.mechanism, release.count
-        if isinstance(own, GaussianSum) and own.sampled:
-            uses *= own.steps if own.by_allocation else 1
-            own = GaussianSum(own.noise_multiplier, "add-remove", "poisson", own.sampling_rate)
-        elif isinstance(own, GaussianSum):
-            own = GaussianSum(own.noise_multiplier, "add-remove")
-        else:
-            own = dataclasses.replace(own, adjacency="add-remove")
-        found.append(Release(own, uses))
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class TiltTarget:
     """The exponential tilt (>= 0, per unit of loss) and the log of the delta at which results should be sharp."""
@@ -195,40 +245,102 @@ class TiltTarget:
     log_delta: float
 
 
-def _aim_at_delta(releases: Sequence[Release], delta: float) -> TiltTarget:
-    """Return an aim with the tilt of the best Renyi order (order alpha weighs losses by e^((alpha - 1) loss))."""
-    return TiltTarget(Rdp().best_order_for_delta(_in_poisson_batches(releases), delta) - 1, math.log(delta))
+class _Losses:
+    """Discretised losses of releases, and what to aim at: any aim gives a true bound, and a near one a sharp bound."""
+
+    def __init__(self, releases: Sequence[Release]) -> None:
+        import numpy as np
+
+        from dpsgd_cli.accounting.noise_levels import levels_of
+        from dpsgd_cli.accounting.sampled_pairs import loss_variance
+
+        self._levels = levels_of([release.mechanism for release in releases])
+        self._counts = np.array([float(release.count) for release in releases])
+        own = np.array([loss_variance(made) for made in self._levels.made])
+        share = self._levels.share
+        self.variances = share * own[self._levels.first] + (1 - share) * own[self._levels.second]
+        variance = float((self._counts * self.variances).sum())
+        if not variance < _MOST_VARIANCE:
+            raise FailedAccountant(f"{Pld.name}: a loss of variance {variance:.2g} is too large to discretise; use rdp")
+        width = math.sqrt(variance / float(self._counts.sum())) * _RELATIVE_WIDTH
+        self._one_way = not _samples(releases)
+        self._discretise(min(max(width, _LEAST_WIDTH), _GREATEST_WIDTH))
+
+    def _discretise(self, width: float) -> None:
+        from dpsgd_cli.accounting.dominating_pairs import discretise
+
+        self._width = width
+        self._pairs = [discretise(made, width) for made in self._levels.made]
+        self._one_way |= all(pair.remove is pair.add for pair in self._pairs)
+
+    def composers(self, aim: TiltTarget, shorter_too: bool = False) -> list[Composer]:
+        """Return a composer for each direction that matters; a single one if losses are the same in both."""
+        from dpsgd_cli.accounting.loss_composition import Composer
+
+        while True:
+            composers = [
+                Composer(
+                    [getattr(pair, side) for pair in self._pairs],
+                    self._levels,
+                    self._width,
+                    self._counts,
+                    aim.tilt,
+                    aim.log_delta,
+                    shorter_too,
+                )
+                for side in (("remove",) if self._one_way else ("remove", "add"))
+            ]
+            excess = max(composer.size for composer in composers) / _MOST_CELLS
+            if excess <= 1:
+                return composers
+            self._discretise(self._width * max(2.0, excess))
+
+    def aim_at_delta(self, delta: float) -> TiltTarget:
+        """Return the tilt of the best Renyi order (order alpha weighs losses by e^((alpha - 1) loss))."""
+        tilt = self._best_tilt(lambda order, cost: conversions.renyi_epsilon(order, cost, delta))[0]
+        return TiltTarget(tilt, math.log(delta))
+
+    def aim_at_epsilon(self, epsilon: float) -> TiltTarget:
+        """Return an aim for `epsilon`, at some distance (`_BELOW`) below the delta that Renyi orders show."""
+        tilt, log_delta = self._best_tilt(lambda order, cost: conversions.renyi_log_delta(order, cost, epsilon))
+        return TiltTarget(tilt, max(min(log_delta, 0.0), math.log(1e-200)) - _BELOW)
+
+    def _best_tilt(self, objective: Callable[[float, float], float]) -> tuple[float, float]:
+        """Return the tilt, order less 1, where `objective` of order and divergence is least, and its value there.
+
+        Divergences are those of the finite losses, of one direction, about.
+        """
+        import numpy as np
+
+        from dpsgd_cli.accounting.loss_composition import merged_losses
+
+        kinds = [merged_losses(pair.remove, self._width) for pair in self._pairs]
+        levels = self._levels
+        with np.errstate(divide="ignore"):
+            shares = np.log(levels.share), np.log1p(-levels.share)
+        known: dict[float, float] = {}
+
+        def at(log_tilt: float) -> float:
+            tilt = math.exp(log_tilt)
+            excess = np.array([_log_mean(losses, masses, tilt) for losses, masses in kinds])
+            each = np.logaddexp(shares[0] + excess[levels.first], shares[1] + excess[levels.second])
+            known[log_tilt] = objective(1 + tilt, max(float((self._counts * each).sum()) / tilt, 0.0))
+            return known[log_tilt]
+
+        for low in np.arange(math.log(_TILTS[0]), math.log(_TILTS[1]), 1.0):
+            at(float(low))
+        best = min(known, key=known.__getitem__)
+        conversions.minimise(at, best - 1.0, best + 1.0, 0.02)
+        best = min(known, key=known.__getitem__)
+        return math.exp(best), known[best]
 
 
-def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> TiltTarget:
-    """Return an aim for `epsilon`, at some distance (`_BELOW`) below the delta that Renyi orders prove."""
-    rdp, releases = Rdp(), _in_poisson_batches(releases)
-    proved = rdp.delta(releases, epsilon)
-    log_delta = math.log(max(proved, 1e-200)) - _BELOW
-    return TiltTarget(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
-
-
-def _composers(releases: Sequence[Release], aim: TiltTarget, shorter_too: bool = False) -> list[Composer]:
-    """Return a composer for each direction that matters; a single one if all losses are the same in both directions."""
+def _log_mean(losses: Floats, masses: Floats, tilt: float) -> float:
+    """Return log of the mean of e^(tilt loss)."""
     import numpy as np
 
-    from dpsgd_cli.accounting.dominating_pairs import discretise, loss_variance
-    from dpsgd_cli.accounting.loss_composition import Composer
-
-    counts = np.array([float(release.count) for release in releases])
-    variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))
-    if not variance < _MOST_VARIANCE:
-        raise FailedAccountant(f"{Pld.name}: a loss of variance {variance:.2g} is too large to discretise; use rdp")
-    width = min(max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH), _GREATEST_WIDTH)
-    while True:
-        pairs = [discretise(release.mechanism, width) for release in releases]
-        one_way = not _samples(releases) or all(pair.remove is pair.add for pair in pairs)
-        directions = ("remove",) if one_way else ("remove", "add")
-        composers = [
-            Composer([getattr(pair, side) for pair in pairs], width, counts, aim.tilt, aim.log_delta, shorter_too)
-            for side in directions
-        ]
-        excess = max(composer.size for composer in composers) / _MOST_CELLS
-        if excess <= 1:
-            return composers
-        width *= max(2.0, excess)
+    exponents = tilt * losses
+    top = float(exponents.max())
+    if top < 30:
+        return float(np.log1p((masses * np.expm1(exponents)).sum() / masses.sum()))
+    return top + float(np.log((masses * np.exp(exponents - top)).sum() / masses.sum()))

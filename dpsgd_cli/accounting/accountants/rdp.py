@@ -18,6 +18,7 @@ from dpsgd_cli.accounting.mechanism import (
     Mechanism,
     PureDP,
     Release,
+    TruncatedSum,
     ZeroConcentrated,
     merge,
 )
@@ -34,7 +35,7 @@ ORDERS: tuple[float, ...] = (
 )
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
-DIVERGENCES = ("gaussian", "correlated", "truncated", "pure", "approximate", "threshold", "zcdp")
+DIVERGENCES = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold", "zcdp")
 """Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
 _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
@@ -297,7 +298,7 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
 
 def _is_least_of_several(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, GaussianSum):
-        return mechanism.sampled and not mechanism.comes_and_goes
+        return isinstance(mechanism, TruncatedSum)
     return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
 
 

@@ -7,9 +7,11 @@ may be replaced; the noise has standard deviation z S):
 - poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
   public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
   under replace-one for another, which has a pair of its own (`accounting/sampled_pairs.py`).
+- poisson with `privacy.unit: {sampling: rows}`: N counts the users' places; a step is a `mechanism.GroupSum` of as many
+  records as a user has places (`users/run.py`).
 - truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
 - random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
-  drawn by itself: `accounting/sampled_pairs.py`.
+  drawn by itself: `accounting/allocation_pairs.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -33,7 +35,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, replace_factor
 from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
@@ -281,7 +283,9 @@ class _Draft:
         if self.sampling.truncation:
             numbers |= {"records": self.sampling.records, **self.sampling.truncation}
             return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
-        noise = self.privacy.correlated
+        noise, unit = self.privacy.correlated, self.recipe.data.unit
+        if unit is not None and unit.sampling == "rows":
+            return Release(GroupSum(**numbers, size=unit.most_rows), self.sampling.releases_per_epoch)
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
         bands = noise.block_length(self.sampling.steps_per_epoch)

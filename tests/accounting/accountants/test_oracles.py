@@ -28,6 +28,7 @@ from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
+    GroupSum,
     PureDP,
     PureSource,
     Release,
@@ -151,6 +152,8 @@ TABLE = [
     ledger(GaussianSum(1.0, "replace-one", "poisson", 0.1), 1, sampled(1.0, 0.1, 0.5)),
     *(ledger(GaussianSum(z, "replace-one", "fixed", q), 1, sampled(z, q)) for z, q in ((1.0, 0.1), (40.0, 0.01))),
     ledger(GaussianSum(40.0, "replace-one", "fixed", 0.01), 100, gaussian(1e-9)),
+    # one record of the three moves the sum by itself
+    *(ledger(GroupSum(z, near, "poisson", 0.05, size=3), 1, sampled(z, 0.05)) for near in GOES for z in (1.0, 40.0)),
     *(truncated(near, 1.0, 0.1, 100, largest) for near in EVERY for largest in (11, 60)),
     # the sum of all steps of an epoch is one Gaussian on one record
     *(ledger(GaussianSum(1.0, near, "random-allocation", 0.125), 1, gaussian(8**-0.5)) for near in GOES),
