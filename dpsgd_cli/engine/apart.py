@@ -125,6 +125,7 @@ class Passes:
 
     def unfold(self, x: Tensor) -> Tensor:
         """Return one example's tensor of `shape` that stands for `x` (N, *shape)."""
+        assert self.level is not None
         found: Tensor = _functorch._add_batch_dim(x, 0, self.level)
         return found
 
@@ -142,7 +143,7 @@ QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
 MATRICES: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
     F.linear: lambda input, weight, bias=None: (input, weight, bias),
     F.embedding: lambda input, weight, *more, **options: (input, weight, None),
-    torch.addmm: lambda input, mat1, mat2, **scales: (mat1, mat2, input) if not scales else None,  # type: ignore
+    torch.addmm: lambda input, mat1, mat2, **scales: (mat1, mat2, input) if not scales else None,  # type: ignore[dict-item]
     **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), lambda x, y: (x, y, None)),
 }
 """Products with a module's own matrix that have a closed form: rows, matrix and what is added, from the arguments."""
@@ -193,7 +194,7 @@ class _Operations(TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         given = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-        how = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        how: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         masks = self.passes.masks
         dropout = dropout_p if dropout_p and masks.active else 0.0
         return self.passes.apply(lambda q, k, v, m=None: attention(q, k, v, m, dropout, masks, **how), *given)
@@ -211,10 +212,12 @@ def attention(
         mask = mask.view(len(mask), *[1] * (q.dim() - mask.dim()), *mask.shape[1:])
     if dropout == 0 and q.dim() >= 4:
         # in four dimensions: others are computed step by step
-        flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]
+        q4, k4, v4 = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
         if mask is not None:
             mask = mask.expand(*q.shape[:-3], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
-        found = F.scaled_dot_product_attention(*flat, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        found = F.scaled_dot_product_attention(
+            q4, k4, v4, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
         return found.view(*q.shape[:-1], v.shape[-1])
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))

@@ -474,9 +474,9 @@ def _tests(
     for size in sizes_tried(most):
         cuts = 2 * max(1, (size - 1).bit_length()) if size <= _SMALL else 2
         yield f"batches of {size}", (1 + cuts) * size, partial(check_size, pack, rows, size)
+    small = min(most, _SMALL)
     for kind, batch in zip(kinds, others, strict=False):
-        small = min(most, _SMALL) if kind != kinds[0] else most
-        yield f"batches of {kind}", 12 * small, partial(other, batch, lambda p, b, n=small: check_batches(p, b, n))  # type: ignore[misc]
+        yield f"a batch of {kind}", 13 * small, partial(other, batch, partial(check_size, size=small))
 
 
 def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:

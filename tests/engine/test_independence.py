@@ -116,7 +116,7 @@ def test_models_that_mix_examples_are_refused(model: Build, seeds: list[int]) ->
     with pytest.raises(ModelError, match=r"mixes examples.*over the batch axis"):
         independence.check_examples_stay_apart(pack, independence.stand_in_rows((6,), pack.values))
     assert torch.equal(pack.values, before), "the weights are put back"
-    assert not pack.session.recording and not any(layer.inputs for layer in pack.layers)
+    assert not pack.session.recording and not any(layer.inputs for layer in pack.members)
 
 
 class GradientsByNorm(Model):
@@ -171,7 +171,7 @@ BY_SIZE: dict[str, Build] = {
 
 def check_all(pack: Pack, shape: tuple[int, ...]) -> independence.Findings:
     """What a user's model is put to (`training/build_models.py`), with time enough for all tests."""
-    return independence.examine(pack, shape, pack.values, 100, 1e9, lambda told: None)
+    return independence.examine(pack, shape, pack.values, 20, 1e9, lambda told: None)
 
 
 @pytest.mark.parametrize("model", BY_SIZE.values(), ids=BY_SIZE)
@@ -369,3 +369,42 @@ def test_a_layer_whose_first_axis_is_not_the_batch_passes(build: Build, trials: 
     pack = Pack(build, list(range(trials)), PLACE)
     size = 24 if build is TimeFirst else 6
     independence.check_examples_stay_apart(pack, independence.stand_in_rows((size,), pack.values))
+
+
+def test_a_parameter_that_a_closure_keeps_is_refused() -> None:
+    def build() -> nn.Module:
+        made = Model()
+        weight = made.last.weight
+        made.between = lambda x: x + weight.sum()  # type: ignore[method-assign]
+        return made
+
+    with pytest.raises(ModelError, match="used outside of the module that holds it"):
+        independence.check_first(Pack(build, [0], PLACE), independence.stand_in_rows((6,), torch.empty(0)))
+
+
+def test_the_least_test_finds_a_millionth_of_a_mean() -> None:
+    pack = Pack(made(between=lambda x: x - 1e-6 * x.mean(0)), [0], PLACE)
+    with pytest.raises(ModelError, match="the loss of one example has a gradient in the rows of others"):
+        independence.check_first(pack, independence.stand_in_rows((6,), torch.empty(0)))
+
+
+def masked(x: Tensor) -> Tensor:
+    """Takes a way of its own for rows without a zero; both give the same."""
+    mask = x != 0
+    return x if mask.all() else torch.where(mask, x, 0.0)
+
+
+def test_a_question_whose_answer_does_not_matter_is_allowed() -> None:
+    pack = Pack(made(before=masked), [0], PLACE)
+    assert check_all(pack, (6,)).left == []
+    (line,) = pack.session.passes.asked
+    assert line.endswith("test_independence.py (`return x if mask.all() else torch.where(mask, x, 0.0)`)")
+
+
+def test_tests_end_in_time_and_say_what_they_left_out() -> None:
+    """The first test is made however short the time is."""
+    pack, told = Pack(Model, [0], PLACE), list[str]()
+    found = independence.examine(pack, (6,), pack.values, 20, 0.0, told.append)
+    assert found.tried == told == ["two rows, alone and together"]
+    assert "every row replaced" in found.left and "a batch of 20" in found.left
+    assert check_all(pack, (6,)).tried == [*found.tried, *found.left]

@@ -100,9 +100,9 @@ class Layer(nn.Module, ABC):
         self.inputs: list[Tensor] = []
         self.gradients: list[Tensor | None] = []
         self.kind = type(source).__name__
-        self._told = {name: value for name, value in vars(source).items() if isinstance(value, _PLAIN)}
+        self._told: dict[str, Any] = {name: value for name, value in vars(source).items() if isinstance(value, _PLAIN)}
         described = {name: p for name, p in source._parameters.items() if p is not None}
-        self._parameters = {name: Described.of(p, self.kind, name) for name, p in described.items()}
+        self._parameters = {name: Described.of(p, self.kind, name) for name, p in described.items()}  # type: ignore[misc]
         self._told |= {name: None for name, p in source._parameters.items() if p is None}
         self.training = source.training
 
@@ -263,7 +263,7 @@ class Described(Tensor):
 
     @staticmethod
     def _made(like: Tensor, dtype: torch.dtype) -> Described:
-        made: Described = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Described = Tensor._make_wrapper_subclass(
             Described, like.shape, dtype=dtype, device=like.device, requires_grad=False
         )
         return made
@@ -285,10 +285,10 @@ class Described(Tensor):
         raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Described(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 

@@ -8,6 +8,8 @@ over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations)
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ _SHORT = 16
 class Linear(Layer):
     """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
 
-    kinds = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
     clipped = CLOSED_FORM
     holds_gradients = False
     rounds = True

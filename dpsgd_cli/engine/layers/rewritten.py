@@ -60,6 +60,8 @@ class Recurrent(Rewritten):
 
     def __init__(self, source: nn.RNNBase, session: Session) -> None:
         super().__init__(source, session, 0 if source.batch_first else 1)
+        self.num_layers, self.hidden_size, self.proj_size = source.num_layers, source.hidden_size, source.proj_size
+        self.dropout = source.dropout
         self.kind, self.directions = source.mode, 2 if source.bidirectional else 1
         for layer in range(source.num_layers):
             for suffix in ("", "_reverse")[: self.directions]:
@@ -144,6 +146,7 @@ class Heads(Rewritten):
 
     def __init__(self, source: nn.MultiheadAttention, session: Session) -> None:
         super().__init__(source, session, 0 if source.batch_first else 1)
+        self.num_heads, self.dropout = source.num_heads, source.dropout
         self.in_proj = _dense(source.in_proj_weight, source.in_proj_bias)
         self.out_proj = source.out_proj
 
@@ -157,7 +160,7 @@ class Heads(Rewritten):
         q, batched = self.rows(query)
         k = q if key is query else self.rows(key)[0]
         v = k if value is key else self.rows(value)[0]
-        folded = [None if mask is None else passes.fold(mask) for mask in (attn_mask, key_padding_mask)]
+        places, padding = (None if mask is None else passes.fold(mask) for mask in (attn_mask, key_padding_mask))
         dropout = self.dropout if self.dropout and self.training and masks.active else 0.0
         with passes.outside():
             parts = self.in_proj(q).chunk(3, dim=-1)
@@ -166,7 +169,7 @@ class Heads(Rewritten):
                 of_value = of_key if v is k else self.in_proj(v).chunk(3, dim=-1)
                 parts = (parts[0], of_key[1], of_value[2])
             split = [part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts]
-            mask = self._mask(*folded, split[0])
+            mask = self._mask(places, padding, split[0])
             if is_causal and mask is None:
                 raise ModelError("MultiheadAttention with is_causal=True needs attn_mask, as PyTorch says")
             weights = None
@@ -178,7 +181,7 @@ class Heads(Rewritten):
                 weights = weights.mean(dim=1) if average_attn_weights else weights
                 weights = weights.unsqueeze(1) if batched else weights
             else:
-                mixed = attention(*split, mask, dropout, masks)
+                mixed = attention(split[0], split[1], split[2], mask, dropout, masks)
             y = self.out_proj(mixed.transpose(1, 2).flatten(2))
             y = y.unsqueeze(1 + self.axis) if batched else y
         return passes.unfold(y), None if weights is None else passes.unfold(weights)
@@ -201,7 +204,7 @@ def rewritten(module: nn.Module, session: Session) -> Rewritten | None:
     """Return `module` made of dense layers, or None if it is no module of this file or has rarely used options."""
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         return None
-    if type(module) in (nn.LSTM, nn.GRU, nn.RNN):
+    if isinstance(module, nn.RNNBase) and type(module) in (nn.LSTM, nn.GRU, nn.RNN):
         return Recurrent(module, session)
     if type(module) is nn.MultiheadAttention:
         if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:

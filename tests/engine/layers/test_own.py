@@ -242,7 +242,7 @@ def test_common_idioms_are_clipped_like_anything_else() -> None:
 def test_a_trained_parameter_that_is_kept_aside_is_refused() -> None:
     def build() -> nn.Module:
         made = Of(lambda m, x: m.layer(x) * m.aside[0].sum(), layer=nn.Linear(3, 2))
-        made.aside = [made.layer.weight]  # type: ignore[assignment]
+        made.aside = [made.layer.weight]  # type: ignore[assignment, union-attr]
         return made
 
     with pytest.raises(ModelError, match="aside keeps a trained parameter outside of torch's registry"):
