@@ -90,9 +90,8 @@ class Own(Instantiated):
         found: dict[str, Tensor] = {}
         for number, d in zip(self.inputs, self.gradients, strict=True):
             if d is not None:
-                own = torch.stack(self.by_copy(d.to(self.session.exact))).sum(dim=0)
-                name = self.names[int(number)]
-                found[name] = own + found[name] if name in found else own
+                # a pass lends each parameter once
+                found[self.names[int(number)]] = torch.stack(self.by_copy(d.to(self.session.exact))).sum(dim=0)
         return found
 
     def contributions(self, name: str) -> list[Outer | Each]:

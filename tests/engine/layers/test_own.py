@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.layers import Layer, Own
 from dpsgd_cli.errors import ModelError
-from tests.engine.conftest import Case, Of, compare, numbers
+from tests.engine.conftest import CPU, Case, Of, compare, linear_loss, numbers
 
 
 class Gate(nn.Module):
@@ -263,3 +264,20 @@ def test_a_built_in_model_needs_a_rule_for_every_layer() -> None:
 def test_every_member_is_a_rule() -> None:
     pack = Case(Whole, numbers(1, 2, 9), torch.zeros(1, 2)).pack()
     assert all(isinstance(layer, Layer) for layer in pack.members)
+
+
+def test_copies_of_an_example_have_one_gradient() -> None:
+    """The gradient of the mean loss of an example's copies, clipped as one."""
+    pack = Case(Whole, numbers(1, 2, 9), torch.zeros(1, 2)).pack()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Whole().double()
+    x, bound = numbers(4, 9), 0.5
+    wanted = torch.zeros(pack.size, dtype=torch.float64)
+    for row in (0, 1):
+        loss = linear_loss(module(x[[row, 2 + row]])[None], torch.zeros(1, 2)).mean()
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        wanted += gradient * min(1.0, bound / float(gradient.norm()))
+    clipping = Clipping(torch.full((1, 1), bound, dtype=torch.float64))
+    add_clipped_sums(pack, (x[None], torch.zeros(1, 2), None), linear_loss, clipping, Diagnostics(1, CPU))
+    torch.testing.assert_close(pack.sums[0], wanted)
