@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -53,6 +53,10 @@ test-slurm: venv ## Run a sweep on a real Slurm of one node (Linux, root, apt in
 test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is lost
 	$(PIP) --quiet --editable '.[ray]'
 	DPSGD_RAY=1 $(BIN)/python -m pytest tests/sweep/test_ray.py
+
+test-transformers: venv ## Clip models of transformers and adapters of peft, made at random (nothing is downloaded)
+	$(PIP) --quiet --editable '.[transformers]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_networks.py
 
 test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
 	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py

@@ -117,7 +117,7 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
 
 def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
     """Return the step of `methods/dp_sgd/run.py`: clipped sums, `piece` rows at a time, noise, update."""
-    pack = Pack(task.build, [0], Placement(task.device), shares_input=True)
+    pack = Pack(task.build, [0], Placement(task.device), trusted=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)

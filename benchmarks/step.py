@@ -119,7 +119,7 @@ def plain_compiled(task: Task) -> Step:
 def private(task: Task, compiles: bool = False) -> Step:
     """What `methods/dp_sgd/run.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
     device = task.x.device
-    pack = Pack(task.build, [0], Placement(device), shares_input=True)
+    pack = Pack(task.build, [0], Placement(device), trusted=True)
     noise = NoiseSource([SeededStreams(0)], pack.size, device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=device)), Diagnostics(1, device)
     scale, rate = torch.ones(1, 1, device=device), torch.full((1, 1), 0.05, device=device)

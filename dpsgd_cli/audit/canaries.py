@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
-from dpsgd_cli.engine.packing import rule_for
+from dpsgd_cli.engine.packing import Outer, rule_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.training.start import Trials
 
@@ -50,7 +50,7 @@ class CanaryIds:
         return torch.where(is_canary.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device), x)
 
 
-class WithCanaryIds(nn.Module):
+class WithCanaryIds(Outer):
     """A model that first takes the canaries' ids from its input."""
 
     OVERWRITTEN = frozenset({"ids"})
@@ -60,8 +60,11 @@ class WithCanaryIds(nn.Module):
         self.model = model
         self.ids = ids
 
+    def prepared(self, x: Tensor) -> Tensor:
+        return self.ids.taken_from(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.model(self.ids.taken_from(x))
+        y: Tensor = self.model(self.prepared(x))
         return y
 
 

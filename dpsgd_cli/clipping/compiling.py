@@ -75,6 +75,10 @@ class Compiled:
             sum_clipped(pack, rows, loss, clipping)
         finally:
             pack.sums.copy_(before)
+        if pack.session.passes.masks.needed:
+            raise ModelError(
+                "runtime.compile: dropout draws other masks in each step, which a program cannot; leave one out"
+            )
         options = _ONCE | {"triton.cudagraphs": pack.values.is_cuda}
         try:
             with warnings.catch_warnings():

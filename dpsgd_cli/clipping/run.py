@@ -205,12 +205,13 @@ def sum_clipped(
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B)."""
     pack.session.begin()
+    pack.session.copies = x.shape[1] // y.shape[1]
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):
             losses = _losses(pack(x), y, loss)
             losses.sum().backward()
     finally:
-        pack.session.recording = False
+        pack.session.recording, pack.session.copies = False, 1
     pack.session.rows = y.shape[1]
     return losses.detach()
 

@@ -1,39 +1,30 @@
 """A pack: R copies of one model, trained together, with every trained tensor stacked along a leading trials axis.
 
 All parameters live in one flat tensor (R, P) and all clipped sums in another. So noise and updates are single
-operations for every model. Leaf layers are replaced by their clipping rules (`engine/layers/`). Modules without trained
-parameters are used unchanged. Modules that are known to mix examples are refused by name; `independence.py` tests for
-models that mix examples by other means.
+operations for every model. Layers are replaced by their clipping rules (`engine/layers/`); the code of other modules
+runs on one example at a time (`apart.py`), and their own parameters have a rule, too. Modules that are known to mix
+examples are refused by name.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from dpsgd_cli.engine.layers import RULES, Fallback, Layer, Ruled, Session
+from dpsgd_cli.engine.layers import RULES, Described, Layer, Own, Ruled, Session, Tied, rewritten
 from dpsgd_cli.engine.pooling import vectorised
 from dpsgd_cli.engine.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
 _LAZY = nn.modules.lazy.LazyModuleMixin
-_DROPOUT = nn.modules.dropout._DropoutNd
-_RANDOM = (_DROPOUT, nn.RReLU)
-# these read attributes of their parts, which only the original parts have
-_WHOLE = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
-_SEVERAL: dict[tuple[type[nn.Module], ...], str] = {
-    (nn.RNNBase, nn.RNNCellBase): "LSTM or GRU of dpsgd_cli.engine.layers, which are made of dense layers",
-    (nn.MultiheadAttention,): "nn.TransformerEncoderLayer, or attention made of dense layers",
-    (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer): "nn.TransformerEncoder",
-    (nn.Bilinear,): "products of dense layers",
-}
-"""Modules that take or return several tensors, with what to use instead."""
+_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 
 
@@ -45,16 +36,29 @@ class Placement:
     dtype: torch.dtype = torch.float32
 
 
+class Outer(nn.Module):
+    """A module around a model that prepares all rows at once, which an audit adds; the `model` then sees each alone."""
+
+    model: nn.Module
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """Return rows (N, ...) in the same order."""
+        raise NotImplementedError
+
+
 class Pack(nn.Module):
     """R trials of the model that `build` returns; trial i is initialised under torch seed `seeds[i]`.
 
     `values` and `sums` have shape (R, P), with P = `size`. `sums` is float64; its products have dtype `products`
-    (`precision.py`). `layers` are the clipping groups, in order of registration. `shares_input`: the model applies its
-    first layer directly to the input, so all trials can share one (B, ...) input without copies.
+    (`precision.py`). `members` are the rules in order of registration; `layers` are the clipping groups: a rule, or
+    several that share weights. `trusted`: every module of the model keeps the rows of a batch apart, is known to, and
+    has a rule, as the built-in models; so it runs on whole batches, and all trials can share one (B, ...) input without
+    copies. The code of any other model runs on one example at a time (`apart.py`). `findings`: what tests of such a
+    model have tried (`independence.py`).
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Placement, shares_input: bool = False
+        self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Placement, trusted: bool = False
     ) -> None:
         super().__init__()
         self.seeds = tuple(seeds)
@@ -63,7 +67,10 @@ class Pack(nn.Module):
         self.products = place.dtype
         self._rounded: Tensor | None = None
         self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
-        self.shares_input = shares_input
+        self._seen: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, nn.Parameter]] = []
+        self.trusted = trusted
+        self.findings: Any = None
+        self.build = build
         sources = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
@@ -71,72 +78,118 @@ class Pack(nn.Module):
                 sources.append(build().to(device=place.device, dtype=place.dtype))
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
-        self.layers: list[Layer] = []
-        self.template = self._pack(sources[0])
-        self.layers = list(dict.fromkeys(m for m in self.template.modules() if isinstance(m, Layer)))
-        if not self.layers:
+        self.members: list[Layer] = []
+        self._places: dict[int, str] = {}
+        self.template = self._packed(sources[0])
+        if not self.members:
             raise ModelError("the model has no trainable parameters")
+        self._names = {id(p): name for name, p in sources[0].named_parameters()}
+        order = {name: place for place, name in enumerate(self._names.values())}
+        self.members.sort(key=lambda one: min(order[self._names[id(p)]] for p in one.parameters_of.values()))
+        self._check_all_taken(sources[0])
         self._constants = _constants(sources)
         self.untrained = {name: x.detach().clone() for name, x in self._constants.items()}
-        self._places = {id(layer): name for name, layer in self.template.named_modules() if isinstance(layer, Layer)}
+        self.layers = self._groups()
         self._bind(sources, place)
+        self.raw = [p for p in sources[0].parameters() if p.requires_grad]
 
-    def _pack(self, source: nn.Module) -> nn.Module:
-        _refuse_tied(source)
-        packed: dict[int, nn.Module] = {}
+    def _packed(self, source: nn.Module) -> nn.Module:
+        # modules are kept, so that no other module gets the same id
+        packed: dict[int, tuple[nn.Module, nn.Module]] = {}
 
         def walk(module: nn.Module, name: str) -> nn.Module:
             if id(module) not in packed:
-                packed[id(module)] = self._replace(module, name, walk)
-            return packed[id(module)]
+                packed[id(module)] = module, self._replace(module, name, walk)
+            return packed[id(module)][1]
 
         return walk(source, "")
 
     def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
         rule = rule_for(module, name)
         if rule is not None:
-            return rule(module, self.session)
-        if isinstance(module, _DROPOUT):
-            return nn.Identity()
-        if not any(p.requires_grad for p in module.parameters()):
-            return vectorised(module, self.session) or module
-        clone = copy.copy(module)
+            return self._taken(rule(module, self.session), name)
+        fast = vectorised(module, self.session)
+        if fast is not None:
+            return fast
+        if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
+            raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
+        made = rewritten(module, self.session)
+        clone = _cloned(module) if made is None else made
+        _refuse_aside(module, name)
         clone._modules = {
             key: None if child is None else walk(child, f"{name}.{key}".strip("."))
-            for key, child in module._modules.items()
+            for key, child in clone._modules.items()
         }
+        if made is None and _has_own(module):
+            own = Own(module, self.session, clone)
+            for layer in (own, *(product for products in own.products.values() for product in products)):
+                self._taken(layer, name)
         return clone
+
+    def _taken(self, layer: Layer, name: str) -> Layer:
+        self.members.append(layer)
+        self._places[id(layer)] = name
+        return layer
+
+    def _check_all_taken(self, source: nn.Module) -> None:
+        """Raise ModelError unless each trained parameter belongs to a rule."""
+        taken = {id(p) for layer in self.members for p in layer.parameters_of.values()}
+        for name, p in source.named_parameters():
+            if p.requires_grad and id(p) not in taken:
+                raise ModelError(f"{name} is trained, but belongs to no layer that has a rule; freeze it")
+
+    def _groups(self) -> list[Layer | Tied]:
+        """Return the clipping groups: each rule, or all that share weights, in place of the first of them."""
+        holders: dict[str, list[tuple[Layer, str]]] = {}
+        for layer in self.members:
+            for own, p in layer.parameters_of.items():
+                holders.setdefault(self._names[id(p)], []).append((layer, own))
+        group = {id(layer): id(layer) for layer in self.members}
+        for held in holders.values():
+            joined = {group[id(layer)] for layer, _ in held}
+            group = {one: min(joined) if of in joined else of for one, of in group.items()}
+        found: list[Layer | Tied] = []
+        for mark in dict.fromkeys(group.values()):
+            members = [layer for layer in self.members if group[id(layer)] == mark]
+            shared = [held for held in holders.values() if group[id(held[0][0])] == mark]
+            alone = len(members) == 1 and all(len(held) == 1 for held in shared)
+            found.append(members[0] if alone else Tied(members, shared))
+        return found
 
     def _bind(self, sources: Sequence[nn.Module], place: Placement) -> None:
         stacked = [dict(source.named_parameters()) for source in sources]
-        groups = [(group, self._name(layer, own)) for group, layer in enumerate(self.layers) for own in layer.names]
-        self.size = total = sum(stacked[0][name].numel() for _, name in groups)
+        groups: dict[str, int] = {}
+        for number, group in enumerate(self.layers):
+            for layer in group.members if isinstance(group, Tied) else [group]:
+                groups |= {self._name(layer, own): number for own in layer.names}
+        self.size = total = sum(stacked[0][name].numel() for name in groups)
         self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
         self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
         offset = 0
-        for group, name in groups:
+        for name in (name for name in self._names.values() if name in groups):
+            number = groups[name]
             shape = stacked[0][name].shape
             stop = offset + shape.numel()
             for trial, parameters in enumerate(stacked):
                 self.values[trial, offset:stop] = parameters[name].detach().reshape(-1)
             self.spans[name] = (offset, shape)
-            self.group_of[offset:stop] = group
+            self.group_of[offset:stop] = number
             offset = stop
         self._attach(self.values, self.sums)
 
     def _attach(self, values: Tensor, sums: Tensor) -> None:
-        for layer in self.layers:
+        for layer in self.members:
             layer.bind(self._views_of(values, layer), self._views_of(sums, layer))
 
     def _name(self, layer: Layer, own: str) -> str:
-        return f"{self._places[id(layer)]}.{own}".strip(".")
+        return self._names[id(layer.parameters_of[own])]
 
     @property
-    def layer_names(self) -> list[str]:
-        """Names of `layers` within the model."""
-        return [self._places[id(layer)] for layer in self.layers]
+    def member_names(self) -> list[str]:
+        """Names of `members` within the model."""
+        return [self._places[id(layer)] for layer in self.members]
 
     def require_untrained_kept(self) -> None:
         """Raise ModelError if a buffer or frozen parameter differs from the one that the model was built with."""
@@ -177,14 +230,14 @@ class Pack(nn.Module):
         """
         self.session.tracing = True
         # kept rather than made again afterwards: a tracer would build the new views from its own tensors
-        anchor, kept = self.session.anchor, [(layer.values, layer.sums) for layer in self.layers]
+        anchor, kept = self.session.anchor, [layer.bound for layer in self.members]
         self._attach(values, sums)
         try:
             yield
         finally:
             self.session.tracing = False
             self.session.anchor = anchor
-            for layer, views in zip(self.layers, kept, strict=True):
+            for layer, views in zip(self.members, kept, strict=True):
                 layer.forget()
                 layer.bind(*views)
 
@@ -197,16 +250,23 @@ class Pack(nn.Module):
         self.session.rounds = rounded_products or dtype is not None
         if dtype is None:
             return
-        for layer in self.layers:
+        for layer in self.members:
             if not layer.rounds:
                 raise ModelError(
                     f"runtime.dtype {str(dtype).removeprefix('torch.')}: {self._places[id(layer)] or 'the model'}"
                     f" ({type(layer).__name__}) has no rule for rounded passes; use float32 or tf32"
                 )
         self._rounded = self.values.to(dtype)
-        exact = {id(layer): layer.values for layer in self.layers}
-        rounded = {id(layer): self._views_of(self._rounded, layer) for layer in self.layers}
+        exact = {id(layer): layer.bound[0] for layer in self.members}
+        rounded = {id(layer): self._views_of(self._rounded, layer) for layer in self.members}
         self._views = {False: exact, True: rounded}
+        # what a module's own code sees of its parameters: frozen ones, and descriptions of trained ones
+        self._seen = [
+            (module._parameters, name, p, _rounded(p, dtype))
+            for module in self.template.modules()
+            for name, p in module._parameters.items()
+            if p is not None and p.is_floating_point()
+        ]
 
     def _take_parameters(self, x: Tensor) -> Tensor:
         """Bind rounded parameters for a recorded pass and exact ones for others; return `x` in their dtype."""
@@ -215,40 +275,64 @@ class Pack(nn.Module):
         recording = self.session.recording
         if recording:
             self._rounded.copy_(self.values)
-        for layer in self.layers:
-            layer.values = self._views[recording][id(layer)]
+        for parameters, name, exact, rounded in self._seen:
+            parameters[name] = rounded if recording else exact
+        for layer in self.members:
+            layer.values = layer.turned(self._views[recording][id(layer)])
         return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs (R, B, K) for inputs (R, B, ...), or for (1, B, ...) that all trials share."""
-        rows = x.shape[1]
+        rows, passes = x.shape[1], self.session.passes
         self.session.rows = rows
-        if x.shape[0] != self.trials and not self.shares_input:
+        if x.shape[0] != self.trials and not self.trusted:
             x = x.expand(self.trials, *x.shape[1:])
-        y = self.template(self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:])))
+        flat = self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:]))
+        model = self.template
+        if isinstance(model, Outer):
+            flat, model = model.prepared(flat), model.model
+        if self.trusted:
+            y = model(flat)
+        else:
+            with passes.masks.pass_of(flat, self.trials, self.session.copies, self.session.recording):
+                y = passes.run(model, flat)
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
 
 
+def _told(name: str) -> str:
+    return f"layer {name!r}" if name else "the model"
+
+
+def _cloned(module: nn.Module) -> nn.Module:
+    """Return a module of the same class with the same attributes; `copy.copy` fails for parametrised modules."""
+    clone = type(module).__new__(type(module))
+    clone.__dict__ = dict(module.__dict__)
+    if isinstance(clone, nn.TransformerEncoder):
+        clone.use_nested_tensor = False  # which holds rows of several lengths
+    return clone
+
+
+def _rounded(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    if isinstance(parameter, Described):
+        return parameter.of_dtype(dtype)  # type: ignore[return-value]
+    return nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+
+
+def _has_own(module: nn.Module) -> bool:
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
+
+
 def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
-    """Return the rule that clips `module`, or None if it has no trained parameters or its parts have their own rules.
+    """Return the rule that replaces `module` whole, or None if its code runs and its parts are looked at.
 
     `name` is the module's name in messages. Raises ModelError for a module that cannot be trained privately.
     """
-    told = f"layer {name!r}" if name else "the model"
-    _refuse(module, told)
+    _refuse(module, _told(name))
     if not any(p.requires_grad for p in module.parameters()):
-        _refuse_inside(module, name)
         return None
     if isinstance(module, Ruled):
         return module.rule
-    for rule in RULES:
-        if rule.accepts(module):
-            return rule
-    _refuse_several(module, told)
-    if any(True for _ in module.parameters(recurse=False)) or not list(module.children()) or isinstance(module, _WHOLE):
-        _refuse_inside(module, name)
-        return Fallback
-    return None
+    return next((rule for rule in RULES if rule.accepts(module)), None)
 
 
 def _refuse(module: nn.Module, name: str) -> None:
@@ -261,7 +345,7 @@ def _refuse(module: nn.Module, name: str) -> None:
     _refuse_unfinished(module, name)
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
-    if isinstance(module, _RANDOM) and getattr(module, "p", None) != 0:
+    if isinstance(module, _RANDOM):
         raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
 
 
@@ -299,33 +383,19 @@ def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
     return True
 
 
-def _refuse_several(module: nn.Module, name: str) -> None:
-    """Raise ModelError for modules with several inputs or outputs, and for encoders without `batch_first`."""
-    kind = type(module).__name__
-    for several, instead in _SEVERAL.items():
-        if isinstance(module, several):
-            raise ModelError(
-                f"{name}: {kind} takes or returns several tensors, and the gradient of one example is known of layers"
-                f" that take and return one; use {instead}"
-            )
-    if isinstance(module, _WHOLE) and not all(m.batch_first for m in module.modules() if hasattr(m, "batch_first")):
-        raise ModelError(f"{name}: {kind} takes examples for places of a sequence; give batch_first=True")
-
-
-def _refuse_inside(module: nn.Module, name: str) -> None:
-    for inner_name, inner in module.named_modules():
-        full = f"{name}.{inner_name}".strip(".")
-        _refuse(inner, f"layer {full!r}" if full else "the model")
-
-
-def _refuse_tied(source: nn.Module) -> None:
-    owners: dict[int, str] = {}
-    for name, module in source.named_modules():
-        for own, parameter in module.named_parameters(recurse=False):
-            full = f"{name}.{own}".strip(".")
-            if id(parameter) in owners:
-                raise ModelError(f"{full} is the same tensor as {owners[id(parameter)]}; tied weights have no rule yet")
-            owners[id(parameter)] = full
+def _refuse_aside(module: nn.Module, name: str) -> None:
+    """Raise ModelError if a module keeps trained parameters in plain attributes, where its code would use them raw."""
+    if type(module).__module__.startswith("torch.nn.modules.rnn"):
+        return  # its list of all weights is used by its own code only, which does not run
+    for own, value in vars(module).items():
+        if own in ("_parameters", "_modules", "_buffers"):
+            continue
+        for part in tree_leaves(value):
+            if isinstance(part, nn.Parameter) and part.requires_grad:
+                raise ModelError(
+                    f"{_told(name)}: {own} keeps a trained parameter outside of torch's registry, where its use cannot"
+                    " be seen; keep it as an attribute, or in nn.ParameterList or nn.ParameterDict"
+                )
 
 
 def _constants(sources: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -353,7 +423,7 @@ def elements_per_row(pack: Pack, x: Tensor) -> int:
 
 def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
     """Estimate how many numbers each layer (by name) holds per row and trial, by a pass over rows `x` (B, ...)."""
-    counted = dict.fromkeys(pack.layer_names, 0)
+    counted = dict.fromkeys(pack.member_names, 0)
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         found = inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
@@ -361,8 +431,11 @@ def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
             found += sum(value[0].numel() for value in layer.values.values())
         counted[names[id(layer)]] += found
 
-    names = dict(zip(map(id, pack.layers), pack.layer_names, strict=True))
-    hooks = [layer.register_forward_hook(count) for layer in pack.layers]
+    names = dict(zip(map(id, pack.members), pack.member_names, strict=True))
+    for layer in pack.members:
+        if isinstance(layer, Own):
+            counted[names[id(layer)]] += 2 * sum(value[0].numel() for value in layer.values.values())
+    hooks = [layer.register_forward_hook(count) for layer in pack.members]
     try:
         with torch.no_grad():
             pack(x[None])
@@ -387,13 +460,20 @@ class LayerReport:
 def layer_reports(module: nn.Module, name: str = "") -> list[LayerReport]:
     """Return a report for each layer of a model, in order; every refused layer is listed, not only the first."""
     kind = type(module).__name__
-    size = sum(p.numel() for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
+    trained = [p for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p)]
+    size = sum(p.numel() for p in trained)
     try:
         rule = rule_for(module, name)
     except ModelError as error:
         return [LayerReport(name, kind, size, refused=str(error))]
     if rule is not None:
         return [LayerReport(name, kind, size, rule.__name__, rule.clipped)]
-    return [
-        found for own, child in module.named_children() for found in layer_reports(child, f"{name}.{own}".strip("."))
-    ]
+    made = rewritten(module, Session(1, torch.zeros(()))) or module
+    found = [LayerReport(name, kind, own, Own.__name__, Own.clipped)] if (own := _own_size(made)) else []
+    for key, child in made.named_children():
+        found += layer_reports(child, f"{name}.{key}".strip("."))
+    return found
+
+
+def _own_size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module._parameters.values() if p is not None and p.requires_grad)

@@ -9,6 +9,7 @@ Not found: closures, globals and class attributes of the model's file, default a
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,13 +19,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers import Fallback, Layer, Session
+from dpsgd_cli.engine.apart import Passes
+from dpsgd_cli.engine.layers import Described, Layer, Session
 
 State = dict[str, Any]
 
+
+def _copied(value: Tensor) -> Tensor | str:
+    try:
+        return value.detach().clone()
+    except RuntimeError:  # a tensor of a transform that has ended
+        return "a tensor of a pass"
+
+
 _PACKAGE = f"{__name__.partition('.')[0]}."
 _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (Tensor, lambda value: value.detach().clone()),
+    (Described, lambda value: None),
+    (Tensor, _copied),
     (np.ndarray, lambda value: value.copy()),
     (torch.Generator, lambda value: value.get_state()),
     (np.random.Generator, lambda value: str(value.bit_generator.state)),
@@ -33,7 +44,22 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     ((bool, int, float, complex, str, bytes, type(None), np.generic, torch.Size), lambda value: value),
 )
 """Kinds of values that are compared whole, and how each is copied."""
-_OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
+_OWN = frozenset(
+    {
+        "source",
+        "session",
+        "values",
+        "sums",
+        "bound",
+        "products",
+        "clone",
+        "inputs",
+        "gradients",
+        "found",
+        "_told",
+        "parameters_of",
+    }
+)
 """Attributes of the package's layers that passes change, or that are covered separately; not of a user's modules."""
 
 
@@ -41,7 +67,7 @@ def held(model: nn.Module) -> State:
     """Return copies of all covered state by name: `MODULE.ATTRIBUTE`, `MODULE.ATTRIBUTE[KEY]` or a generator's name."""
     found: State = {
         "torch's global generator": torch.get_rng_state(),
-        "NumPy's global generator": str(np.random.get_state()),
+        "NumPy's global generator": pickle.dumps(np.random.get_state()),
         "the generator of `random`": random.getstate(),
     }
     if torch.cuda.is_initialized():
@@ -58,7 +84,9 @@ def held(model: nn.Module) -> State:
 
 
 def _overwritten(module: nn.Module) -> frozenset[str]:
-    """Return attributes that every pass sets before it reads them; only for the package's own modules."""
+    """Return attributes that every pass sets before it reads them; only for the package's own modules and torch's."""
+    if isinstance(module, nn.RNNBase):
+        return frozenset({"_flat_weights", "_flat_weight_refs"})
     ours = type(module).__module__.startswith(_PACKAGE)
     named: frozenset[str] = getattr(type(module), "OVERWRITTEN", frozenset()) if ours else frozenset()
     return named | _OWN if isinstance(module, Layer) else named
@@ -73,11 +101,8 @@ def changed(before: State, after: State) -> str | None:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module with its name, including modules inside a `Fallback` layer."""
-    for name, module in model.named_modules():
-        yield name, module
-        if isinstance(module, Fallback):
-            yield from ((f"{name}.{own}".strip("."), inner) for own, inner in module.source[0].named_modules())
+    """Yield every module with its name."""
+    yield from model.named_modules()
 
 
 def _leaves(name: str, value: Any, seen: set[int]) -> State:
@@ -85,7 +110,7 @@ def _leaves(name: str, value: Any, seen: set[int]) -> State:
     for kinds, copied in _LEAVES:
         if isinstance(value, kinds):
             return {name: copied(value)}
-    if id(value) in seen or isinstance(value, nn.Module | Session | type):
+    if id(value) in seen or isinstance(value, nn.Module | Session | Passes | type):
         return {}
     seen.add(id(value))
     parts: dict[Any, Any] = {}

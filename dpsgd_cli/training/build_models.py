@@ -5,19 +5,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from dpsgd_cli import data
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
@@ -26,12 +37,10 @@ from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
     FAILURES,
-    check_batches,
+    Findings,
     check_examples_stay_apart,
-    check_nothing_is_asked,
     check_outputs,
-    runs_on,
-    spread_rows,
+    examine,
     stand_in_rows,
 )
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error
@@ -51,8 +60,12 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.users.run import UnitTable
 from dpsgd_cli.users.settings import Unit
 
-_MOST_SPREAD = 64
-"""Most rows of a batch in which a user's own model is tested on numbers of unusual size."""
+MOST_SECONDS = 30.0
+"""Most seconds for the tests of a user's own model, which are also at most a `SHARE` of the training's time."""
+SHARE = 1 / 20
+_QUICK = 0.5
+UNKNOWN_SECONDS = 5.0
+"""Seconds for the tests where the length of the training is not known, because no data is read."""
 
 
 def placement(recipe: Recipe, team: Team) -> Placement:
@@ -111,28 +124,92 @@ def make_pack(
     build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
     if instrument is not None:
         build = instrument(build)
-    return Pack(build, seeds, place, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
+    return Pack(build, seeds, place, trusted=loaded.recipe.model.kind in models.BUILT_IN)
 
 
 def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> int:
     """Check the model, set it to the recipe's precision, and return the number of rows that it may be given at once.
 
-    Every model must take one clipped step on random rows. Only a user's own model is tested for independence of
-    examples in many batches and for the origin of its numbers; built-in models are known to be correct. Raises
-    ModelError for a model that fails.
+    Every model must take one clipped step on random rows. A user's own model is also tested in many batches, within a
+    limited time (`pack.findings`), and for the origin of its numbers. Raises ModelError for a model that fails.
     """
     recipe = loaded.recipe
-    rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
-    if recipe.model.kind == "python":
-        # in training the model gets the rows of all trials, one below the other
-        check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
-        _check_further(loaded, train, outputs, seeds, rows)
-        assert isinstance(recipe.model, PythonModel)
+    rows = stand_in_rows(train.input_shape, train.x)
+    check_outputs(pack, rows, outputs)
+    fit = min(recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
+    if isinstance(recipe.model, PythonModel):
+        most = _rows_at_once(recipe, len(train), fit)
+        seconds = _seconds(pack, recipe, rows, outputs, len(train), most)
+        pack.findings = _examined(pack, loaded, train, most, seconds, _origin(loaded, train, outputs, most))
         build = models.builder(recipe.model, train.input_shape, outputs, loaded.base)
         check_declared(build, recipe.model.weights, models.loaded_names(recipe.model, loaded.base))
+    else:
+        check_examples_stay_apart(pack, rows)
     pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
-    _check_step(pack, recipe, stand_in_rows(train.input_shape, train.x), outputs)
-    return rows
+    _check_step(pack, recipe, rows, outputs)
+    return fit
+
+
+def _seconds(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int, records: int, most: int) -> float:
+    """Return the seconds that the tests of a user's model may take: a share of what the training should take."""
+    if not records or not isinstance(recipe.epochs, int):
+        return UNKNOWN_SECONDS
+    batch = rows[: min(most, len(rows))]
+    step = _step_seconds(pack, recipe, batch, outputs)
+    if step < _QUICK:
+        # once more, since a first step takes longer, and on more rows
+        batch = rows.repeat(-(-min(most, 32) // len(rows)), *[1] * (rows.dim() - 1))
+        step = _step_seconds(pack, recipe, batch, outputs)
+    return min(MOST_SECONDS, SHARE * recipe.epochs * step * max(records / len(batch), records / most))
+
+
+def _step_seconds(pack: Pack, recipe: Recipe, batch: Tensor, outputs: int) -> float:
+    start = time.perf_counter()
+    _check_step(pack, recipe, batch, outputs)
+    return time.perf_counter() - start
+
+
+def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
+    """Return the SHA-256 of what the tests of a model depend on: code, shapes, device and versions."""
+    code = [path.read_bytes() for _, path in sorted(loaded.own_code.items())]
+    ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
+    versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
+    shapes = (tuple(train.input_shape), str(train.x.dtype), train.x.device.type, outputs, most)
+    told = json.dumps([loaded.recipe.model.model_dump(mode="json"), shapes, versions], sort_keys=True)
+    return hashlib.sha256(b"\0".join([*code, *ours, told.encode()])).hexdigest()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds: float, origin: str) -> Findings:
+    """Test a user's own model, unless all that fits in `seconds` was tried before on the same code, and remember it."""
+    kept = cache_folder() / "model-tests" / f"{origin}.json"
+    try:
+        known = Findings(**json.loads(kept.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        known = Findings()
+    if known.tried and (not known.left or known.limit >= seconds):
+        return replace(known, remembered=True)
+    with tqdm(
+        desc=f"testing {loaded.recipe.name}", file=for_bars(), disable=not sys.stderr.isatty(), leave=False
+    ) as bar:
+
+        def say(test: str) -> None:
+            bar.set_postfix_str(test)
+            bar.update()
+
+        found = examine(pack, train.input_shape, train.x[..., :0].reshape(-1), most, seconds, say)
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(asdict(found)), "utf-8")
+        part.replace(kept)
+    return found
 
 
 def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
@@ -144,13 +221,14 @@ def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
         y = torch.randint(max(2, outputs), (len(rows),), generator=generator).to(pack.values.device)
     clipping = Clipping(torch.ones(1, pack.trials).to(pack.values))
     try:
-        add_clipped_sums(
-            pack,
-            (rows[None], y[None], None),
-            loss_of(recipe),
-            clipping,
-            Diagnostics(pack.trials, pack.values.device),
-        )
+        with pack.session.passes.masks.off():
+            add_clipped_sums(
+                pack,
+                (rows[None], y[None], None),
+                loss_of(recipe),
+                clipping,
+                Diagnostics(pack.trials, pack.values.device),
+            )
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -208,32 +286,6 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
     most = max(held, key=lambda name: held[name])
     yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
     yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
-
-
-def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
-    """Check that the model fits the data and keeps examples independent. Return the rows per trial that fit at once."""
-    rows = stand_in_rows(train.input_shape, train.x)
-    check_outputs(pack, rows, outputs)
-    check_examples_stay_apart(pack, rows)
-    return min(asked or rows_that_fit(pack, rows), MOST_ROWS)
-
-
-def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int], fit: int) -> None:
-    """Check that a user's model uses no Python number from its input, and keeps examples of all magnitudes independent.
-
-    Batches are at most those of training, where `fit` rows are held at once, and only those that the model accepts. The
-    check is on the CPU: an error such as an index beyond a table's end would make a GPU unusable.
-    """
-    place = Placement(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
-    pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
-    like = torch.empty(0, dtype=train.x.dtype)
-    check_nothing_is_asked(pack, stand_in_rows(train.input_shape, like))
-    most = _rows_at_once(loaded.recipe, len(train), fit)
-    check_batches(pack, stand_in_rows(train.input_shape, like), most)
-    for number, batch in enumerate(spread_rows(train.input_shape, like)):
-        if runs_on(pack, batch):
-            check_examples_stay_apart(pack, batch)
-            check_batches(pack, batch, min(most, _MOST_SPREAD) if number else most)
 
 
 def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:

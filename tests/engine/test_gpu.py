@@ -40,7 +40,7 @@ def table(device: torch.device) -> Table:
 
 def pack_on(device: torch.device) -> Pack:
     precision.keep_sums_exact()
-    return Pack(network, [0, 1], Placement(device), shares_input=True)
+    return Pack(network, [0, 1], Placement(device), trusted=True)
 
 
 def clipping_on(device: torch.device) -> Clipping:

@@ -72,7 +72,7 @@ PLACE = Placement(torch.device("cpu"), torch.float64)
 def made(outputs: int, classes: int | None) -> tuple[Pack, Table]:
     rng = np.random.default_rng(0)
     y = rng.normal(size=11) if classes is None else rng.integers(0, classes, 11)
-    pack = Pack(lambda: nn.Linear(3, outputs), [0, 1], PLACE, shares_input=True)
+    pack = Pack(lambda: nn.Linear(3, outputs), [0, 1], PLACE, trusted=True)
     return pack, Table.load(rng.normal(size=(11, 3)), y, False, PLACE.device, PLACE.dtype)
 
 

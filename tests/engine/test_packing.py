@@ -43,8 +43,8 @@ def test_every_trial_is_the_module_of_its_seed() -> None:
 def test_one_input_serves_all_trials() -> None:
     x = numbers(1, 4, 3)
     wanted = torch.stack([seeded(mlp, seed)(x[0]) for seed in range(3)])
-    for shares_input in (True, False):
-        torch.testing.assert_close(Pack(mlp, [0, 1, 2], PLACE, shares_input)(x), wanted)
+    for trusted in (True, False):
+        torch.testing.assert_close(Pack(mlp, [0, 1, 2], PLACE, trusted)(x), wanted)
 
 
 def test_layers_write_to_the_flat_tensors() -> None:
@@ -87,13 +87,6 @@ class Holder(nn.Module):
         return y
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm": (lambda: nn.BatchNorm1d(4), "the model: BatchNorm1d mixes the examples.*use GroupNorm or LayerNorm"),
     "nested": (
@@ -116,14 +109,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "layer '0': LazyLinear learns its sizes from data .* give them",
     ),
     "synchronised": (lambda: nn.Sequential(nn.SyncBatchNorm(4)), "layer '0': SyncBatchNorm mixes"),
-    "dropout": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), "layer '1': Dropout draws .* leave it out"),
-    "dropout in the general way": (lambda: Holder(nn.AlphaDropout()), "layer 'child': AlphaDropout draws"),
     "random slope": (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU()), "layer '1': RReLU draws"),
     "running statistics": (
         lambda: nn.Sequential(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
         "layer '0': InstanceNorm1d with track_running_stats keeps statistics of the data; leave it off",
     ),
-    "tied": (Tied, "second.weight is the same tensor as first.weight; tied weights have no rule"),
     "nothing to train": (lambda: frozen(nn.Linear(4, 4)), "no trainable parameters"),
     "other constants": (
         lambda: nn.Sequential(frozen(nn.Linear(4, 4)), nn.Linear(4, 2)),

@@ -110,7 +110,7 @@ def test_layers_that_run_one_example_at_a_time_are_looked_into(counts: bool) -> 
             check_examples_stay_apart(pack, rows)
     else:
         check_examples_stay_apart(pack, rows)
-        assert not any(layer.inputs for layer in pack.layers)
+        assert not any(layer.inputs for layer in pack.members)
 
 
 def test_a_model_that_keeps_nothing_is_not_refused_and_draws_nothing() -> None:

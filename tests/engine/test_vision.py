@@ -11,7 +11,7 @@ from torch import nn
 
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.independence import check_examples_stay_apart, stand_in_rows
-from dpsgd_cli.engine.layers import Fallback
+from dpsgd_cli.engine.layers import Own
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, VitModel, WrnModel
 from dpsgd_cli.errors import ModelError
@@ -41,14 +41,14 @@ def test_clipped_sums_of_a_whole_model(name: str) -> None:
     x, y = numbers(2, 3, *shape), torch.tensor([[0, 1, 2], [2, 1, 0]])
     for norm in (0.05, 1e6):
         Case(lambda: build(settings, shape), x, y, norms=(norm,), seeds=(3, 5)).check()
-    Case(lambda: build(settings, shape), x[:1], y, norms=(0.05,), seeds=(3, 5), shares_input=True, flat=False).check()
+    Case(lambda: build(settings, shape), x[:1], y, norms=(0.05,), seeds=(3, 5), trusted=True, flat=False).check()
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_layer_has_a_rule_of_its_own_and_keeps_examples_apart(name: str) -> None:
     settings, shape = SMALL[name]
-    pack = Pack(lambda: build(settings, shape), [0, 1], Placement(torch.device("cpu")), shares_input=True)
-    assert not any(isinstance(layer, Fallback) for layer in pack.layers)
+    pack = Pack(lambda: build(settings, shape), [0, 1], Placement(torch.device("cpu")), trusted=True)
+    assert not any(isinstance(layer, Own) for layer in pack.layers)
     check_examples_stay_apart(pack, stand_in_rows(shape, torch.zeros(())))
 
 

@@ -62,7 +62,7 @@ def context(
     x, y = records() if data is None else data
     place = Placement(torch.device("cpu"), dtype)
     streams = [SeededStreams(one.seed or 0) for one in recipes] if streams is None else streams
-    pack = Pack(network, [stream.integer("init") for stream in streams], place, shares_input=True)
+    pack = Pack(network, [stream.integer("init") for stream in streams], place, trusted=True)
     plans = tuple(
         None if one.privacy is None else plan_for(one, Facts(len(y), groups=len(pack.layers))) for one in recipes
     )

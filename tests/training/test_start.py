@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import entries_from_lines
+from dpsgd_cli.engine.independence import Findings
+from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.training import build_models, checkpoint, start
@@ -251,7 +253,14 @@ def test_a_users_model_is_tried_on_as_many_rows_as_all_trials_have_together(
         "import torch\n\ndef build(shape, outputs):\n    return torch.nn.Linear(4, outputs)\n"
     )
     tried: list[tuple[int, int]] = []
-    monkeypatch.setattr(build_models, "check_batches", lambda pack, x, most: tried.append((pack.trials, most)))
+
+    def examine(pack: Pack, shape: Any, like: Any, most: int, seconds: float, say: Any) -> Findings:
+        tried.append((pack.trials, most))
+        return Findings(["one"], ["another"])
+
+    monkeypatch.setattr(build_models, "examine", examine)
     model, method = {"kind": "python", "file": "net.py"}, GRADIENT | {"batching": "poisson"}
-    train(write_recipe(model=model, method=method, repeats=3), "runtime.micro_batch=10")
-    assert tried[0] == (3, 10) and (1, 10) in tried[1:]
+    directory = train(write_recipe(model=model, method=method, repeats=3), "runtime.micro_batch=10")
+    assert tried == [(3, 10)]
+    found = store.read_document(directory)["provenance"]["model_tests"]
+    assert found == {"tried": ["one"], "left": ["another"]}

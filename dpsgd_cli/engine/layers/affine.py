@@ -29,6 +29,9 @@ class Affine(Instantiated):
         self.source = [source]  # in a list: its own parameters are not this module's
         self.trailing = isinstance(source, nn.LayerNorm | nn.RMSNorm)
 
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        return (self.values["weight"].dim() - 1, True) if self.trailing else (axes - 1, False)
+
     def prepare(self, x: Tensor) -> Tensor:
         source = self.source[0]
         if isinstance(source, nn.LayerNorm):
@@ -90,6 +93,9 @@ class Offset(Instantiated):
     clipped = OWN_GRADIENTS
     holds_gradients = True
     rounds = True
+
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        return self.values["value"].dim() - 1, False
 
     def compute(self, a: Tensor) -> Tensor:
         return a + self.values["value"].unsqueeze(1)

@@ -6,9 +6,9 @@ of the summed loss with respect to the layer's output. Each example's loss depen
 are known, it computes the clipped sum: an ordinary weight-gradient product with rescaled rows. There is no second
 backward pass.
 
-Shapes: between layers, activations are folded as (R*B, ...), so any module without parameters works unchanged. A rule
-sees (R, B, ...). All trials may share an input that no parameter has touched yet: it is passed as (B, ...) and a rule
-sees (1, B, ...).
+Shapes: between layers, activations are folded as (R*B, ...), or stand for that while a user's code runs on one example
+at a time (`apart.py`). A rule sees (R, B, ...). All trials may share an input that no parameter has touched yet: it is
+passed as (B, ...) and a rule sees (1, B, ...).
 
 Examples may come in K copies (augmentations): K B rows, all first copies first. The copies of an example have one
 gradient and share its clip factor. A rule then sees K calls of B rows; it adds up several calls of a layer anyway.
@@ -19,11 +19,13 @@ The formulas are in the other files of this folder, one for each kind of layer; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from dpsgd_cli.engine.apart import Passes
 from dpsgd_cli.errors import ModelError
 
 STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
@@ -36,13 +38,16 @@ _PLAIN = (bool, int, float, str, tuple)
 class Session:
     """State that all layers of a pack share during a pass.
 
-    `rows`: batch rows per trial. `recording`: keep inputs and gradients. `rounds`: passes are rounded. `exact`: dtype
-    in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no code may read a number.
+    `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `rounds`: passes are
+    rounded. `exact`: dtype in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no
+    code may read a number. `passes`: what runs a user's code on one example at a time.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
+        self.passes = Passes()
         self.trials = trials
         self.rows = 0
+        self.copies = 1
         self.recording = False
         self.rounds = False
         self.exact = anchor.dtype
@@ -65,6 +70,9 @@ class Layer(nn.Module, ABC):
     Every rule sets these four attributes in its own body; none has a default. Defining a rule without one raises
     TypeError, unless the class is declared with `stated=False` because it is not a rule by itself.
 
+    `parameters_of`: the source's trained parameters by the rule's own names. Several rules may share one (tied
+    weights, `tied.py`).
+
     `kinds`: the exact module types that the rule covers. `clipped`: the method of clipping and its cost, in words.
     `holds_gradients`: a step may hold each example's own gradient, as large as the layer's parameters.
     `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`.
@@ -84,34 +92,37 @@ class Layer(nn.Module, ABC):
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.names: list[str] = [name for name, p in source.named_parameters() if p.requires_grad]
+        self.parameters_of = self.trained_of(source)
+        self.names = list(self.parameters_of)
         self.values: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
+        self.bound: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         self.inputs: list[Tensor] = []
         self.gradients: list[Tensor | None] = []
         self.kind = type(source).__name__
-        self._told = {name: value for name, value in vars(source).items() if isinstance(value, _PLAIN)}
-        self._kept = {name for name, _ in source.named_parameters(recurse=False)} | set(dict(source.named_children()))
+        self._told: dict[str, Any] = {name: value for name, value in vars(source).items() if isinstance(value, _PLAIN)}
+        described = {name: p for name, p in source._parameters.items() if p is not None}
+        self._parameters = {name: Described.of(p, self.kind, name) for name, p in described.items()}  # type: ignore[misc]
+        self._told |= {name: None for name, p in source._parameters.items() if p is None}
+        self.training = source.training
 
     def __getattr__(self, name: str) -> Any:
-        """Return a plain attribute of the source module, such as a size.
-
-        Raises AttributeError for its parameters and children: using them directly would bypass clipping.
-        """
+        """Return a plain attribute of the source module, such as a size, or the description of a parameter."""
         if name in self.__dict__.get("_told", {}):
             return self._told[name]
-        if name in self.__dict__.get("_kept", ()):
-            raise AttributeError(
-                f"{self.kind} is clipped by what it is called with, and its {name} may not be used by itself; call it"
-            )
         return super().__getattr__(name)
+
+    @classmethod
+    def trained_of(cls, source: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the trained parameters of `source` by the names that this rule gives them."""
+        return {name: p for name, p in source.named_parameters(remove_duplicate=False) if p.requires_grad}
 
     @classmethod
     def accepts(cls, source: nn.Module) -> bool:
         """Return True if the rule covers `source`: exact type, no hooks, only parameters of its own, all trainable."""
         own = {name for name, _ in source.named_parameters(recurse=False)}
         every = dict(source.named_parameters())
-        hooked = bool(source._forward_hooks or source._forward_pre_hooks)
+        hooked = bool(source._forward_hooks or source._forward_pre_hooks or "forward" in vars(source))
         return (
             type(source) in cls.kinds
             and own == set(every)
@@ -121,15 +132,41 @@ class Layer(nn.Module, ABC):
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         """Attach the views that hold parameter values and receive clipped sums, both (R, *shape)."""
-        self.values, self.sums = values, sums
+        self.bound = values, sums
+        self.values, self.sums = self.turned(values), self.turned(sums)
+
+    def turned(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return views of parameters as this rule computes with them."""
+        return views
 
     def forget(self) -> None:
         """Drop everything recorded."""
         self.inputs.clear()
         self.gradients.clear()
 
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        """Return how many of the last axes of an input belong to one item, and whether a rule takes many items at once.
+
+        Args:
+            axes: number of axes of the input, the batch included.
+        """
+        return axes - 1, False
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (R*B, ...), or (B, ...) that all trials share, to (R*B, ...)."""
+        passes = self.session.passes
+        return self._examples(x) if passes.level is None else passes.apply(self._of_one, x)
+
+    def _of_one(self, x: Tensor) -> Tensor:
+        """Map inputs (N, *shape), each of which a model's code saw as `shape`, with a batch axis of any length."""
+        item, many = self.item_axes(x.dim() - 1)
+        if x.dim() - 1 <= item:
+            return self._examples(x)
+        if x.shape[1] == 1:
+            return self._examples(x.squeeze(1)).unsqueeze(1)
+        return self._examples(x) if many else torch.stack([self._examples(part) for part in x.unbind(1)], 1)
+
+    def _examples(self, x: Tensor) -> Tensor:
         x = self.prepare(x)
         if self.session.recording:
             return _Recorded.apply(x, self.session.anchor, self)
@@ -161,6 +198,13 @@ class Layer(nn.Module, ABC):
     @abstractmethod
     def add_clipped_sums(self, factors: Tensor) -> None:
         """Add sum_b factors[r, b] * gradient[r, b] to `sums`; factors (R, B) are at least 0."""
+
+    def contributions(self, name: str) -> list[Outer | Each]:
+        """Return what the recorded calls add to one example's gradient for parameter `name`; their sum is the gradient.
+
+        Only needed for a weight that several layers share (`tied.py`). Raises ModelError without a rule for that.
+        """
+        raise ModelError(f"the {name} of {self.kind} is shared with another layer, which has no rule; use one layer")
 
     @property
     def used(self) -> bool:
@@ -202,10 +246,92 @@ class Layer(nn.Module, ABC):
                 self.inputs[index] = a.masked_fill(aligned(rows, a), 0.0)
 
 
+class Described(Tensor):
+    """What may be read of a trained parameter: shape, dtype, device. Any other use of it is refused by name."""
+
+    _said: str
+
+    @staticmethod
+    def of(parameter: Tensor, kind: str, name: str) -> Described:
+        """Return the description of `parameter`, the attribute `name` of a module of class `kind`."""
+        made = Described._made(parameter, parameter.dtype)
+        made._said = (
+            f"{kind} is clipped by what it is called with, and its {name} may not be used by itself; call it, or make"
+            f" {name} a parameter of the module that uses it"
+        )
+        return made
+
+    @staticmethod
+    def _made(like: Tensor, dtype: torch.dtype) -> Described:
+        made: Described = Tensor._make_wrapper_subclass(
+            Described, like.shape, dtype=dtype, device=like.device, requires_grad=False
+        )
+        return made
+
+    def of_dtype(self, dtype: torch.dtype) -> Described:
+        """Return the description of the same parameter rounded to `dtype`."""
+        made = Described._made(self, dtype)
+        made._said = self._said
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TELLS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        for one in (*args, *(kwargs or {}).values()):
+            if isinstance(one, Described):
+                raise AttributeError(one._said)
+        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Described(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+_TELLS = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "is_meta",
+      "requires_grad", "layout", "grad", "is_leaf", "is_sparse", "is_quantized")),
+    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.is_floating_point,
+    Tensor.is_complex, Tensor.element_size, Tensor.__len__, Tensor.get_device, Tensor.stride, Tensor.is_contiguous,
+    Tensor.__hash__,
+}  # fmt: skip
+"""What a description tells; a list of what is allowed, so that whatever is not on it is refused."""
+
+
 class Ruled(nn.Module):
     """A module with a rule of its own, used instead of `RULES`; for modules that an audit adds to a model."""
 
     rule: ClassVar[type[Layer]]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A contribution to a matrix: sum_t rows_t columns_t^T, for rows (R or 1, B, T, O) and columns (R or 1, B, T, I).
+
+    Integer rows (R or 1, B, T) stand for unit vectors of `height` numbers.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    height: int
+
+    def instantiated(self) -> Tensor:
+        """Return the matrices (R, B, O, I)."""
+        rows = self.rows
+        if not rows.is_floating_point():
+            rows = torch.nn.functional.one_hot(rows, self.height).to(self.columns.dtype)
+        return rows.transpose(-1, -2) @ self.columns
+
+
+@dataclass(frozen=True)
+class Each:
+    """A contribution (R, B, *shape): each example's own gradient."""
+
+    gradient: Tensor
 
 
 class Instantiated(Layer, stated=False):
@@ -214,6 +340,9 @@ class Instantiated(Layer, stated=False):
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:
         """Return each example's gradient (R, B, *shape) for every parameter, over all recorded calls."""
+
+    def contributions(self, name: str) -> list[Outer | Each]:
+        return [Each(self.per_example()[name])]
 
     def square_norms(self) -> Tensor:
         return torch.stack(

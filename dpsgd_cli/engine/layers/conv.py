@@ -57,6 +57,9 @@ class Conv(Layer):
         super().forget()
         self.kept = self.shifts = None
 
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        return 1 + len(self.kernel), False
+
     def compute(self, a: Tensor) -> Tensor:
         convolve = F.conv2d if len(self.kernel) == 2 else F.conv1d
         outputs = []

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Layer, Session, gram_squares
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram_squares
 from dpsgd_cli.errors import ModelError
 
 
@@ -20,14 +20,17 @@ class Embedding(Layer):
     kinds = (nn.Embedding,)
     clipped = CLOSED_FORM
     holds_gradients = False
-    rounds = False
+    rounds = True
 
     def __init__(self, source: nn.Embedding, session: Session) -> None:
         super().__init__(source, session)
         if source.max_norm is not None or source.scale_grad_by_freq or source.sparse:
             raise ModelError("Embedding with max_norm, scale_grad_by_freq or sparse has no private rule; leave all off")
         self.padding = source.padding_idx
-        self.width = source.embedding_dim
+        self.height, self.width = source.num_embeddings, source.embedding_dim
+
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        return 0, True
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
@@ -52,6 +55,10 @@ class Embedding(Layer):
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
         return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)), self.width)
+
+    def contributions(self, name: str) -> list[Outer | Each]:
+        tokens, d = self._flat()
+        return [Outer(tokens, d, self.height)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         tokens, d = self._flat()

@@ -4,31 +4,26 @@ One row a and its output gradient d give the gradient d a^T, with squared norm |
 per-example gradient computations"). A sequence of T rows gives sum_t d_t a_t^T. Its squared norm comes from the sum
 over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations) or from the instantiated (O, I) matrix
 (T I O operations), whichever is cheaper.
-
-`LSTM` and `GRU` are made of dense layers; use them instead of PyTorch's, whose per-example gradients are not
-accessible. Each has two dense layers: one on all inputs at once, one on the state, step by step. The rule adds up the
-steps of an example before clipping, so an example is a whole sequence. Formulae and layout of weights are those of
-`torch.nn.LSTM` and `torch.nn.GRU` (one layer, `batch_first=True`): `inputs` is their `weight_ih_l0` and `bias_ih_l0`,
-`state` their `weight_hh_l0` and `bias_hh_l0`. They return all hidden states (B, T, hidden); the last is `y[:, -1]`.
-
-    from dpsgd_cli.engine.layers import LSTM
-
-    class Reader(nn.Module):                        # of sequences (B, T, features)
-        def __init__(self, features, outputs):
-            super().__init__()
-            self.lstm, self.last = LSTM(features, 32), nn.Linear(32, outputs)
-
-        def forward(self, x):
-            return self.last(self.lstm(x)[:, -1])
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
+from dpsgd_cli.engine.layers.base import (
+    CLOSED_FORM,
+    Each,
+    Layer,
+    Outer,
+    Session,
+    gram_is_cheaper,
+    gram_squares,
+    instantiated_margin,
+)
 
 # On a CPU, products with few columns and not too many terms are faster when transposed (`_product`).
 _LONG, _SHALLOW = 16, 64
@@ -38,7 +33,7 @@ _SHORT = 16
 class Linear(Layer):
     """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
 
-    kinds = (nn.Linear,)
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
     clipped = CLOSED_FORM
     holds_gradients = False
     rounds = True
@@ -47,6 +42,9 @@ class Linear(Layer):
         super().__init__(source, session)
         self.has_bias = source.bias is not None
         self.outputs = source.out_features
+
+    def item_axes(self, axes: int) -> tuple[int, bool]:
+        return 1, True
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
@@ -93,6 +91,10 @@ class Linear(Layer):
         return torch.cat(stretched, dim=2), torch.cat(
             [d.flatten(2, -2) if d.dim() > 3 else d.unsqueeze(2) for _, d in pairs], 2
         )
+
+    def contributions(self, name: str) -> list[Outer | Each]:
+        a, d = self._sequence(self.recorded())
+        return [Each(d.sum(dim=2))] if name == "bias" else [Outer(d, a, self.outputs)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         for a, d in self.recorded():
@@ -143,52 +145,3 @@ def _square(x: Tensor) -> Tensor:
         squares = torch.linalg.vector_norm(x, dim=-1).square_()
     # underflow hides at most the smallest normal number per term
     return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)
-
-
-class _Recurrent(nn.Module):
-    """Base class: two dense layers of `gates` times `hidden` outputs, initialised like PyTorch's recurrent layers."""
-
-    gates: int
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.inputs = nn.Linear(features, self.gates * hidden)
-        self.state = nn.Linear(hidden, self.gates * hidden)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
-
-
-class LSTM(_Recurrent):
-    """Long short-term memory: inputs (B, T, features) -> hidden states (B, T, hidden)."""
-
-    gates = 4
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = self.inputs(x)
-        state = memory = given.new_zeros(len(given), self.hidden)
-        states = []
-        for step in given.unbind(dim=1):
-            enter, keep, new, out = (step + self.state(state)).chunk(4, dim=1)
-            memory = keep.sigmoid() * memory + enter.sigmoid() * new.tanh()
-            state = out.sigmoid() * memory.tanh()
-            states.append(state)
-        return torch.stack(states, dim=1)
-
-
-class GRU(_Recurrent):
-    """Gated recurrent units: inputs (B, T, features) -> hidden states (B, T, hidden)."""
-
-    gates = 3
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = self.inputs(x)
-        state = given.new_zeros(len(given), self.hidden)
-        states = []
-        for step in given.unbind(dim=1):
-            (reset, keep, new), (of_reset, of_keep, of_new) = step.chunk(3, dim=1), self.state(state).chunk(3, dim=1)
-            fresh = (new + (reset + of_reset).sigmoid() * of_new).tanh()
-            share = (keep + of_keep).sigmoid()
-            state = (1 - share) * fresh + share * state
-            states.append(state)
-        return torch.stack(states, dim=1)

@@ -84,6 +84,7 @@ class GradientMethod(Method):
         self.radii = context.column(radii_of(context.recipes))
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.average, context.pack.values, [self.steps * n for n in self.lengths])
+        self.dropout_keys = [stream.integer("dropout") for stream in context.lasting]
         self.sum_clipped: SumClipped = sum_clipped
         if context.recipes[0].runtime.compile:
             from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
@@ -164,6 +165,7 @@ class GradientMethod(Method):
         """Run one step of every trial: batch, clipped sums, noise, mean, update."""
         pack, team = self.context.pack, self.context.team
         pack.sums.zero_()
+        pack.session.passes.masks.begin(self.dropout_keys, step)
         self.begin()
         self.add_sums(epoch, step, seen)
         released = [pack.sums] if self.side_statistics is None else [pack.sums, self.side_statistics]
@@ -381,6 +383,8 @@ class DpSgd(GradientMethod):
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
             self.preconditioning.prepare()
+        # a number that no step has
+        self.context.pack.session.passes.masks.begin(self.dropout_keys, -1 - epoch)
         self.bounds.prepare(self._visit)
         self.clipping = self.bounds.clipping
         seen = super().run_epoch(epoch)

@@ -91,7 +91,7 @@ class PrivateSelection(Method):
         place = Placement(pack.values.device, pack.values.dtype)
         names = [f"candidate-{i}" for i in range(self.candidates)]
         seeds = [own.under(name).integer("init") for own in context.lasting for name in names]
-        return Pack(build, seeds, place, pack.shares_input)
+        return Pack(build, seeds, place, pack.trusted)
 
     @property
     def epochs(self) -> int:

@@ -40,7 +40,7 @@ def test_both_forms_of_the_norm(side: int, shared: bool) -> None:
         )
 
     x = numbers(1 if shared else 2, 3, 4, side, side)
-    Case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,), shares_input=shared).check()
+    Case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,), trusted=shared).check()
 
 
 def test_many_rows_are_taken_in_pieces() -> None:

@@ -31,7 +31,7 @@ def table(folds: bool) -> Table:
 @pytest.mark.parametrize("loss", ["logistic", "hinge", "huber-svm"])
 def test_it_agrees_with_the_closed_form_of_a_linear_model(folds: bool, loss: str) -> None:
     model = ConvexModel.model_validate({"loss": loss})
-    pack = Pack(models.builder(model, (3,), 1, Path()), [0, 1], PLACE, shares_input=True)
+    pack = Pack(models.builder(model, (3,), 1, Path()), [0, 1], PLACE, trusted=True)
     pack.values.normal_(generator=torch.Generator().manual_seed(1))
     rows = table(folds)
     slow, fast = PackRisk(pack, rows, output_loss(model), 8), LinearRisk(rows_of(model, rows), loss_of(model))
@@ -55,7 +55,7 @@ def test_it_agrees_with_the_closed_form_of_a_linear_model(folds: bool, loss: str
 
 def test_it_follows_a_network_along_a_line() -> None:
     model = MlpModel(hidden=[4], activation="tanh")
-    pack = Pack(models.builder(model, (3,), 2, Path()), [0, 1], PLACE, shares_input=True)
+    pack = Pack(models.builder(model, (3,), 2, Path()), [0, 1], PLACE, trusted=True)
     rows, start = table(False), pack.values.clone()
     risk = PackRisk(pack, rows, cross_entropy, 100)
     risk.start(pack.values)

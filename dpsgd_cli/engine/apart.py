@@ -1,0 +1,297 @@
+"""Passes in which a model's code sees one example at a time, while tensors hold all of them (`torch.func.vmap`).
+
+A user's model is written for a batch. It may index, reshape, compare and add along any axis, and nobody can read off
+its code whether row b of a tensor still belongs to example b. So its code runs on a batch of one: inside a pass, each
+tensor that was computed from the input stands for N tensors, one for each of the N = R B examples, and an operation on
+it is done N times at once.
+
+Guarantee: an operation under `vmap` maps the tensors of example n, and constants, to tensors of example n. So outputs,
+layer inputs and gradients of an example are a function of that example, of weights and of constants, whatever the
+code does along whatever axis. Nothing is left to tests but the correctness of `vmap` and what a pass leaves behind in
+Python (`independence.py`). What depends on several examples, or cannot be done for each alone, fails: reading a number
+into Python, tensors whose shape depends on the input, random numbers, writing into a tensor that all examples share.
+
+Layers leave the pass (`Passes.outside`), work on all examples at once with their own rules, and return to it.
+Constants that enter a layer (positions) are repeated for each example.
+
+Random numbers come only from dropout (`dropout.py`). A question about the input (`if mask.all():`) is always answered
+with no; `independence.py` refuses a model for which that differs from the true answer.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch.overrides import TorchFunctionMode
+
+from dpsgd_cli.engine.dropout import CHANNELS, PLAIN, Masks
+from dpsgd_cli.errors import ModelError
+
+if TYPE_CHECKING:
+    from dpsgd_cli.engine.layers.base import Layer
+    from dpsgd_cli.engine.layers.own import Own
+
+_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+"""Folders whose code a model's author did not write."""
+
+
+class Passes:
+    """The pass that is running, if any: `level` of vmap (None outside of it), `rows` = N examples.
+
+    `lent` are the rules of parameters that a module uses in code of its own, and `matrices` the lent copies of matrices
+    and the rules of products with them, by id of the copy and whether it is a `torch.nn.functional.linear`. `asked`
+    lists the lines of code whose question about the input was answered with no; tests also collect those for which some
+    row's own answer was yes, in `true`.
+    """
+
+    def __init__(self) -> None:
+        self.level: int | None = None
+        self.rows = 0
+        self.lent: list[Own] = []
+        self.matrices: dict[tuple[int, bool], tuple[Tensor, Layer]] = {}
+        self.asked: set[str] = set()
+        self.true: set[str] | None = None
+        self.masks = Masks()
+        self.mode = _Operations(self)
+
+    def run(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return the outputs (N, ...) of `module` for the rows of `x` (N, ...), each of which it sees as (1, ...).
+
+        Raises ModelError, with module and line, for code that cannot be run for each example alone.
+        """
+
+        def one(row: Tensor) -> Tensor:
+            self.level, self.rows = _functorch.maybe_get_level(row), len(x)
+            for own in self.lent:
+                own.lend()
+            y = module(row.unsqueeze(0))
+            y = getattr(y, "logits", y)
+            if not isinstance(y, Tensor) or y.shape[:1] != (1,):
+                told = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
+                raise ModelError(f"for a batch of one example, the model gives outputs of {told}; give one row for it")
+            return y.squeeze(0)
+
+        try:
+            with warnings.catch_warnings(), self.mode:
+                warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet")
+                found: Tensor = torch.func.vmap(one, randomness="error")(x)
+            return found
+        except (RuntimeError, ValueError, NotImplementedError, IndexError, TypeError) as error:
+            raise explained(error, module, x.shape[1:]) from error
+        finally:
+            self.level = None
+            self.matrices.clear()
+            for own in self.lent:
+                own.take_back()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Leave the pass while the context lasts: tensors of `fold` are ordinary ones."""
+        level, self.level = self.level, None
+        saved = _functorch.pop_dynamic_layer_stack()
+        try:
+            with torch._C.DisableTorchFunction():
+                yield
+        finally:
+            _functorch.push_dynamic_layer_stack(saved)
+            self.level = level
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Return the tensors (N, *shape) that `x` of one example's `shape` stands for; constants are repeated."""
+        if not _functorch.is_batchedtensor(x):
+            return x.expand(self.rows, *x.shape)
+        if _functorch.maybe_get_level(x) != self.level:
+            raise ModelError("a layer is called inside of a vmap of the model's own; call it on the whole tensor")
+        found: Tensor = _functorch._remove_batch_dim(x, self.level, self.rows, 0)
+        return found
+
+    @contextmanager
+    def watched(self, x: Tensor) -> Iterator[Tensor]:
+        """Give a test the numbers (N, ...) that `x` stands for."""
+        folded = self.fold(x)
+        with self.outside():
+            yield folded
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """Return one example's tensor of `shape` that stands for `x` (N, *shape)."""
+        assert self.level is not None
+        found: Tensor = _functorch._add_batch_dim(x, 0, self.level)
+        return found
+
+    def apply(self, function: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        """Return `function` of all examples' tensors at once, each (N, ...), as one example's tensor."""
+        if self.level is None:
+            return function(*given)
+        folded = [self.fold(x) for x in given]
+        with self.outside():
+            found = function(*folded)
+        return self.unfold(found)
+
+
+QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
+MATRICES: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
+    F.linear: lambda input, weight, bias=None: (input, weight, bias),
+    F.embedding: lambda input, weight, *more, **options: (input, weight, None),
+    torch.addmm: lambda input, mat1, mat2, **scales: (mat1, mat2, input) if not scales else None,  # type: ignore[dict-item]
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), lambda x, y: (x, y, None)),
+}
+"""Products with a module's own matrix that have a closed form: rows, matrix and what is added, from the arguments."""
+
+
+class _Operations(TorchFunctionMode):
+    """Function mode that replaces dropout, answers questions, and runs attention on all examples at once."""
+
+    def __init__(self, passes: Passes) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.passes.level is None:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func in PLAIN or func in CHANNELS:
+            return self._dropout(func in CHANNELS, *args, **kwargs)
+        asks = func in QUESTIONS or (func is Tensor.item and args[0].dtype == torch.bool)
+        if asks and _functorch.is_batchedtensor(args[0]):
+            place = place_of(sys._getframe(1))
+            self.passes.asked.add(place)
+            if self.passes.true is not None and func is not Tensor.__contains__:
+                with self.passes.watched(args[0]) as answers:
+                    self.passes.true.update([place] * bool(answers.any()))
+            return False
+        matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
+        if matrix:
+            known = self.passes.matrices.get((id(matrix[1]), func is F.linear))
+            if known is not None:
+                y = known[1](matrix[0])
+                return y if matrix[2] is None else y + matrix[2]
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        del inplace
+        if not training or p == 0 or not self.passes.masks.active:
+            return input
+        axes = 2 if channels else input.dim()
+        return self.passes.apply(lambda x: self.passes.masks.dropped(x, p, 1 + axes), input)
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        given = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+        how: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        masks = self.passes.masks
+        dropout = dropout_p if dropout_p and masks.active else 0.0
+        return self.passes.apply(lambda q, k, v, m=None: attention(q, k, v, m, dropout, masks, **how), *given)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, masks: Masks,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return scaled dot-product attention of q (N, ..., T, D), k and v (N, ..., S, D); mask (N, ..., T, S).
+
+    Like `torch.nn.functional.scaled_dot_product_attention`, with dropout by `masks`.
+    """
+    if mask is not None and mask.dim() < q.dim():
+        mask = mask.view(len(mask), *[1] * (q.dim() - mask.dim()), *mask.shape[1:])
+    if dropout == 0 and q.dim() >= 4:
+        # in four dimensions: others are computed step by step
+        q4, k4, v4 = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+        if mask is not None:
+            mask = mask.expand(*q.shape[:-3], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+        found = F.scaled_dot_product_attention(
+            q4, k4, v4, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return found.view(*q.shape[:-1], v.shape[-1])
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, -1)
+    return (masks.dropped(weights, dropout, weights.dim()) if dropout else weights) @ v
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return `line 12 of net.py (`code`)` for the innermost frame of a model's author; torch's and ours are left out.
+
+    Args:
+        frame: where to look from, outwards.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_HIDDEN):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _line(file: str, number: int) -> str:
+    code = linecache.getline(file, number).strip()
+    return f"line {number} of {Path(file).name}" + (f" (`{code}`)" if code else "")
+
+
+_REASONS = (
+    (("data-dependent control flow", ".item()", "local_scalar", "aten::equal", "accessing `data`", "data pointer",
+      "allclose", "numpy", "one_hot"), (
+        "the model asks for a number of its input (an `if`, float() or .item()): it may be of any example, and what"
+        " is done by it is done to all, so no record's influence can be bounded; use torch.where, or operations on"
+        " each example"
+    )),
+    (("dynamic shape", "nonzero", "boolean mask", "aten::unique", "masked_select"), (
+        "the shape of a tensor depends on the input (`x[mask]`, nonzero, unique), so examples have no common shape;"
+        " compute on all places and multiply with the mask, or use torch.where"
+    )),
+    (("randomness",), (
+        "random numbers are drawn from a stream that no seed of a trial controls; use nn.Dropout or F.dropout, whose"
+        " masks are each example's own, or leave them out"
+    )),
+    (("inplace arithmetic", "in-place", "inplace", "In-place", "match the broadcast shape"), (
+        "numbers of one example are written into a tensor that all examples share; make it of the input"
+        " (`x.new_zeros(...)`, torch.zeros_like(x)), or use torch.cat or torch.stack"
+    )),
+)  # fmt: skip
+"""Parts of an error's text, and what it means to a model's author."""
+
+
+class DoesNotRunError(ModelError):
+    """A pass through the model failed for no reason that `explained` knows."""
+
+
+def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelError:
+    """Return an error that names module and line in a model's code where `error` came up, and what to write instead."""
+    frames = []
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    named = {id(module): name for name, module in model.named_modules()}
+    where = ""
+    for frame, number in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith(_HIDDEN):
+            own = named.get(id(frame.f_locals.get("self")))
+            where = f"{_line(file, number)}{f', in module {own!r}' if own else ''}: "
+    text = str(error)
+    reason = next((reason for parts, reason in _REASONS if any(part in text for part in parts)), None)
+    if reason is None:
+        said = text.strip().splitlines()[0] if text else repr(error)
+        return DoesNotRunError(
+            f"{where}the model does not run on inputs of shape {tuple(shape)}, one at a time: {said}"
+        )
+    return ModelError(where + reason)
