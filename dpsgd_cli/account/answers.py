@@ -93,7 +93,7 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
     columns: dict[str, list[float | None]] = {}
     for case in cases:
         found = strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
-        said = "exact" if found.mu is not None else "at most"
+        said = "exact" if found.exact else "at most"
         columns[f"{_prefix(case, cases)}true positives ({said})"] = [found.true_positives[rate] for rate in rates]
     columns["blind guess"] = list(rates)
     return Series(FALSE_POSITIVES, list(rates), columns, list(columns))

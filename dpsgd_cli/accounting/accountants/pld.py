@@ -38,6 +38,8 @@ _LARGE_DELTA = 1e-3
 """Above this delta losses need no tilt: doubles hold such a delta to all digits that are shown."""
 _BELOW = 5.0
 """Distance below a delta, in logarithms, to which the masses that are cut off are aimed."""
+_MANY_USES = 20_000
+"""Above so many uses, rounding errors of masses are felt at deltas of 1e-10, unless losses are tilted."""
 _MOST_CELLS = 1 << 21
 """Most cells; beyond them (about 150 MB of memory) cells become wider and the bound looser."""
 
@@ -82,16 +84,20 @@ class Pld(Accountant):
         return min(found, max(composer.compose().delta(epsilon) for composer in _composers(kept, nearer)))
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
-        """Return delta as a function of epsilon, from one composition; doubles hold such deltas without a tilt."""
+        """Return delta as a function of epsilon. After many uses, rounding hides small deltas without a tilt."""
         self.check(releases)
         kept = _exact_gaussians(releases)
         if kept is None:
             return lambda epsilon: 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return partial(conversions.gaussian_delta, mu)
-        aim = TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)
-        losses = [composer.compose() for composer in _composers(kept, aim)]
-        return lambda epsilon: max(loss.delta(epsilon) for loss in losses)
+        from dpsgd_cli.accounting.loss_composition import ComposedProfile
+
+        aims = [TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)]
+        if least < _LARGE_DELTA and sum(release.count for release in kept) > _MANY_USES:
+            aims.append(_aim_at_delta(kept, least))
+        found = [[composer.compose() for composer in _composers(kept, aim)] for aim in aims]
+        return ComposedProfile([*zip(*found, strict=True)])
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         import numpy as np
