@@ -19,6 +19,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.accounting.tradeoff import Risk
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 
@@ -39,6 +40,8 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "delta": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "target_epsilon": _POSITIVE,
     "target_rho": _POSITIVE,
+    "target_mu": _POSITIVE,
+    "target_advantage": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "at_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "max_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "excess_risk": _POSITIVE,
@@ -53,10 +56,11 @@ _OF_NUMBERS = (
     "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "steps", "epochs", "batching",
     "adjacency",
 )  # fmt: skip
+_TARGETS = ("target_epsilon", "target_rho", "target_mu", "target_advantage", "target_tpr", "target_reconstruction")
 _USES: dict[str, tuple[str, ...]] = {
     "a price": (*_PRICED, *_OF_NUMBERS, "max_epsilon", "attacker", "group"),
     "--at-epsilon": ("at_epsilon", *_PRICED[1:], *_OF_NUMBERS, "attacker", "group"),
-    "a budget": (*_PRICED, *_OF_NUMBERS, "target_epsilon", "target_rho", "solve", "max_epsilon"),
+    "a budget": (*_PRICED, *_OF_NUMBERS, *_TARGETS, "solve", "max_epsilon"),
     "--curve": ("curve", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over": ("over", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over order": ("over", "noise_multiplier", "sampling_rate", "batch_size", "records", "plot", *_FORM),
@@ -88,6 +92,10 @@ class AccountOptions:
     accountant: tuple[str, ...]
     target_epsilon: float | None
     target_rho: float | None
+    target_mu: float | None
+    target_advantage: float | None
+    target_tpr: str | None
+    target_reconstruction: str | None
     solve: str | None
     at_epsilon: float | None
     max_epsilon: float | None
@@ -129,7 +137,26 @@ class AccountOptions:
             return "--curve"
         if self.at_epsilon is not None:
             return "--at-epsilon"
-        return "a price" if self.solve is self.target_epsilon is self.target_rho is None else "a budget"
+        return "a price" if self.solve is None and self.target is None else "a budget"
+
+    @property
+    def target(self) -> Target | None:
+        """The budget of the options; None without one. Raises UsageError for two, or for one that limits nothing."""
+        given = [name for name in _TARGETS if getattr(self, name) is not None]
+        if not given:
+            return None
+        options = [f"--{name.replace('_', '-')}" for name in given]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(options)}: give one budget")
+        value = getattr(self, given[0])
+        kind: Any = given[0].removeprefix("target_")
+        if kind in ("epsilon", "rho"):
+            return Target(**{kind: value})
+        limit, at = (value, 0.0) if kind in ("mu", "advantage") else _at_rate(options[0], value)
+        risk = Risk(kind, at)
+        if (why := risk.problem(limit)) is not None:
+            raise UsageError(f"{options[0]} is {quoted(value)}: it {why}")
+        return Target(risk=risk, at_most=limit)
 
     def _check_use(self) -> None:
         unused = [
@@ -158,6 +185,15 @@ def check_number(name: str, value: float | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (least <= value <= most and whole):
         shown = f"{value:g}" if isinstance(value, float) else quoted(value)
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
+
+
+def _at_rate(option: str, text: str) -> tuple[float, float]:
+    """Parse RISK@RATE, such as 0.05@0.01."""
+    try:
+        limit, at = (float(part) for part in str(text).split("@"))
+    except ValueError:
+        raise UsageError(f"{option} is {quoted(text)}: write it as RISK@RATE, for example 0.05@0.01") from None
+    return limit, at
 
 
 def cases_of(asked: AccountOptions) -> list[Case]:
@@ -319,8 +355,9 @@ def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
                 told = answers.attacker_of(case)
                 found = [dataclasses.replace(row, attacker=told) for row in found]
         else:
-            given = asked.target_epsilon is not None or asked.target_rho is not None
-            target = Target(asked.target_epsilon, asked.target_rho) if given else case.budget()
+            target = asked.target or case.budget()
+            if target.risk is not None and asked.best_of is not None:
+                raise UsageError("--best-of is priced by Renyi divergences, so no risk is solved for: give an epsilon")
             found = answers.afford(case, named, parameter, target)
         rows += [dataclasses.replace(row, case=index) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
@@ -341,9 +378,7 @@ def _free_parameter(asked: AccountOptions, case: Case) -> str | None:
 
     Raises UsageError for two targets, or if a target leaves nothing to solve for.
     """
-    wanted = asked.target_epsilon is not None or asked.target_rho is not None
-    if asked.target_epsilon is not None and asked.target_rho is not None:
-        raise UsageError("give --target-epsilon or --target-rho, not both")
+    wanted = asked.target is not None
     if asked.solve is not None:
         return asked.solve
     if not wanted:
