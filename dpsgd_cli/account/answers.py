@@ -61,7 +61,7 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
     """
     adjacency = None
     try:
-        trials = _distinct(case.trials())
+        trials = distinct(case.trials())
         adjacency = next((r.mechanism.adjacency for releases in trials for r in releases), None)
         if at_epsilon is None:
             asked = (partial(accountant.epsilon, releases, case.delta) for releases in trials)
@@ -83,7 +83,7 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 def attacker_of(case: Case, rates: Sequence[float] = RATES) -> Attacker | None:
     """Return the best attacker on the most exposed trial; None if no accountant gives its privacy profile."""
     try:
-        return strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
+        return strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
     except (UnsupportedMechanism, FailedAccountant):
         return None
 
@@ -92,7 +92,7 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
     """Return the best attacker's true positive rate at each false positive rate, per case and for a blind guess."""
     columns: dict[str, list[float | None]] = {}
     for case in cases:
-        found = strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
+        found = strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
         said = "exact" if found.exact else "at most"
         columns[f"{_prefix(case, cases)}true positives ({said})"] = [found.true_positives[rate] for rate in rates]
     columns["blind guess"] = list(rates)
@@ -216,7 +216,7 @@ def _refused(case: Case, accountant: Accountant, adjacency: str | None, refusal:
     )  # fmt: skip
 
 
-def _distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
+def distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
     """Return the distinct lists of releases, each with equal mechanisms merged."""
     found: dict[tuple[Release, ...], list[Release]] = {}
     for releases in trials:

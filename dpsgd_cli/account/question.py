@@ -51,7 +51,8 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
 """Range of each numeric option: smallest value, largest value, and the range in words."""
 
 _FORM = ("format",)
-_PRICED = ("delta", "accountant", "trials", "best_of", "law", *_FORM)
+_RECORDS = ("events", "opacus_history")
+_PRICED = ("delta", "accountant", "trials", "best_of", "law", *_RECORDS, *_FORM)
 _OF_NUMBERS = (
     "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "steps", "epochs", "batching",
     "adjacency",
@@ -64,8 +65,9 @@ _USES: dict[str, tuple[str, ...]] = {
     "--curve": ("curve", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over": ("over", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over order": ("over", "noise_multiplier", "sampling_rate", "batch_size", "records", "plot", *_FORM),
-    "--over false-positives": ("over", "trials", *_OF_NUMBERS, "plot", *_FORM),
+    "--over false-positives": ("over", "trials", *_RECORDS, *_OF_NUMBERS, "plot", *_FORM),
     "--excess-risk": ("excess_risk", *_FORM),
+    "--export": ("export", "trials", *_RECORDS, *_OF_NUMBERS),
 }
 """Options that each question uses; any other option is an error."""
 _HINTS = {
@@ -108,6 +110,9 @@ class AccountOptions:
     curve: bool
     over: str | None
     plot: str | None
+    events: str | None
+    opacus_history: str | None
+    export: str | None
     format: str | None
 
     def __init__(self, **given: Any) -> None:
@@ -130,6 +135,8 @@ class AccountOptions:
         """Key of the question in `_USES`."""
         if self.excess_risk is not None:
             return "--excess-risk"
+        if self.export is not None:
+            return "--export"
         if self.over is not None:
             name, is_axis, _ = self.over.partition("=")
             return f"--over {name}" if is_axis and f"--over {name}" in _USES else "--over"
@@ -198,7 +205,10 @@ def _at_rate(option: str, text: str) -> tuple[float, float]:
 
 def cases_of(asked: AccountOptions) -> list[Case]:
     """Return the cases of the command line, in the order given."""
-    cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
+    if asked.events is not None or asked.opacus_history is not None:
+        cases: list[Case] = [_record_case(asked)]
+    else:
+        cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
         return cases
     if len(asked.sources) > 1:
@@ -271,6 +281,48 @@ def _sampling_rate(asked: AccountOptions) -> float | None:
     if asked.batch_size > asked.records:
         raise UsageError(f"--batch-size is {asked.batch_size}, but must be at most --records ({asked.records})")
     return asked.batch_size / asked.records
+
+
+def _record_case(asked: AccountOptions) -> Case:
+    """Return the case of `--events` or `--opacus-history`. What the file does not say has no default."""
+    from dpsgd_cli.account.histories import HistoryCase
+    from dpsgd_cli.accounting.events import read_events, read_opacus_history
+
+    option, needed = ("--events", "adjacency") if asked.events is not None else ("--opacus-history", "batching")
+    extra = [name for name in _OF_NUMBERS if name != needed and getattr(asked, name) != USUAL[name]]
+    if asked.arguments or extra or (asked.events is not None and asked.opacus_history is not None):
+        raise UsageError(f"{option} says all that was released: leave out other sources and numbers")
+    delta = asked.delta if asked.delta is not None else 1e-5
+    if asked.events is not None:
+        if asked.adjacency is None:
+            raise UsageError("--events: events do not say which data sets are neighbours: give --adjacency")
+        releases = read_events(Path(asked.events), asked.adjacency)  # type: ignore[arg-type]
+        remark = "nothing vouches for these events but their author"
+        return HistoryCase(Path(asked.events).name, tuple(releases), delta, remark)
+    assert asked.opacus_history is not None
+    if len(asked.batching) != 1 or asked.batching[0] not in ("poisson", "shuffle"):
+        raise UsageError(
+            "--opacus-history: a history does not say how batches were drawn: give --batching poisson, or --batching"
+            " shuffle for poisson_sampling=False"
+        )
+    releases = read_opacus_history(Path(asked.opacus_history), asked.batching[0])
+    remark = f"true if all batches were {asked.batching[0]} batches, the loss was a sum or mean by a public size, and"
+    return HistoryCase(Path(asked.opacus_history).name, tuple(releases), delta, f"{remark} no step is missing")
+
+
+def exported(cases: Sequence[Case]) -> str:
+    """Return the releases of one case as JSON events of dp_accounting; UsageError for releases that differ by trial."""
+    import json
+
+    from dpsgd_cli.accounting.events import to_event
+
+    different = [releases for case in cases for releases in answers.distinct(case.trials())]
+    if len(different) != 1:
+        raise UsageError(
+            f"--export: {len(different)} different ledgers: trials or parts of the data that differ are events of their"
+            " own; give one ledger, or --trials all for what they cost together"
+        )
+    return json.dumps(to_event(different[0]), indent=1)
 
 
 def _source_case(asked: AccountOptions, source: str) -> Case:
