@@ -50,7 +50,7 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "last-iterate", "truncated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
