@@ -59,7 +59,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod
-from dpsgd_cli.methods.dp_sgd.price import gradient
+from dpsgd_cli.methods.dp_sgd.price import gradient, gradient_together
 from dpsgd_cli.methods.dp_sgd.settings import SgdSettings
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.schedules.settings import Uniform
@@ -76,7 +76,7 @@ def full_gradient(recipe: Recipe, facts: Facts) -> Plan:
     if problems := _unproved(recipe):
         raise PrivacyError(f"method.released: last-weights is not proved: {'; '.join(problems)}")
     contraction = contraction_of(recipe, facts)
-    return gradient(recipe, facts, partial(last_weights, contraction, facts.records))
+    return gradient_together(recipe, facts, partial(last_weights, contraction, facts.records))
 
 
 def _unproved(recipe: Recipe) -> list[str]:

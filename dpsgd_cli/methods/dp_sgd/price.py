@@ -57,8 +57,16 @@ Together = Callable[[GaussianSum, int], Mechanism]
 """Function from the Gaussian of a step, and the number of steps, to the one mechanism that bounds all of them."""
 
 
-def gradient(recipe: Recipe, facts: Facts, together: Together | None = None) -> Plan:
+def gradient(recipe: Recipe, facts: Facts) -> Plan:
     """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
+
+    Raises as `gradient_together` does.
+    """
+    return gradient_together(recipe, facts, None)
+
+
+def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -> Plan:
+    """Return the plan of a gradient method.
 
     `together`: the one release of a whole training whose steps stay secret, charged before the first step
     (`methods/dp_gd/price.py`); None: every step is released.
