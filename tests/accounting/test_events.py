@@ -92,9 +92,10 @@ def test_what_goes_out_comes_back_with_its_price(adjacency: Adjacency, tmp_path:
 
 def test_an_event_of_dp_accounting_is_read_from_its_named_tuple(tmp_path: Path) -> None:
     step = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1))
+    twice = dp_event.SelfComposedDpEvent(step, 2)
     event = dp_event.ComposedDpEvent(
         [
-            dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([step, dp_event.GaussianDpEvent(30.0)]), 100),
+            dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([twice, dp_event.GaussianDpEvent(30.0)]), 100),
             dp_event.NoOpDpEvent(),
             dp_event.ZCDpEvent(0.01),
             dp_event.LaplaceDpEvent(4.0),
@@ -102,7 +103,7 @@ def test_an_event_of_dp_accounting_is_read_from_its_named_tuple(tmp_path: Path) 
     )
     found = read_events(written(tmp_path, ours(event.to_named_tuple())), "add-remove")
     assert found == [
-        Release(GaussianSum(1.1, "add-remove", "poisson", 0.01), 100),
+        Release(GaussianSum(1.1, "add-remove", "poisson", 0.01), 200),
         Release(GaussianSum(30.0, "add-remove"), 100),
         Release(ZeroConcentrated(0.01, "add-remove")),
         Release(PureDP(0.25, "add-remove", "pure")),
@@ -196,6 +197,8 @@ def test_the_command_exports_reads_and_asks_for_what_a_file_does_not_say(tmp_pat
         ((*given[1][:2], "--batching", "full"), "give --batching"),
         (("--events", str(tmp_path / "none.json"), "--adjacency", "add-remove"), "not a JSON file"),
     ]
+    several = run(*numbers, "--batching", "poisson", "--batching", "full", "--export", "dp-accounting")
+    assert several.exit_code == 2 and "2 different ledgers" in several.stderr
     for options, said in refused:
         result = run(*options)
         assert result.exit_code in (1, 2) and said in result.stderr
