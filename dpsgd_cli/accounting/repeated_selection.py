@@ -178,9 +178,9 @@ class BestByCurve(Accountant):
     under P is sum_k c_k s_k delta(-log s_k). For t < 0, delta(t) is at most 1 - e^t (1 - delta(-t)). Between two u of a
     grid, phi is taken at the larger and phi(L) at the smaller one. So every approximation is upwards.
 
-    Renyi divergences pay for scores that no trade-off curve allows: at epsilon .9 (one Gaussian, delta 1e-5) the best of
-    10 costs 1.41 by this and 2.10 by Papernot and Steinke 2022, of 100 1.89 and 2.65. The idea, a selection
-    seen through the curve of one trial: Xiang, Wang and Wang 2024 (arXiv 2402.13087).
+    Renyi divergences pay for scores that no trade-off curve allows. At epsilon .9 (one Gaussian, delta 1e-5) the best
+    of 10 costs 1.41 by this and 2.10 by Papernot and Steinke 2022, of 100 1.89 and 2.65. Source of the idea, to see a
+    selection through the curve of one trial: Xiang, Wang and Wang 2024 (arXiv 2402.13087). The bound is ours.
     """
 
     name = "pld"
