@@ -75,8 +75,8 @@ def test_no_release_no_cost() -> None:
 def best_of_gaussians(mu: float, choice: Choice, epsilon: float, extreme: tuple[float, float] | None) -> float:
     """The exact delta of the best of K draws of N(mu, 1), against N(0, 1), on a grid, by its density.
 
-    The score is the draw. With `extreme` = (a, b), draws above b score below those between a and b and above all others:
-    what an adversary would choose.
+    The score is the draw. With `extreme` = (a, b), draws above b score below those between a and b, and above all
+    others: what an adversary would choose.
     """
     x = np.linspace(mu - 10, mu + 10, 4_001)
     scored = []
