@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as oracle
 from scipy import stats
 
+from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES, best_attacker, gaussian_power, power, strongest
@@ -212,3 +213,23 @@ def test_of_several_trials_the_largest_mu_holds_and_its_regret_bounds_the_distan
     both = strongest([small, large])
     assert (both.mu, both.regret) == (large.mu, large.regret) and both.mu > small.mu
     assert strongest([small, small]) == small and strongest([small, best_attacker([full(4.0)])]).mu == 0.5
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.2, 2.0), (0.5, 0.6)])
+def test_the_curve_is_that_of_the_worse_of_both_null_hypotheses(rate: float, noise: float) -> None:
+    """Without the record as the null, large outputs reject it; with the record as the null, small ones do."""
+    points = np.linspace(-9 * noise, 9 * noise + 1, 200_001)
+    alpha, missed = neyman_pearson(rate, noise, points)
+    rates = (0.01, 0.3, 0.7, 0.95)
+    found = best_attacker([poisson(rate, noise)], rates)
+    for one in rates:
+        without = float(np.interp(one, alpha[::-1], 1 - missed[::-1]))
+        within = float(np.interp(one, missed, 1 - alpha))
+        assert found.true_positives[one] == pytest.approx(max(without, within), rel=2e-4)
+        assert found.true_positives[one] >= max(without, within) * (1 - 1e-6)
+
+
+def test_a_profile_is_the_larger_of_both_directions() -> None:
+    pld = accountants.get("pld")
+    profile = pld.profile([poisson(0.01, 1.0, 100)], 1e-6)
+    assert profile(0.5) == pytest.approx(pld.delta([poisson(0.01, 1.0, 100)], 0.5), rel=1e-4)
