@@ -148,3 +148,9 @@ def test_the_best_answer_of_a_randomised_response_is_exact_to_enumeration(law: s
 def test_one_trial_costs_what_it_costs() -> None:
     one = [poisson(0.01, 1.28, 500)]
     assert BestByCurve(Choice(1)).epsilon(one, 1e-5) == pytest.approx(Pld().epsilon(one, 1e-5), rel=3e-3)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_weight_is_the_sum_of_its_terms(law: str) -> None:
+    share = np.linspace(0, 0.9, 10)
+    assert Choice(3, law).weight(share) == pytest.approx(weight_of(Choice(3, law), share), rel=1e-6)
