@@ -152,5 +152,5 @@ def test_one_trial_costs_what_it_costs() -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_weight_is_the_sum_of_its_terms(law: str) -> None:
-    share = np.linspace(0, 0.9, 10)
+    share = np.linspace(0, 0.6, 7)
     assert Choice(3, law).weight(share) == pytest.approx(weight_of(Choice(3, law), share), rel=1e-6)
