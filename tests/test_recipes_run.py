@@ -88,7 +88,9 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
     for part in content["data"]["features"] if isinstance(content["data"].get("features"), list) else []:
         if part["kind"] == "patches":
             part["patches"] = 6
-    content |= {"repeats": 1, "runtime": {"device": "cpu", "threads": 1}}
+    dtype = content["runtime"]["dtype"]
+    runtime = {"device": "cpu", "threads": 1, **({"dtype": dtype} if dtype == "float64" else {})}
+    content |= {"repeats": 1, "runtime": runtime}
     return Recipe.model_validate(content)
 
 

@@ -18,7 +18,7 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.errors import UsageError
 
-_OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
+_OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "export", "format")
 
 
 def account(

@@ -67,7 +67,7 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 def _price(case: Case, accountant: Accountant, at_epsilon: float | None) -> Row:
     adjacency = None
     try:
-        trials = _distinct(case.trials())
+        trials = distinct(case.trials())
         adjacency = next((r.mechanism.adjacency for releases in trials for r in releases), None)
         if at_epsilon is None:
             asked = (partial(accountant.epsilon, releases, case.delta) for releases in trials)
@@ -89,7 +89,7 @@ def _price(case: Case, accountant: Accountant, at_epsilon: float | None) -> Row:
 def attacker_of(case: Case, rates: Sequence[float] = RATES) -> Attacker | None:
     """Return the best attacker on the most exposed trial; None if no accountant gives its privacy profile."""
     try:
-        return strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
+        return strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
     except (UnsupportedMechanism, FailedAccountant):
         return None
 
@@ -98,8 +98,8 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
     """Return the best attacker's true positive rate at each false positive rate, per case and for a blind guess."""
     columns: dict[str, list[float | None]] = {}
     for case in cases:
-        found = strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
-        said = "exact" if found.mu is not None else "at most"
+        found = strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
+        said = "exact" if found.exact else "at most"
         columns[f"{_prefix(case, cases)}true positives ({said})"] = [found.true_positives[rate] for rate in rates]
     columns["blind guess"] = list(rates)
     return Series(FALSE_POSITIVES, list(rates), columns, list(columns))
@@ -108,11 +108,15 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """Return a row per accountant with the value of `parameter` that the budget affords.
 
-    A budget in epsilon is solved for each accountant separately, a budget in rho once for all of them.
+    A budget in epsilon is solved for each accountant separately, one in rho or of a risk once for all of them. Rows of
+    a risk also have the strongest attack.
     """
-    if target.rho is not None:
+    if target.epsilon is None:
         value, solved = case.solved(parameter, target, named[0])
-        return [replace(price(solved, accountant), solved={parameter: value}) for accountant in named]
+        told = None
+        if target.risk is not None:
+            told = attacker_of(solved, sorted({*RATES, *filter(None, [target.risk.at])}, reverse=True))
+        return [replace(price(solved, one), solved={parameter: value}, attacker=told) for one in named]
     rows = []
     for accountant in named:
         try:
@@ -219,7 +223,7 @@ def _refused(case: Case, accountant: Accountant, adjacency: str | None, refusal:
     )  # fmt: skip
 
 
-def _distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
+def distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
     """Return the distinct lists of releases, each with equal mechanisms merged."""
     found: dict[tuple[Release, ...], list[Release]] = {}
     for releases in trials:

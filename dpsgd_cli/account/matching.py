@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
@@ -202,8 +202,7 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
         for release in (release for epoch in plan.epochs for release in epoch):
             mechanism = release.mechanism
             assert isinstance(mechanism, GaussianSum)
-            times = replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor)
-            releases.append(Release(times, release.count))
+            releases.append(Release(mechanism.scaled(factor), release.count))
         return releases
 
     accountant = accountants.get(plan.accountant)

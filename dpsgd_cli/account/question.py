@@ -18,7 +18,8 @@ from dpsgd_cli.account.cases import Case, FlagCase, Target
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
-from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
+from dpsgd_cli.accounting.tradeoff import Risk
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 
@@ -39,6 +40,8 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "delta": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "target_epsilon": _POSITIVE,
     "target_rho": _POSITIVE,
+    "target_mu": _POSITIVE,
+    "target_advantage": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "at_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "max_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "excess_risk": _POSITIVE,
@@ -48,20 +51,23 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
 """Range of each numeric option: smallest value, largest value, and the range in words."""
 
 _FORM = ("format",)
-_PRICED = ("delta", "accountant", "trials", "best_of", "law", *_FORM)
+_RECORDS = ("events", "opacus_history")
+_PRICED = ("delta", "accountant", "trials", "best_of", "law", *_RECORDS, *_FORM)
 _OF_NUMBERS = (
     "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "steps", "epochs", "batching",
     "adjacency",
 )  # fmt: skip
+_TARGETS = ("target_epsilon", "target_rho", "target_mu", "target_advantage", "target_tpr", "target_reconstruction")
 _USES: dict[str, tuple[str, ...]] = {
     "a price": (*_PRICED, *_OF_NUMBERS, "max_epsilon", "attacker", "group"),
     "--at-epsilon": ("at_epsilon", *_PRICED[1:], *_OF_NUMBERS, "attacker", "group"),
-    "a budget": (*_PRICED, *_OF_NUMBERS, "target_epsilon", "target_rho", "solve", "max_epsilon"),
+    "a budget": (*_PRICED, *_OF_NUMBERS, *_TARGETS, "solve", "max_epsilon"),
     "--curve": ("curve", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over": ("over", *_PRICED, *_OF_NUMBERS, "plot"),
     "--over order": ("over", "noise_multiplier", "sampling_rate", "batch_size", "records", "plot", *_FORM),
-    "--over false-positives": ("over", "trials", *_OF_NUMBERS, "plot", *_FORM),
+    "--over false-positives": ("over", "trials", *_RECORDS, *_OF_NUMBERS, "plot", *_FORM),
     "--excess-risk": ("excess_risk", *_FORM),
+    "--export": ("export", "trials", *_RECORDS, *_OF_NUMBERS),
 }
 """Options that each question uses; any other option is an error."""
 _HINTS = {
@@ -88,6 +94,10 @@ class AccountOptions:
     accountant: tuple[str, ...]
     target_epsilon: float | None
     target_rho: float | None
+    target_mu: float | None
+    target_advantage: float | None
+    target_tpr: str | None
+    target_reconstruction: str | None
     solve: str | None
     at_epsilon: float | None
     max_epsilon: float | None
@@ -100,6 +110,9 @@ class AccountOptions:
     curve: bool
     over: str | None
     plot: str | None
+    events: str | None
+    opacus_history: str | None
+    export: str | None
     format: str | None
 
     def __init__(self, **given: Any) -> None:
@@ -122,6 +135,8 @@ class AccountOptions:
         """Key of the question in `_USES`."""
         if self.excess_risk is not None:
             return "--excess-risk"
+        if self.export is not None:
+            return "--export"
         if self.over is not None:
             name, is_axis, _ = self.over.partition("=")
             return f"--over {name}" if is_axis and f"--over {name}" in _USES else "--over"
@@ -129,7 +144,26 @@ class AccountOptions:
             return "--curve"
         if self.at_epsilon is not None:
             return "--at-epsilon"
-        return "a price" if self.solve is self.target_epsilon is self.target_rho is None else "a budget"
+        return "a price" if self.solve is None and self.target is None else "a budget"
+
+    @property
+    def target(self) -> Target | None:
+        """The budget of the options; None without one. Raises UsageError for two, or for one that limits nothing."""
+        given = [name for name in _TARGETS if getattr(self, name) is not None]
+        if not given:
+            return None
+        options = [f"--{name.replace('_', '-')}" for name in given]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(options)}: give one budget")
+        value = getattr(self, given[0])
+        kind: Any = given[0].removeprefix("target_")
+        if kind in ("epsilon", "rho"):
+            return Target(**{kind: value})
+        limit, at = (value, 0.0) if kind in ("mu", "advantage") else _at_rate(options[0], value)
+        risk = Risk(kind, at)
+        if (why := risk.problem(limit)) is not None:
+            raise UsageError(f"{options[0]} is {quoted(value)}: it {why}")
+        return Target(risk=risk, at_most=limit)
 
     def _check_use(self) -> None:
         unused = [
@@ -160,9 +194,21 @@ def check_number(name: str, value: float | None) -> None:
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
 
 
+def _at_rate(option: str, text: str) -> tuple[float, float]:
+    """Parse RISK@RATE, such as 0.05@0.01."""
+    try:
+        limit, at = (float(part) for part in str(text).split("@"))
+    except ValueError:
+        raise UsageError(f"{option} is {quoted(text)}: write it as RISK@RATE, for example 0.05@0.01") from None
+    return limit, at
+
+
 def cases_of(asked: AccountOptions) -> list[Case]:
     """Return the cases of the command line, in the order given."""
-    cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
+    if asked.events is not None or asked.opacus_history is not None:
+        cases: list[Case] = [_record_case(asked)]
+    else:
+        cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
         return cases
     if len(asked.sources) > 1:
@@ -237,6 +283,48 @@ def _sampling_rate(asked: AccountOptions) -> float | None:
     return asked.batch_size / asked.records
 
 
+def _record_case(asked: AccountOptions) -> Case:
+    """Return the case of `--events` or `--opacus-history`. What the file does not say has no default."""
+    from dpsgd_cli.account.histories import HistoryCase
+    from dpsgd_cli.accounting.events import read_events, read_opacus_history
+
+    option, needed = ("--events", "adjacency") if asked.events is not None else ("--opacus-history", "batching")
+    extra = [name for name in _OF_NUMBERS if name != needed and getattr(asked, name) != USUAL[name]]
+    if asked.arguments or extra or (asked.events is not None and asked.opacus_history is not None):
+        raise UsageError(f"{option} says all that was released: leave out other sources and numbers")
+    delta = asked.delta if asked.delta is not None else 1e-5
+    if asked.events is not None:
+        if asked.adjacency is None:
+            raise UsageError("--events: events do not say which data sets are neighbours: give --adjacency")
+        releases = read_events(Path(asked.events), asked.adjacency)  # type: ignore[arg-type]
+        remark = "nothing vouches for these events but their author"
+        return HistoryCase(Path(asked.events).name, tuple(releases), delta, remark)
+    assert asked.opacus_history is not None
+    if len(asked.batching) != 1 or asked.batching[0] not in ("poisson", "shuffle"):
+        raise UsageError(
+            "--opacus-history: a history does not say how batches were drawn: give --batching poisson, or --batching"
+            " shuffle for poisson_sampling=False"
+        )
+    releases = read_opacus_history(Path(asked.opacus_history), asked.batching[0])
+    remark = f"true if all batches were {asked.batching[0]} batches, the loss was a sum or mean by a public size, and"
+    return HistoryCase(Path(asked.opacus_history).name, tuple(releases), delta, f"{remark} no step is missing")
+
+
+def exported(cases: Sequence[Case]) -> str:
+    """Return the releases of one case as JSON events of dp_accounting; UsageError for releases that differ by trial."""
+    import json
+
+    from dpsgd_cli.accounting.events import to_event
+
+    different = [releases for case in cases for releases in answers.distinct(case.trials())]
+    if len(different) != 1:
+        raise UsageError(
+            f"--export: {len(different)} different ledgers: trials or parts of the data that differ are events of their"
+            " own; give one ledger, or --trials all for what they cost together"
+        )
+    return json.dumps(to_event(different[0]), indent=1)
+
+
 def _source_case(asked: AccountOptions, source: str) -> Case:
     from dpsgd_cli.account.ledgers import read_checkpoint, read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
@@ -273,12 +361,14 @@ def _trial_count(text: str, case: Case) -> int:
 def _accountants(asked: AccountOptions, case: Case) -> list[accountants.Accountant]:
     """Return the accountants for one case."""
     if asked.best_of is not None:
-        if set(asked.accountant) - {"rdp"}:
-            raise UsageError("--best-of is priced by Renyi divergences only: leave --accountant out, or say rdp")
+        if set(asked.accountant) - {"rdp", "pld"}:
+            raise UsageError("--best-of is priced by rdp and pld: leave --accountant out, or name one of them")
         reason = case.why_apart(2)
         if reason is not None:
             raise UnsupportedMechanism(f"--best-of: {reason}")
-        return [BestOfTrials(Choice(asked.best_of, asked.law or "geometric"))]
+        choice = Choice(asked.best_of, asked.law or "geometric")
+        both: list[accountants.Accountant] = [BestOfTrials(choice), BestByCurve(choice)]
+        return [one for one in both if not asked.accountant or one.name in asked.accountant]
     names: list[str] = []
     for text in asked.accountant or accountants.USUAL:
         name, _, batching = text.partition("@")
@@ -319,8 +409,9 @@ def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
                 told = answers.attacker_of(case)
                 found = [dataclasses.replace(row, attacker=told) for row in found]
         else:
-            given = asked.target_epsilon is not None or asked.target_rho is not None
-            target = Target(asked.target_epsilon, asked.target_rho) if given else case.budget()
+            target = asked.target or case.budget()
+            if target.risk is not None and asked.best_of is not None:
+                raise UsageError("--best-of is priced by Renyi divergences, so no risk is solved for: give an epsilon")
             found = answers.afford(case, named, parameter, target)
         rows += [dataclasses.replace(row, case=index) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
@@ -341,9 +432,7 @@ def _free_parameter(asked: AccountOptions, case: Case) -> str | None:
 
     Raises UsageError for two targets, or if a target leaves nothing to solve for.
     """
-    wanted = asked.target_epsilon is not None or asked.target_rho is not None
-    if asked.target_epsilon is not None and asked.target_rho is not None:
-        raise UsageError("give --target-epsilon or --target-rho, not both")
+    wanted = asked.target is not None
     if asked.solve is not None:
         return asked.solve
     if not wanted:

@@ -156,13 +156,13 @@ def _solved_names(rows: Sequence[Row]) -> list[str]:
 def _attacker_line(row: Row, several: bool) -> str:
     attacker = row.attacker
     assert attacker is not None
-    words = attack_words(attacker.mu, attacker.true_positives, attacker.proved_by)
+    words = attack_words(attacker.mu, attacker.regret, attacker.true_positives, attacker.proved_by)
     return f"{f'{row.source or row.batching}: ' if several else ''}strongest attack: {words}"
 
 
 def _attacker_record(attacker: Attacker) -> dict[str, Any]:
     rates = {f"true_positives_at_{rate:g}": share for rate, share in attacker.true_positives.items()}
-    return {"mu": attacker.mu, **rates, "attacker_by": attacker.proved_by}
+    return {"mu": _plain(attacker.mu), "regret": attacker.regret, **rates, "attacker_by": attacker.proved_by}
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:

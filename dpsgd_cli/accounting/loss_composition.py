@@ -12,6 +12,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,23 +375,57 @@ class ComposedLoss:
             return float("inf")
         if self.delta(0.0) <= delta:
             return 0.0
-        first = int(np.searchsorted(self.losses, 0.0, side="right"))
-        losses, masses = self.losses[first:], self._masses(first)
-        # delta(loss_j) = sum over k > j of mass_k (1 - e^(loss_j - loss_k)), all j by one recursion from the top.
-        decay = np.exp(-(losses[1] - losses[0])) if len(losses) > 1 else 0.0
-        above = np.cumsum(masses[::-1])[::-1]
-        deltas = self.infinite + _shortfalls(above, float(decay))
+        losses, deltas = self.profile()
         fits = np.flatnonzero(deltas <= delta)
         if not len(fits):
             return float(losses[-1])
-        j = int(fits[0])
-        low, at_low = (float(losses[j - 1]), float(deltas[j - 1])) if j else (0.0, self.delta(0.0))
-        return _between(low, float(losses[j]), (at_low - delta) / (at_low - float(deltas[j])))
+        j = int(fits[0])  # not 0, whose delta is above
+        above, below = float(deltas[j - 1]), float(deltas[j])
+        return _between(float(losses[j - 1]), float(losses[j]), (above - delta) / (above - below))
+
+    def profile(self) -> tuple[Floats, Floats]:
+        """Return 0 and all positive losses, ascending, and `delta` at each; between two it is linear in e^epsilon.
+
+        delta(loss_j) = sum over k > j of mass_k (1 - e^(loss_j - loss_k)), all j by one recursion from the top.
+        """
+        first = int(np.searchsorted(self.losses, 0.0, side="right"))
+        losses, masses = self.losses[first:], self._masses(first)
+        decay = np.exp(-(losses[1] - losses[0])) if len(losses) > 1 else 0.0
+        deltas = self.infinite + _shortfalls(np.cumsum(masses[::-1])[::-1], float(decay))
+        return np.append(0.0, losses), np.append(self.delta(0.0), deltas)
 
     def _masses(self, first: int) -> Floats:
         exponents = self.log_scale - self.tilt * self.losses[first:]
         # No mass is above 1, however much the tilt amplifies noise far to the left.
         return np.minimum(self.tilted[first:] * np.exp(np.minimum(exponents, 700.0)), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedProfile:
+    """Privacy profile of composed losses: epsilon -> the largest delta of all directions.
+
+    `directions`: for each direction of the adjacency, compositions of the same losses at different tilts. Each of them
+    is a bound, so the least one is.
+    """
+
+    directions: Sequence[Sequence[ComposedLoss]]
+
+    def __call__(self, epsilon: float) -> float:
+        return max(min(loss.delta(epsilon) for loss in same) for same in self.directions)
+
+    @cached_property
+    def lines(self) -> list[tuple[Floats, Floats]]:
+        """Return ascending epsilons (the first is 0) and their deltas, for each direction."""
+        found = []
+        for first, *others in self.directions:
+            epsilons, deltas = first.profile()
+            for other in others:
+                # a profile is convex in e^epsilon, so that its chords are bounds
+                at, own = other.profile()
+                between = np.interp(np.exp(np.minimum(epsilons, 700.0)), np.exp(np.minimum(at, 700.0)), own)
+                deltas = np.minimum(deltas, between)
+            found.append((epsilons, deltas))
+        return found
 
 
 def _between(low: float, high: float, share: float) -> float:

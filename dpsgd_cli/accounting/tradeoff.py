@@ -16,15 +16,31 @@ stops early can only overstate the attacker. Neither bound has more than one val
 
 For compositions of Gaussians the profile is that of mu-Gaussian DP, and beta = Phi(Phi^-1(alpha) + mu) exactly (their
 Theorem 2.7 and Corollary 3.3).
+
+The nearest Gaussian. For any other releases, `nearest_gaussian` states the least mu such that no attack whose two error
+rates (alpha and 1 - beta) are both at least `LEAST_ERROR` does better than it would against N(0, 1) and N(mu, 1). There
+is no such mu without a least error: T sampled Gaussians of multiplier z all use the record with a tiny probability, and
+at errors below that they are no better than sqrt(T) / z. The regret says how far that Gaussian is off: the largest
+distance, in both error rates at once, from its curve to the proved one. It is 0 for Gaussians.
+
+Proof. Write p = 1 - beta. Every test is above all lines p = 1 - delta(epsilon) - e^epsilon alpha, and above the same
+lines with alpha and p exchanged (the two bounds above). The largest of the first lines is convex and piecewise linear.
+The curve of the Gaussian is convex, so if it is not above at two corners, it is not above between them. The corners are
+those with `LEAST_ERROR` <= alpha <= p, the point at that least error, and the point where alpha = p. Exchanging alpha
+and p, which maps the Gaussian's curve to itself, covers the rest. At a corner the least mu is Phi^-1(1 - alpha) +
+Phi^-1(1 - p). Each direction of the adjacency is bounded by itself, so the larger mu holds.
+Source: Gomez, Kulynych et al. 2025 (arXiv 2503.10945).
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_mu_squared
@@ -32,24 +48,39 @@ from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import UnsupportedMechanism
 
+if TYPE_CHECKING:
+    from dpsgd_cli.accounting.loss_composition import Floats
+
 RATES = (0.01, 0.001)
 """The false-positive rates that reports use."""
+LEAST_ERROR = 1e-10
+"""The least error rate for which `nearest_gaussian` speaks."""
 _MOST_EPSILON = 60.0
 _GRID = 24
+_LINES = 240
+_POINTS = 4000
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Attacker:
     """The best attack: its true-positive rate by false-positive rate, and its accuracy.
 
-    `right`: the accuracy if both cases are equally likely. `mu`: the Gaussian-DP parameter if the trade-off curve is
-    exactly that of one Gaussian; else None. `proved_by`: the accountant whose profile this is.
+    `right`: the accuracy if both cases are equally likely. `mu`: the least Gaussian-DP parameter, >= 0, possibly inf,
+    for error rates of at least `LEAST_ERROR`. `regret`, in [0, 1]: how far that Gaussian is off; 0 if it is exact.
+    `proved_by`: the accountant whose profile this is.
     """
 
     true_positives: dict[float, float]
     right: float
     proved_by: str
-    mu: float | None = None
+    mu: float
+    regret: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether an attack reaches these bounds: the curve is that of one Gaussian."""
+        return self.regret == 0 and self.mu < math.inf
 
 
 def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -> Attacker:
@@ -60,22 +91,29 @@ def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -
     Raises UnsupportedMechanism, with the reasons, if no accountant has a profile of the releases.
 
     >>> found = best_attacker([Release(GaussianSum(noise_multiplier=2, adjacency="add-remove"), count=4)])
-    >>> found.mu, round(found.true_positives[0.01], 4), round(found.right, 4)
-    (1.0, 0.0924, 0.6915)
+    >>> found.mu, found.regret, round(found.true_positives[0.01], 4), round(found.right, 4)
+    (1.0, 0.0, 0.0924, 0.6915)
     """
-    found = curve_of(releases, min(rates))
-    right = _gaussian_right(found.mu) if found.mu is not None else (1 + found.gap) / 2
-    return Attacker({rate: found.power(rate) for rate in rates}, right, found.proved_by, found.mu)
+    found = curve_of(releases, min(*rates, LEAST_ERROR))
+    powers = {rate: found.power(rate) for rate in rates}
+    if found.mu is not None:
+        return Attacker(powers, _gaussian_right(found.mu), found.proved_by, found.mu, 0.0)
+    assert found.profile is not None
+    return Attacker(powers, (1 + found.gap) / 2, found.proved_by, *nearest_gaussian(found.profile))
 
 
 @dataclass(frozen=True)
 class TradeoffCurve:
-    """The largest true-positive rate by false-positive rate; `gap` is delta at epsilon 0, their largest difference."""
+    """The largest true-positive rate by false-positive rate; `gap` is delta at epsilon 0, their largest difference.
+
+    `mu`: the Gaussian-DP parameter if the curve is that of one Gaussian; otherwise None, and `profile` is known.
+    """
 
     power: Callable[[float], float]
     gap: float
     proved_by: str
     mu: float | None = None
+    profile: Callable[[float], float] | None = None
 
 
 def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> TradeoffCurve:
@@ -91,20 +129,142 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Tradeoff
     for name in ("pld", "rdp"):  # tightest first
         try:
             profile = accountants.get(name).profile(used, least)
-            return TradeoffCurve(partial(power, profile), profile(0.0), name)
+            at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
+            return TradeoffCurve(at, profile(0.0), name, profile=profile)
         except UnsupportedMechanism as refusal:
             reasons.append(str(refusal))
     raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
 
 
+RiskKind = Literal["mu", "advantage", "tpr", "reconstruction"]
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A number of the trade-off curve that a budget may limit: an attack's success, whatever it knows.
+
+    - `mu`: that of the nearest Gaussian (`nearest_gaussian`; exact for unsampled Gaussians).
+    - `advantage`: the largest true-positive rate minus its false-positive rate, over all rates: delta at epsilon 0.
+    - `tpr`: the largest true-positive rate at the false-positive rate `at`.
+    - `reconstruction`: the largest probability with which a record drawn at random is reconstructed, where no guess
+      that ignores the release succeeds with a probability above `at`. It is `tpr` at `at`.
+
+    Proof of the last. Z is the record, drawn independently of all others; S is the set of pairs (Z, release) whose
+    reconstruction succeeds. For each z, the release M with z and the release M0 without it (or with a null or a fixed
+    other record) satisfy P(S_z) <= T(Q(S_z)), T the true-positive rate as a function of the false-positive rate. T is
+    concave and grows, so the mean over z is at most T of the mean of Q(S_z). M0 does not depend on Z, so that mean is
+    the success of a guess that ignores Z, at most `at`. Source: Hayes et al. 2023 (arXiv 2302.07225), Theorem 2.
+    """
+
+    kind: RiskKind
+    at: float = 0.0
+
+    def of(self, releases: Sequence[Release]) -> float:
+        """Return a bound on the risk of `releases`; raises UnsupportedMechanism as `best_attacker` does."""
+        curve = curve_of(releases, min(self.at or LEAST_ERROR, LEAST_ERROR))
+        if self.kind == "advantage":
+            return curve.gap
+        if self.kind != "mu":
+            return curve.power(self.at)
+        if curve.mu is not None:
+            return curve.mu
+        assert curve.profile is not None
+        return nearest_gaussian(curve.profile)[0]
+
+    def gaussian(self, limit: float) -> float:
+        """Return the largest mu of a Gaussian whose risk is at most `limit`.
+
+        >>> f"{Risk('tpr', 0.01).gaussian(0.0924):.3f} {Risk('advantage').gaussian(0.3829):.3f}"
+        '1.000 1.000'
+        """
+        normal = NormalDist()
+        if self.kind == "mu":
+            return limit
+        if self.kind == "advantage":
+            return 2 * normal.inv_cdf((1 + limit) / 2)
+        return normal.inv_cdf(limit) - normal.inv_cdf(self.at)
+
+    def problem(self, limit: float) -> str | None:
+        """Return why `limit` at `at` limits nothing or cannot be met; None if it is a budget."""
+        if self.kind == "mu":
+            return None if 0 < limit < math.inf else "must be positive and finite"
+        if not 0 < limit < 1:
+            return "must be above 0 and below 1"
+        if self.kind != "advantage" and not 0 < self.at < limit:
+            return f"must be above the rate {self.at:g} of a blind guess, and that above 0"
+        return None
+
+    def words(self, limit: float) -> str:
+        """Describe a limit of this risk."""
+        if self.kind == "tpr":
+            return f"TPR {limit:g} at FPR {self.at:g}"
+        if self.kind == "reconstruction":
+            return f"reconstruction {limit:g} where a guess has {self.at:g}"
+        return f"{self.kind} {limit:g}"
+
+
 def strongest(attackers: Sequence[Attacker]) -> Attacker:
-    """Return the bounds that hold for every one of several; exact only if all are alike."""
-    if all(one == attackers[0] for one in attackers):
-        return attackers[0]
+    """Return the bounds that hold for every one of several.
+
+    The regret is that of the largest mu: that Gaussian's curve is below all, so it is as near to the lowest of them.
+    """
     rates = attackers[0].true_positives
     found = {rate: max(one.true_positives[rate] for one in attackers) for rate in rates}
     names = ", ".join(dict.fromkeys(one.proved_by for one in attackers))
-    return Attacker(found, max(one.right for one in attackers), names)
+    widest = max(attackers, key=lambda one: (one.mu, -one.regret))
+    return Attacker(found, max(one.right for one in attackers), names, widest.mu, widest.regret)
+
+
+def nearest_gaussian(profile: Callable[[float], float]) -> tuple[float, float]:
+    """Return the least mu whose curve lies below that of `profile`, and its regret; see the module's proof.
+
+    mu is inf if nothing hides the record. A profile without `lines` of its own is asked at some epsilons: any of them
+    give a true mu.
+
+    >>> mu, regret = nearest_gaussian(lambda epsilon: max(0.0, math.e - math.exp(epsilon)) / (1 + math.e))  # 1-DP
+    >>> f"{mu:.3f} {2 * NormalDist().inv_cdf(math.e / (1 + math.e)):.3f}"  # where both error rates are equal
+    '1.232 1.232'
+    """
+    import numpy as np
+    from scipy.special import ndtr, ndtri
+
+    if (lines := getattr(profile, "lines", None)) is None:
+        grid = -math.log(LEAST_ERROR) * np.linspace(0.0, 1.0, _LINES) ** 2
+        directions = [(grid, np.array([profile(float(epsilon)) for epsilon in grid]))]
+    else:
+        directions = lines
+    if max(float(deltas[0]) for _, deltas in directions) >= 1:
+        return math.inf, 0.0
+    corners = [_corners(epsilons, deltas) for epsilons, deltas in directions]
+    mu = max(0.0, *(float(np.max(ndtri(found) - ndtri(alpha))) for alpha, found in corners)) * (1 + _ROUNDING)
+    # the distance along alpha = p, on a grid of points with alpha - p = place
+    t = np.linspace(mu / 2, 9 + mu, _POINTS)
+    gaussian_alpha, gaussian_missed = ndtr(-t), ndtr(t - mu)
+    places = gaussian_alpha - gaussian_missed
+    nearest = np.full(_POINTS, np.inf)
+    for alpha, found in corners:
+        order = np.argsort(alpha - (1 - found))
+        place, height = (alpha - (1 - found))[order], (alpha + (1 - found))[order]
+        nearest = np.minimum(nearest, np.interp(places, place, height, left=-np.inf))
+    regret = float(np.max((nearest - gaussian_alpha - gaussian_missed) / 2))
+    return mu, min(1.0, max(regret, sys.float_info.epsilon))
+
+
+def _corners(epsilons: Floats, deltas: Floats) -> tuple[Floats, Floats]:
+    """Return the corners of the largest of the lines 1 - delta - e^epsilon alpha, as alpha and true-positive rates."""
+    import numpy as np
+
+    useful = epsilons <= 1 - math.log(LEAST_ERROR)  # steeper lines meet the others at smaller alpha
+    factors, deltas = np.exp(epsilons[useful]), deltas[useful]
+    middle = (1 - deltas[0]) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alphas = (deltas[:-1] - deltas[1:]) / np.diff(factors)
+    powers = deltas[:-1] + factors[:-1] * alphas
+    inside = (alphas >= LEAST_ERROR) & (alphas < middle) & (powers < 1) & (powers > alphas)
+    least = min(LEAST_ERROR, middle)
+    ends = np.array([least, middle]), np.array([float(np.min(deltas + factors * least)), 1 - middle])
+    alphas, powers = np.append(alphas[inside], ends[0]), np.append(powers[inside], ends[1])
+    return alphas, np.clip(powers, 0.0, 1.0)
 
 
 def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
@@ -121,6 +281,22 @@ def power(profile: Callable[[float], float], false_positive_rate: float) -> floa
         return 1 - math.exp(-epsilon) * (1 - alpha - profile(epsilon))
 
     least = min(_least(of_true), _least(of_false))
+    return max(alpha, min(1.0, least))
+
+
+def _power_of_lines(directions: Sequence[tuple[Floats, Floats]], false_positive_rate: float) -> float:
+    """Return `power` from lines of each direction: epsilons and deltas, between which delta is linear in e^epsilon.
+
+    Both bounds of the derivation are least at one of the lines. The first is of one direction and the second of the
+    other (of the same, if there is one), whichever of the two data sets the attacker takes for the null hypothesis.
+    """
+    import numpy as np
+
+    alpha = false_positive_rate
+    with np.errstate(over="ignore"):
+        of_true = [float(np.min(deltas + np.exp(epsilons) * alpha)) for epsilons, deltas in directions]
+    of_false = [float(np.min(1 - np.exp(-epsilons) * (1 - alpha - deltas))) for epsilons, deltas in directions]
+    least = max(min(own, other) for own, other in zip(of_true, reversed(of_false), strict=True))
     return max(alpha, min(1.0, least))
 
 

@@ -91,9 +91,7 @@ class PrivacyClaim:
     def member(self, noise: float) -> PrivacyClaim:
         """Return the claim with its noise multiplied by `noise`."""
         epochs = [
-            Release(replace(r.mechanism, noise_multiplier=noise * r.mechanism.noise_multiplier), r.count)
-            for r in self.epochs
-            if isinstance(r.mechanism, GaussianSum)
+            Release(r.mechanism.scaled(noise), r.count) for r in self.epochs if isinstance(r.mechanism, GaussianSum)
         ]
         return replace(self, epochs=tuple(epochs))
 

@@ -217,10 +217,11 @@ def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledReci
         if (largest := getattr(method, "largest_batch", None)) is not None:
             sizes["largest_batch"] = changed["largest_batch"] = round(largest * batch / method.batch)
         method = method.changed(**sizes)
-    for name, value in (("compile", False), ("dtype", "float32")):
+    dtype = "float64" if runtime.dtype == "float64" else "float32"
+    for name, value in (("compile", False), ("dtype", dtype)):
         if getattr(runtime, name) != value:
             changed[name] = value
-    runtime = runtime.changed(compile=False, dtype="float32")
+    runtime = runtime.changed(compile=False, dtype=dtype)
     update = {"repeats": trials, "folds": None, "method": method, "runtime": runtime, "save_model": False}
     return dataclasses.replace(loaded, recipe=recipe.changed(**update)), changed
 

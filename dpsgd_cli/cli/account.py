@@ -11,7 +11,7 @@ import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.question import AccountOptions, cases_of, rows_of, series_of
+from dpsgd_cli.account.question import AccountOptions, cases_of, exported, rows_of, series_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.cli import TRUST_CODE
 
@@ -61,6 +61,14 @@ class Rate(click.ParamType):
 )
 @click.option("--target-epsilon", type=float, metavar="E", help="Budget: solve for what this epsilon affords.")
 @click.option("--target-rho", type=float, metavar="R", help="Budget in zCDP: solve for what this rho affords.")
+@click.option("--target-mu", type=float, metavar="M", help="Budget in Gaussian differential privacy.")
+@click.option("--target-advantage", type=float, metavar="A", help="Budget: most TPR minus FPR of any attack.")
+@click.option("--target-tpr", metavar="TPR@FPR", help="Budget: most TPR of any attack at this FPR, such as 0.05@0.01.")
+@click.option(
+    "--target-reconstruction",
+    metavar="P@G",
+    help="Budget: most probability P of reconstructing a record that a guess gets with probability G.",
+)
 @click.option(
     "--solve",
     metavar="NAME",
@@ -106,6 +114,15 @@ class Rate(click.ParamType):
     type=click.Path(dir_okay=False),
     help="Also draw the curve (of the least bound unless accountants are named).",
 )
+@click.option(
+    "--events",
+    metavar="FILE",
+    help="Price an event of dp_accounting, as JSON; with --adjacency, which it does not say.",
+)
+@click.option(
+    "--opacus-history", metavar="FILE", help="Price an Opacus accountant's history, as JSON; with its --batching."
+)
+@click.option("--export", type=click.Choice(["dp-accounting"]), help="Print the releases as an event of dp_accounting.")
 @click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Format of the output.")
 def command(**given: Any) -> None:
     """State the privacy cost of a training, or what a budget affords, without training.
@@ -122,10 +139,15 @@ def command(**given: Any) -> None:
       dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
+      dpsgd account --target-tpr 0.05@0.01 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
       dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
       dpsgd account lectures/adult-dp-gd --excess-risk 0.1
+    Checked by others
+      dpsgd account results/quickstart-0a1b2c3d --export dp-accounting > event.json
+      dpsgd account --events event.json --adjacency add-remove
+      dpsgd account --opacus-history history.json --batching poisson
     Curves and gates
       dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png
       dpsgd account --sampling-rate 0.01 --noise-multiplier 4 --over order=2:256:1
@@ -139,6 +161,9 @@ def command(**given: Any) -> None:
         click.echo(report.demands(demands_of(asked.sources, asked.overrides, asked.excess_risk), asked.format))
         return
     cases = cases_of(asked)
+    if asked.export is not None:
+        click.echo(exported(cases))
+        return
     if asked.curve or asked.over is not None:
         series = series_of(asked, cases)
         if asked.plot is not None:

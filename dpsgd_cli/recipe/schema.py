@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from dpsgd_cli.accounting.accountants import ACCOUNTANTS
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import EpsilonBudget, RhoBudget
+from dpsgd_cli.accounting.budget import Budget, EpsilonBudget
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
 from dpsgd_cli.common.sections import Count, Delta, NonNegative, Section
 from dpsgd_cli.data.settings import Data
@@ -45,7 +45,7 @@ class Privacy(Section):
     )
     clipping: Clipping = Field(FlatClipping(), description="How one record's (or user's) gradient is bounded.")
     schedule: Schedule = Field(ByRule(), description="The noise multiplier by epoch.")
-    budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
+    budget: Budget = Field(None, description="What a trial may spend.")
     budget_covers: Literal["total", "training"] = Field(
         "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
     )

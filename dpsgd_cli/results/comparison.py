@@ -215,8 +215,8 @@ class Comparison:
             row[f"epsilon ({adjacency})"] = entry.epsilon if entry.adjacency == adjacency else None
         row |= {"delta": entry.privacy["delta"], "adjacency": entry.adjacency}
         row |= {key: entry.privacy.get(key) for key in ("batching", "accountant", "bound")}
-        attacker = entry.privacy.get("attacker") or {"mu": None, "true_positives": {}}
-        row |= {"mu": attacker["mu"]}
+        attacker = entry.privacy.get("attacker") or {"mu": None, "regret": None, "true_positives": {}}
+        row |= {"mu": attacker["mu"], "regret": attacker["regret"]}
         row |= {f"true_positives_at_{rate:g}": attacker["true_positives"].get(f"{rate:g}") for rate in RATES}
         row |= {self.metric: metric["mean"], "ci95": metric["ci95"], "n": metric["n"]}
         told: Row = {"difference": None, "difference_ci95": None, "p_holm": None, "verdict": self._no_verdict(entry)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dpsgd_cli.accounting.tradeoff import RATES
+from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES
 from dpsgd_cli.common.text_format import count, epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results import files
@@ -85,6 +85,7 @@ def _table(comparison: Comparison) -> Table:
         names |= {"delta": "delta"} if len(deltas) > 1 else {}
         names |= {"accountant": "accountant"}
         names |= {f"true_positives_at_{rate:g}": f"TPR at FPR {rate * 100:g}%" for rate in RATES}
+        names |= {"mu": "mu (regret)"}
     names |= {comparison.metric: f"{in_words(comparison.metric)} (95% CI)", "n": "trials"}
     names |= {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "verdict": "verdict"}
     cells = [[_cell(row, name, comparison.metric) for name in names] for row in rows]
@@ -98,7 +99,9 @@ def _cell(row: Row, name: str, metric: str) -> str:
     if name.startswith("epsilon ("):
         return f"{'about ' if row['bound'] == 'estimate' else ''}{epsilon_text(value)}"
     if name.startswith("true_positives_at_"):
-        return f"{'' if row['mu'] is not None else 'at most '}{percent(value)}"
+        return f"{'at most ' if row['regret'] else ''}{percent(value)}"
+    if name == "mu":
+        return f"{epsilon_text(value)} ({percent(row['regret']) if row['regret'] else 'exact'})"
     if name in (metric, "difference"):
         half, sign = (row["ci95"], "") if name == metric else (row["difference_ci95"], "+")
         return interval_text(value, half, sign)
@@ -132,6 +135,8 @@ def notes(comparison: Comparison) -> list[str]:
         found.append(
             "TPR at FPR 1% and 0.1%: no membership inference attack, even one that knows all other records, finds a"
             " larger share of the training records at that false positive rate. A blind guess finds 1% and 0.1%."
+            f" mu: no attack whose error rates are at least {LEAST_ERROR:g} does better than one that tells a draw of"
+            " N(0, 1) from one of N(mu, 1); the regret is the largest distance between the two trade-off curves."
         )
     estimates = [e.method for e in comparison.entries if e.privacy.get("bound") == "estimate"]
     if estimates:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
+from dpsgd_cli.accounting.tradeoff import LEAST_ERROR
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 
 Privacy = Mapping[str, Any]
@@ -63,7 +64,9 @@ def price_terms(privacy: Privacy) -> Terms:
         found += [*_part_terms(spent.get("parts", {})), ("adaptive", ADAPTIVE)]
     if (attacker := privacy.get("attacker")) is not None:
         rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
-        found.append(("strongest attack", attack_words(attacker["mu"], rates, attacker["proved_by"])))
+        found.append(
+            ("strongest attack", attack_words(attacker["mu"], attacker["regret"], rates, attacker["proved_by"]))
+        )
     return found
 
 
@@ -104,16 +107,28 @@ def _rho_words(rho: float | None, before: str = "") -> str:
     return "" if rho is None else f"{before}{rho:.6g}"
 
 
-def attack_words(mu: float | None, true_positives: Mapping[float, float], proved_by: str) -> str:
-    """Return the true positive rates (TPR) that no membership inference attack exceeds, rounded up, as text.
+def attack_words(mu: float | None, regret: float, true_positives: Mapping[float, float], proved_by: str) -> str:
+    """Return the true positive rates (TPR) that no membership inference attack exceeds, rounded up, and mu, as text.
 
-    >>> attack_words(1.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
+    >>> attack_words(1.0, 0.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
     'TPR 9.24% at FPR 1%, 1.83% at FPR 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
+    >>> attack_words(1.5685, 0.00102, {0.01: 0.2241}, "pld")
+    'TPR at most 22.41% at FPR 1%; by pld; mu-Gaussian-DP with mu 1.5685 down to error rates of 1e-10, regret 0.0011'
     """
     rates = ", ".join(f"{percent(found)} at FPR {rate * 100:g}%" for rate, found in true_positives.items())
-    if mu is None:
-        return f"TPR at most {rates}; by {proved_by}"
-    return f"TPR {rates}; exactly mu-Gaussian-DP with mu {epsilon_text(mu)}"
+    if regret or mu is None or not math.isfinite(mu):
+        return f"TPR at most {rates}; by {proved_by}; {gaussian_words(mu, regret)}"
+    return f"TPR {rates}; exactly {gaussian_words(mu, regret)}"
+
+
+def gaussian_words(mu: float | None, regret: float) -> str:
+    """Return the nearest Gaussian (`tradeoff.nearest_gaussian`) as text; `mu` None: there is none."""
+    if mu is None or not math.isfinite(mu):
+        return "no finite mu"
+    if not regret:
+        return f"mu-Gaussian-DP with mu {epsilon_text(mu)}"
+    off = math.ceil(regret * 1e4 - 1e-9) / 1e4
+    return f"mu-Gaussian-DP with mu {epsilon_text(mu)} down to error rates of {LEAST_ERROR:g}, regret {off:.4f}"
 
 
 def percent(share: float) -> str:

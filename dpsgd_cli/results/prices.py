@@ -60,7 +60,8 @@ def attacker(ledgers: Sequence[Ledger]) -> Row | None:
     except (UnsupportedMechanism, FailedAccountant):
         return None
     rates = {f"{rate:g}": share for rate, share in found.true_positives.items()}
-    return {"mu": found.mu, "true_positives": rates, "proved_by": found.proved_by}
+    mu = found.mu if math.isfinite(found.mu) else None
+    return {"mu": mu, "regret": found.regret, "true_positives": rates, "proved_by": found.proved_by}
 
 
 @functools.lru_cache(maxsize=256)

@@ -114,6 +114,7 @@ class _Spent(BaseModel):
 
 class _Attacker(BaseModel):
     mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    regret: Annotated[float, Field(ge=0, le=1)]
     true_positives: dict[str, Annotated[float, Field(ge=0, le=1)]]
     proved_by: str
 

@@ -161,17 +161,22 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
     """Describe the trade-off curve by three numbers."""
     if not isinstance(attacker, Attacker):
         return [Text(f"Nothing more is known about attacks: {attacker}")]
-    most = "" if attacker.mu is not None else "at most "
+    most = "" if attacker.exact else "at most "
     rows = [
         (f"{rate:.1%}", f"{most}{percent(found)}", f"{rate:.1%}") for rate, found in attacker.true_positives.items()
     ]
-    if attacker.mu is not None:
+    if attacker.exact:
         source = (
             "This is exact: what was published is mu-Gaussian-DP with mu ="
             f" {epsilon_text(attacker.mu)}, as hard to tell as one draw of N(0, 1) from one of N(mu, 1)."
         )
     else:
-        source = f"A bound, from the trade-off curve of the ledger's releases by `{attacker.proved_by}`."
+        source = (
+            f"A bound, from the trade-off curve of the ledger's releases by `{attacker.proved_by}`. The nearest single"
+            f" number: {guarantee.gaussian_words(attacker.mu, attacker.regret)}. An attack with both error rates at"
+            " least that large does no better than one that tells a draw of N(0, 1) from one of N(mu, 1). The regret"
+            " is the largest distance between the two curves, in error rates: below .01, mu says nearly everything."
+        )
     unit = guarantee.one_unit(privacy)
     return [
         Text(

@@ -314,7 +314,7 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "bound": accountants.get(plan.accountant).bound,
         "attacker": prices.attacker(released.ledgers),
         "scope": scope(Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records)),
-        "budget": None if plan.budget is None else plan.budget.model_dump(),
+        "budget": None if plan.budget is None else plan.budget.model_dump(exclude_none=True),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         **({} if plan.correlated is None else {"correlated_noise": noise_text(plan.correlated)}),

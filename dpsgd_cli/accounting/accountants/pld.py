@@ -46,6 +46,8 @@ _TILTS = (1e-4, 1e5)
 """Range of tilts that are searched."""
 _BELOW = 5.0
 """Distance below a delta, in logarithms, to which the masses that are cut off are aimed."""
+_MANY_USES = 20_000
+"""Above so many uses, rounding errors of masses are felt at deltas of 1e-10, unless losses are tilted."""
 _MOST_CELLS = 1 << 21
 """Most cells; beyond them (about 150 MB of memory) cells become wider and the bound looser."""
 
@@ -56,7 +58,7 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "last-iterate", "truncated", "grouped", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -103,19 +105,23 @@ class Pld(Accountant):
         return min(found, max(composer.compose().delta(epsilon) for composer in losses.composers(nearer)))
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
-        """Return delta as a function of epsilon, from one composition; doubles hold such deltas without a tilt."""
+        """Return delta as a function of epsilon. After many uses, rounding hides small deltas without a tilt."""
         self.check(releases)
         profiles = [self._profile(kept, least) for kept in _alternatives(releases)]
-        return lambda epsilon: min(profile(epsilon) for profile in profiles)
+        return profiles[0] if len(profiles) == 1 else lambda epsilon: min(profile(epsilon) for profile in profiles)
 
     def _profile(self, kept: list[Release] | None, least: float) -> Callable[[float], float]:
         if kept is None:
             return lambda epsilon: 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return partial(conversions.gaussian_delta, mu)
-        aim = TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)
-        losses = [composer.compose() for composer in _Losses(kept).composers(aim)]
-        return lambda epsilon: max(loss.delta(epsilon) for loss in losses)
+        from dpsgd_cli.accounting.loss_composition import ComposedProfile
+
+        losses, aims = _Losses(kept), [TiltTarget(tilt=0.0, log_delta=math.log(least) - _BELOW)]
+        if least < _LARGE_DELTA and _uses(kept) > _MANY_USES:
+            aims.append(losses.aim_at_delta(least))
+        found = [[composer.compose() for composer in losses.composers(aim)] for aim in aims]
+        return ComposedProfile([*zip(*found, strict=True)])
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         self.check([release for releases in epochs for release in releases])

@@ -35,7 +35,10 @@ ORDERS: tuple[float, ...] = (
 )
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
-DIVERGENCES = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold", "zcdp")
+DIVERGENCES = (
+    *("gaussian", "correlated", "last-iterate", "truncated", "grouped"),
+    *("pure", "approximate", "threshold", "zcdp"),
+)
 """Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
 _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
@@ -189,7 +192,7 @@ class Moments(WithoutLeaks):
     name = "moments"
     bound = "upper"
     note = "integer moments to 32, Markov conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:

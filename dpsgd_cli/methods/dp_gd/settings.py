@@ -37,7 +37,7 @@ class DpGdMethod(FullGradient, Preconditioned):
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd.run:DpGd",
-        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
+        planner="dpsgd_cli.methods.dp_gd.price:full_gradient",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
@@ -47,3 +47,8 @@ class DpGdMethod(FullGradient, Preconditioned):
         per_trial_keys=ITS_TRAINING,
     )
     kind: Literal["dp-gd"] = "dp-gd"
+    released: Literal["every-step", "last-weights"] = Field(
+        "every-step",
+        description="What leaves the machine. last-weights: the last step's weights and nothing else, which costs less"
+        " where every step contracts (smooth convex loss, model.l2); metrics are then computed at the end alone.",
+    )

@@ -26,7 +26,7 @@ buys (`accounting/budget.py`), prices (`accountants/`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, replace_factor
 from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Release, TruncatedSum
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Mechanism, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
@@ -56,8 +56,23 @@ if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
 MOST_EPOCHS = 100_000
 
 
+Together = Callable[[GaussianSum, int], Mechanism]
+"""Function from the Gaussian of a step, and the number of steps, to the one mechanism that bounds all of them."""
+
+
 def gradient(recipe: Recipe, facts: Facts) -> Plan:
     """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
+
+    Raises as `gradient_together` does.
+    """
+    return gradient_together(recipe, facts, None)
+
+
+def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -> Plan:
+    """Return the plan of a gradient method.
+
+    `together`: the one release of a whole training whose steps stay secret, charged before the first step
+    (`methods/dp_gd/price.py`); None: every step is released.
 
     Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
     """
@@ -87,7 +102,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     before = with_preconditioner(recipe, facts.preprocessing_releases)
     before = with_intervals(recipe, before)
     facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
-    draft = _Draft(recipe, privacy, sampling, facts)
+    draft = _Draft(recipe, privacy, sampling, facts, together)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
     return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
@@ -146,6 +161,7 @@ class _Draft:
     privacy: Privacy
     sampling: Sampling
     facts: Facts
+    together: Together | None = None
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
@@ -157,6 +173,7 @@ class _Draft:
             schedule=kind,
             correlated=self._correlated(multipliers),
             is_adaptive=False,
+            postprocessing_epochs=0 if self.together is None else len(multipliers) - 1,
             **self._settings,
         )
         if self.accountant.name == BestAccountant.name:
@@ -295,6 +312,10 @@ class _Draft:
         """Return the releases of each epoch; equal releases are one object."""
         noise = self.privacy.correlated
         made = {z: self.release(z) for z in set(multipliers)}
+        if self.together is not None and multipliers:
+            step = made[min(made)].mechanism
+            assert isinstance(step, GaussianSum)
+            return ((Release(self.together(step, len(multipliers))),), *([()] * (len(multipliers) - 1)))
         if noise is None:
             return tuple((made[z],) for z in multipliers)
         charged = noise.charges_by_epoch(multipliers, self.sampling.steps_per_epoch)
