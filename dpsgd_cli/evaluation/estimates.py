@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,13 +50,14 @@ class Estimate:
 class Noised:
     """The noisy counts of the held-out records, or of a group of them.
 
-    `linear` and `projected` (cells,): x^ and x+. `root` (cells, cells): s A^-1, so that root root^T = s^2 C.
-    `deviation`: s, of the noise in A x^.
+    `linear` and `projected` (cells,): x^ and x+. `root` (cells, cells): s A^-1. `covariance` (cells,
+    cells): s^2 C = root root^T. `deviation`: s, of the noise in A x^.
     """
 
     linear: np.ndarray
     projected: np.ndarray
     root: np.ndarray
+    covariance: np.ndarray
     deviation: float
 
     @classmethod
@@ -66,17 +66,12 @@ class Noised:
         from scipy.optimize import nnls  # takes .3 s to import
 
         projected, _ = nnls(strategy.matrix, strategy.matrix @ linear, maxiter=20 * len(linear))
-        return cls(linear, projected, strategy.inverse * deviation, deviation)
+        return cls(linear, projected, strategy.inverse * deviation, strategy.covariance * deviation**2, deviation)
 
     @classmethod
     def restored(cls, linear: np.ndarray, strategy: Strategy, deviation: float) -> Noised:
         """Return the counts with estimates `linear` (cells,), for `sets.py`; they are not projected."""
-        return cls(linear, linear, strategy.inverse * deviation, deviation)
-
-    @cached_property
-    def covariance(self) -> np.ndarray:
-        """The noise covariance (cells, cells) of `linear`."""
-        return self.root @ self.root.T
+        return cls(linear, linear, strategy.inverse * deviation, strategy.covariance * deviation**2, deviation)
 
     @property
     def records(self) -> float:

@@ -80,7 +80,8 @@ def confusion_of_many(table: np.ndarray, deviation: float) -> list[list[Estimate
     """
     classes = len(table)
     root = groups.unmixing(classes) * deviation
-    rows = [Noised(own, own.clip(0), root, groups.of_value(classes, 1, 1.0) * deviation) for own in table]
+    whole = groups.of_value(classes, 1, 1.0) * deviation
+    rows = [Noised(own, own.clip(0), root, root @ root.T, whole) for own in table]
     every = np.ones(classes)
     return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows]
 

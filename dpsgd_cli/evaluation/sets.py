@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtr
@@ -94,7 +95,7 @@ def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> in
     deviations = np.linalg.norm(queries @ noised.root, axis=1)
     spread = _FAILURE_Z * noised.deviation_of(np.ones(above.shape[1]))
     fewest, most = max(noised.records - spread, 0.0), noised.records + spread
-    constant = _constant(coverage, fewest, most, (deviations.min(), deviations.max()), users)
+    constant = _constant(coverage, fewest, most, (float(deviations.min()), float(deviations.max())), users)
     if (1 - coverage) * noised.records < constant:
         raise ValueError(f"about {max(noised.records, 0):.0f} held-out {'users' if users else 'records'} are too few")
     fails = np.flatnonzero(excess < constant)
@@ -113,6 +114,7 @@ def _constant(coverage: float, fewest: float, most: float, deviations: tuple[flo
     return max(_needed(coverage + _FAILURE, max(n, 1), deviations, users) for n in counts)
 
 
+@lru_cache(maxsize=1 << 16)
 def _needed(coverage: float, records: int, deviations: tuple[float, float], users: bool) -> float:
     """Return the least c (to .01) with which the bound is `coverage` for `records`; inf if none is."""
     largest = deviations[1]
