@@ -276,9 +276,7 @@ class SetCell:
 
     def __init__(self, kind: str, n: int, epsilon: float, coverage: float) -> None:
         self.kind, self.n, self.epsilon, self.coverage = kind, n, epsilon, coverage
-        self.release = held_out_releases(
-            held_out_release("gaussian", epsilon, DELTA, "add-remove"), kind == "numbers"
-        )
+        self.release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), kind == "numbers")
         self.done, self.refused, self.everything = 0, 0, 0
         self.sums = np.zeros(4)
         y, outputs = self._draw(200_000, np.random.default_rng(1))
@@ -316,16 +314,12 @@ class SetCell:
             else:
                 noised = run.measure_classes(y, outputs, self.release, stream, self.n).noised
             try:
-                if self.kind == "numbers":
-                    edge = sets.threshold_of_errors(noised, self.coverage).edge
-                    least = -1.0 if edge is None else -edge
-                else:
-                    edge = sets.threshold_of_classes(noised, self.kind == "two classes", self.coverage).edge
-                    least = -math.inf if edge is None else edge
+                edge = sets.threshold(noised, KINDS[self.kind], self.coverage).edge
             except ValueError:
                 self.refused += 1
                 continue
             self.everything += edge is None
+            least = -math.inf if edge is None else -edge if self.kind == "numbers" else edge
             self.sums += [self._covered(least), self._size(least), self._covered(split), self._size(split)]
 
     def _covered(self, least: float) -> float:
@@ -333,7 +327,7 @@ class SetCell:
 
     def _size(self, least: float) -> float:
         if self.kind == "numbers":
-            return -4 * least
+            return min(-4 * least, 2.0)
         return (len(self.every) - float(np.searchsorted(self.every, least))) / len(self.own)
 
     def rows(self) -> Iterator[Row]:
@@ -358,12 +352,12 @@ class SetCell:
 POPULATIONS: dict[str, Population] = {
     one.__name__: one for one in (calibrated, heavy, rare, grouped, users, normal_errors, heavy_errors)
 }
-SETS = ("ten classes", "two classes", "numbers")
+KINDS = {"ten classes": "classes", "two classes": "two-classes", "numbers": "numbers"}
 
 
 def cells_of(name: str) -> list[Cell] | list[SetCell]:
     """Return the cells of a population, or of a kind of sets."""
-    if name in SETS:
+    if name in KINDS:
         return [SetCell(name, n, epsilon, 0.9) for n in NUMBERS for epsilon in EPSILONS]
     draw = adult() if name == "adult" else POPULATIONS[name]
     large = draw(LARGE, np.random.default_rng(0))
@@ -375,7 +369,7 @@ def cells_of(name: str) -> list[Cell] | list[SetCell]:
 
 def main() -> None:
     """Simulate in rounds, and write after each."""
-    names = [*POPULATIONS, "adult", *SETS]
+    names = [*POPULATIONS, "adult", *KINDS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("simulations", type=int, nargs="?", default=2000)
     parser.add_argument("--only", nargs="+", choices=names, default=names)

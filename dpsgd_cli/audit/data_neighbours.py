@@ -72,7 +72,7 @@ def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
         unit = "records" if recipe.data.unit is None else "records of users"
         moved = f"a part lost {lost} and gained {gained}; {parts} changed"
         yield exact_finding("D", f"{unit} that train, without {name}", moved, "nobody else moves", wrong)
-        if recipe.data.evaluation == "private":
+        if recipe.data.measured_privately:
             before, after = (_held_out(one, loaded) for one in (source, removed))
             left, came = sum((before - after).values()), sum((after - before).values())
             both = sum((whole[0] & before).values()) > _twice(source.train)

@@ -120,8 +120,8 @@ class Measured:
     `kind`: two-classes, classes or numbers. `noised`: the counts of cells, from which sets of any coverage follow
     (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
     and R2 clamp errors; None for classes. `users`: a metric is a mean over users of the means of their rows. `groups`:
-    by column and value. `confusion`: by true class, the share that each class is predicted for. `curve`: sensitivity
-    and specificity of predicting the second class from each probability.
+    by column and value. `confusion`: by true class, the share that each class is predicted for; `classes` are their
+    public names. `curve`: sensitivity and specificity of predicting the second class from each probability.
     """
 
     kind: str
@@ -132,6 +132,7 @@ class Measured:
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
     confusion: list[list[Estimate]] = field(default_factory=list)
     curve: list[tuple[float, Estimate, Estimate]] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
 
     def without_probabilities(self) -> Measured:
         """Return the measurement without metrics of probabilities, for a model that has none."""
@@ -157,6 +158,7 @@ class Measured:
             "cells": self.noised.linear.tolist(),
         }
         if self.confusion:
+            found["classes"] = list(self.classes)
             found["confusion"] = [[one.record() for one in row] for row in self.confusion]
         if self.curve:
             found["curve"] = [[at, sensitive.record(), specific.record()] for at, sensitive, specific in self.curve]

@@ -70,16 +70,15 @@ def scores_of_errors() -> np.ndarray:
     return np.array([(number < SIDE - edge).astype(float) for edge in range(SIDE + 1)])
 
 
-def threshold_of_classes(noised: Noised, two: bool, coverage: float, users: bool = False) -> Threshold:
-    """Return the threshold of sets that hold the true class with probability at least `coverage` in (0, 1)."""
-    found = _edge(noised, scores_of_classes(two), coverage, users)
-    return Threshold(coverage, None if found == 0 else float(EDGES[found]))
+def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -> Threshold:
+    """Return the threshold of sets, or of intervals around predictions, with probability at least `coverage` in (0, 1).
 
-
-def threshold_of_errors(noised: Noised, coverage: float, users: bool = False) -> Threshold:
-    """Return the half-width, as a share of the target's range, of intervals around predictions."""
-    found = _edge(noised, scores_of_errors(), coverage, users)
-    return Threshold(coverage, None if found == 0 else float(ERRORS[::-1][found]))
+    `kind`: that of `estimates.Measured`. For numbers the edge is the half-width, as a share of the target's range.
+    """
+    numbers = kind == "numbers"
+    above = scores_of_errors() if numbers else scores_of_classes(kind == "two-classes")
+    found = _edge(noised, above, coverage, users)
+    return Threshold(coverage, float((ERRORS[::-1] if numbers else EDGES)[found]) if found else None)
 
 
 def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> int:
