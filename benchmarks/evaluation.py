@@ -1,7 +1,7 @@
 """Coverage of private evaluation by simulation: intervals of metrics, and prediction sets.
 
-`python -m benchmarks.evaluation [SIMULATIONS] [--only NAME ...]` (default 2,000: about half an hour of one processor;
-Adult needs its data) writes results/evaluation/*.csv, and again after each hundred simulations. `--page` makes the page.
+`python -m benchmarks.evaluation [SIMULATIONS] [--only NAME ...]` (default 2,000: about an hour of one processor; Adult
+needs its data) writes results/evaluation/*.csv after each hundred simulations, and continues files that it finds there.
 
 Records come from populations whose metrics are known, or with replacement from one half of Adult, measured by
 `dpsgd_cli.evaluation` and compared with the truth. Columns: how often 95% intervals hold the truth, and the mean of
@@ -15,7 +15,7 @@ import argparse
 import csv
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ DELTA = 1e-5
 LARGE = 1_000_000
 ROUND = 100
 Z = 1.959963984540054
+SINGLE = HeldOut()
 OUT = Path(__file__).parent.parent / "results" / "evaluation"
 
 
@@ -45,7 +46,7 @@ class Drawn:
 
     y: np.ndarray
     told: np.ndarray
-    held: HeldOut = HeldOut()
+    held: HeldOut = SINGLE
 
     @property
     def weights(self) -> np.ndarray:
@@ -260,7 +261,19 @@ class Cell:
                 "with_point": round(shown / self.done, 3),
                 "plain_coverage": round(plain / known, 4) if known else "",
                 "plain_half_width": round(plainly / known, 5) if known else "",
+                "plain_simulations": int(known),
             }
+
+    def restore(self, rows: list[dict[str, str]]) -> None:
+        """Continue from the cell's rows of a file."""
+        for row in rows:
+            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
+                self.done = int(row["simulations"])
+                known = int(row.get("plain_simulations") or self.done)
+                own = [float(row[key]) * self.done for key in ("coverage", "half_width", "with_point")]
+                plain = [float(row[key] or 0) * known for key in ("plain_coverage", "plain_half_width")]
+                known = known if row["plain_coverage"] else 0
+                self.sums[row["metric"]] = np.array([round(own[0]), *own[1:], round(plain[0]), plain[1], known])
 
 
 def _metrics_of(found: Measured) -> dict[str, Estimate]:
@@ -348,6 +361,16 @@ class SetCell:
             "split_size": round(split_size, 4),
         }
 
+    def restore(self, rows: list[dict[str, str]]) -> None:
+        """Continue from the cell's row of a file."""
+        for row in rows:
+            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
+                self.done, self.refused, self.everything = (
+                    int(row[key]) for key in ("simulations", "refused", "everything")
+                )
+                names = ("coverage", "size", "split_coverage", "split_size")
+                self.sums = np.array([float(row[name]) for name in names]) * (self.done - self.refused)
+
 
 POPULATIONS: dict[str, Population] = {
     one.__name__: one for one in (calibrated, heavy, rare, grouped, users, normal_errors, heavy_errors)
@@ -355,7 +378,7 @@ POPULATIONS: dict[str, Population] = {
 KINDS = {"ten classes": "classes", "two classes": "two-classes", "numbers": "numbers"}
 
 
-def cells_of(name: str) -> list[Cell] | list[SetCell]:
+def cells_of(name: str) -> Sequence[Cell | SetCell]:
     """Return the cells of a population, or of a kind of sets."""
     if name in KINDS:
         return [SetCell(name, n, epsilon, 0.9) for n in NUMBERS for epsilon in EPSILONS]
@@ -368,24 +391,31 @@ def cells_of(name: str) -> list[Cell] | list[SetCell]:
 
 
 def main() -> None:
-    """Simulate in rounds, and write after each."""
+    """Simulate in rounds over all populations, and write after each."""
     names = [*POPULATIONS, "adult", *KINDS]
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("simulations", type=int, nargs="?", default=2000)
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     asked = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
+    every: dict[Path, Sequence[Cell | SetCell]] = {}
     for name in asked.only:
-        cells = cells_of(name)
-        for start in range(0, asked.simulations, ROUND):
+        path, cells = OUT / f"{name.replace(' ', '-').replace('_', '-')}.csv", cells_of(name)
+        if path.exists():
+            rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
             for cell in cells:
-                cell.more(min(ROUND, asked.simulations - start))
-            rows = [row for cell in cells for row in cell.rows()]
-            with (OUT / f"{name.replace(' ', '-')}.csv").open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
+                cell.restore(rows)
+        every[path] = cells
+    for wanted in range(ROUND, asked.simulations + ROUND, ROUND):
+        for path, cells in every.items():
+            for cell in cells:
+                cell.more(min(wanted, asked.simulations) - cell.done)
+            found = [row for cell in cells for row in cell.rows()]
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, list(found[0]))
                 writer.writeheader()
-                writer.writerows(rows)
-        print(name, "done", file=sys.stderr, flush=True)
+                writer.writerows(found)
+            print(path.name, found[0]["simulations"], file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ class Measured:
     and R2 clamp errors; None for classes. `users`: a metric is a mean over users of the means of their rows. `groups`:
     by column and value. `confusion`: by true class, the share that each class is predicted for; `classes` are their
     public names. `curve`: sensitivity and specificity of predicting the second class from each probability.
+    `released`: the noisy vectors that all else is computed from.
     """
 
     kind: str
@@ -133,6 +134,7 @@ class Measured:
     confusion: list[list[Estimate]] = field(default_factory=list)
     curve: list[tuple[float, Estimate, Estimate]] = field(default_factory=list)
     classes: tuple[str, ...] = ()
+    released: tuple[np.ndarray, ...] = ()
 
     def without_probabilities(self) -> Measured:
         """Return the measurement without metrics of probabilities, for a model that has none."""

@@ -68,7 +68,8 @@ def measure_classes(
 
     kind = "two-classes" if two else "classes"
     curve = metrics.curve_of(noised) if two else []
-    return Measured(kind, noised, found, None, held.users, _by_value(held, group), confusion, curve)
+    by_value, vector = _by_value(held, group), _joined(noisy)
+    return Measured(kind, noised, found, None, held.users, by_value, confusion, curve, released=(vector,))
 
 
 def measure_numbers(
@@ -92,13 +93,15 @@ def measure_numbers(
     side = np.searchsorted(ERRORS[1:-1], np.abs(errors))
     cells = np.where(errors < 0, SIDE - 1 - side, SIDE + side)
     blocks = groups.encoded(held.counts(cells, 2 * SIDE), plan.matrix, 1.0)
-    counts = groups.decoded(_released(blocks, half, stream, 0, places), plan.inverse, 1.0)
+    noisy = _released(blocks, half, stream, 0, places)
+    counts = groups.decoded(noisy, plan.inverse, 1.0)
     of_all = deviation * groups.of_total(_sizes(held), 1.0)
     noised = Noised.of(groups.total(counts), plan, of_all)
     clamp = metrics.clamp_of(noised)
     at = np.nan_to_num((targets - (bounds[0] + bounds[1]) / 2) / (scale / 2))
     blocks = groups.encoded(held.sums(metrics.moments_of(np.abs(errors), at, clamp)), None, 1.0)
-    moments = groups.decoded(_released(blocks, half, stream, 1, places), None, 1.0)
+    of_moments = _released(blocks, half, stream, 1, places)
+    moments = groups.decoded(of_moments, None, 1.0)
 
     def estimated(released: np.ndarray, of: Noised) -> dict[str, Estimate]:
         return metrics.of_moments(released, of.deviation, of, clamp, scale) | metrics.of_errors(of, scale)
@@ -109,7 +112,8 @@ def measure_numbers(
         return Group(own.records, estimated(moments[column][:, value], own))
 
     found = estimated(groups.total(moments), noised)
-    return Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group))
+    vectors = (_joined(noisy), _joined(of_moments))
+    return Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group), released=vectors)
 
 
 def margins_of(outputs: np.ndarray) -> np.ndarray:
@@ -158,7 +162,10 @@ def _released(
     blocks: Sequence[np.ndarray], mechanism: GaussianSum, stream: Streams, number: int, places: int
 ) -> list[np.ndarray]:
     """Release all exact `blocks` as one vector with noise, number `number` of the stream; return the noisy blocks."""
-    exact = np.concatenate([block.ravel() for block in blocks])
-    noisy = gaussian(stream, PURPOSE, number, exact, mechanism, places)
+    noisy = gaussian(stream, PURPOSE, number, _joined(blocks), mechanism, places)
     ends = np.cumsum([block.size for block in blocks])[:-1]
     return [own.reshape(block.shape) for own, block in zip(np.split(noisy, ends), blocks, strict=True)]
+
+
+def _joined(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([block.ravel() for block in blocks])

@@ -262,7 +262,7 @@ def _by_group(measured: Row) -> list[Block]:
     for column, values in measured.get("groups", {}).items():
         names = [name for name in _OF_GROUPS if name in next(iter(values.values()))["metrics"]]
         rows = [
-            [value or "(missing)", f"about {max(one['records'], 0):.0f}", *(_cell(one["metrics"][name]) for name in names)]
+            [value or "(missing)", f"about {max(one['records'], 0):.0f}", *map(_cell, map(one["metrics"].get, names))]
             for value, one in values.items()
         ]
         told = (
