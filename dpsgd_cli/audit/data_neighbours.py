@@ -143,7 +143,7 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
 
     Its price must be at most the claim's. One record (or user, with several rows) more, with the same random draws,
     must move the released vector by at most the sensitivity. The noise must have the stated deviation: the squares of
-    64 releases are a chi-square variable, which is outside of five deviations once in a million audits.
+    32 releases are a chi-square variable, which is outside of five deviations once in a million audits.
     """
     (release,), rng, data = plan.held_out, np.random.default_rng(0), loaded.recipe.data
     mechanism = release.mechanism
@@ -153,7 +153,7 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
     yield exact_finding(
         "D", "price of the held-out part", f"{own:.6g}", f"at most {claim:.6g}", own > claim * (1 + 1e-9)
     )
-    regression, units = data.task == "regression", 60
+    regression, units = data.task == "regression", 24
     rows = 1 if data.unit is None else min(data.unit.most_rows, _ROWS)
     classes = 2 if regression or data.classes is None else len(data.classes)
     y = rng.uniform(-1, 1, units * rows) if regression else rng.integers(0, classes, units * rows)
@@ -177,7 +177,7 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
         "D", f"held-out sum, one {unit} more", moved, f"at most {most:g}", max(moves) > most * (1 + 1e-9)
     )
     deviation = mechanism.noise_multiplier * mechanism.sensitivity
-    drawn = np.concatenate([part for seed in range(64) for part in made(0, seed)]) / deviation
+    drawn = np.concatenate([part for seed in range(32) for part in made(0, seed)]) / deviation
     off = abs(float((drawn**2).mean()) - 1) * math.sqrt(drawn.size / 2)
     told = f"deviation {float(np.sqrt((drawn**2).mean())):.4f} of the stated one"
     yield exact_finding("C", "noise of the held-out sum", told, "1", off > 5)

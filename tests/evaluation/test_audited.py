@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 USERS = {"privacy": {"unit": {"column": "who", "most_rows": 2}}}
 BY = {"data": {"evaluation": {"by": ["sex", "region"]}}}
 NUMBERS = {"data": {"task": "regression", "target_bounds": [0, 3], "classes": None, **BY["data"]}, **USERS}
-KINDS: dict[str, dict[str, Any]] = {"users": USERS, "groups": BY, "both": USERS | BY, "numbers": NUMBERS}
+KINDS: dict[str, dict[str, Any]] = {"users": USERS, "both": USERS | BY, "numbers": NUMBERS}
 
 
 def refuted(changes: dict[str, Any], folder: Path) -> list[str]:
@@ -92,8 +92,8 @@ def in_both(patch: Patch) -> None:
         ("users", every_row_counts),
         ("users", users_by_row),
         ("users", in_both),
-        ("groups", whole_shares),
-        ("groups", long_rows),
+        ("both", whole_shares),
+        ("both", long_rows),
         ("numbers", every_row_counts),
     ],
 )
