@@ -415,8 +415,8 @@ def page() -> str:
         f" often than stated in {len(short)} of {len(used)} cells. At n 2,000 and epsilon 1 they are larger than those"
         f" of split conformal prediction without privacy by {larger}.",
         "",
-        "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. The populations are described"
-        " in `benchmarks/evaluation.py`. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
+        "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. `benchmarks/evaluation.py`"
+        " describes the populations. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
         " 100.",
         "",
         "## Coverage of 95% intervals",

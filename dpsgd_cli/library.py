@@ -72,8 +72,9 @@ def train(
         book: The budget book of the table, which is charged before anything is released (`dpsgd budget`).
         say: Receives the lines that the command prints on stderr.
 
-    Raises the errors of `dpsgd_cli.errors`. A fifth of the records are cut as test records and declared public, unless
-    `overrides` says {"data.split": {"test": 0}} or another share. No message holds a cell of the records.
+    Raises the errors of `dpsgd_cli.errors`. A fifth of the records are held out and measured in private, at no further
+    price, unless `overrides` says {"data.split": {"test": 0}}, another share, or {"data.evaluation": "public"}. No
+    message holds a cell of the records.
     """
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
