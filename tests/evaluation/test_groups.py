@@ -142,7 +142,9 @@ def test_the_stated_noise_of_counts_is_that_of_repeated_releases() -> None:
     assert made[0].noised.deviation_of(np.ones(128)) == pytest.approx(alone * math.sqrt((4 / 3 + 6 / 4) / 2))
     assert np.std(records) == pytest.approx(alone * math.sqrt((4 / 3 + 6 / 4) / 2), rel=0.16)
     group = [one.groups["z"]["b"].records for one in made]
-    assert np.std(group) == pytest.approx(alone * math.sqrt(2 * 6 / 4), rel=0.16)
+    stated = groups.of_value(3, 2, 0.8) * ONE.noise_multiplier * math.sqrt(float(plan.covariance.sum()))
+    assert stated == pytest.approx(alone * math.sqrt(2 * 6 / 4))
+    assert np.std(group) == pytest.approx(stated, rel=0.16)
 
 
 def test_an_average_precision_is_covered_as_stated() -> None:
