@@ -405,7 +405,7 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
         return data.split
     if has_test:
         return None
-    if data.evaluation is None and data.path is not None and data.path.lower().endswith(".npz"):
+    if data.expects_test:
         raise DataError(
             f"{data.path} has no x_test, whose records would be the test records; give data.split, say {{test: 0.2}}"
         )

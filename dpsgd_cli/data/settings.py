@@ -205,6 +205,7 @@ class Data(Section):
     _unit: Unit | None = PrivateAttr(None)
     _folds: int | None = PrivateAttr(None)
     _by_place: bool = PrivateAttr(False)
+    _expects_test: bool = PrivateAttr(False)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -344,6 +345,11 @@ class Data(Section):
         return self.evaluation not in (None, "public")
 
     @property
+    def expects_test(self) -> bool:
+        """Return True if the file has to hold test records: nothing else says which are public."""
+        return self._expects_test
+
+    @property
     def groups(self) -> list[str]:
         """Return the columns by whose values held-out records are measured."""
         return self.evaluation.by if isinstance(self.evaluation, ByGroup) else []
@@ -376,8 +382,11 @@ class Data(Section):
         """
         if self.evaluation == "public" or self.path is None or self.test_path is not None:
             return self
-        cut = self.split.test != 0 if self.split is not None else not self.path.lower().endswith(".npz")
-        if self.evaluation is None and not cut:
+        if self.evaluation is None and self.split is None and folds is None and self.path.lower().endswith(".npz"):
+            made = self.model_copy()
+            made._expects_test = True
+            return made
+        if self.evaluation is None and self.split is not None and self.split.test == 0:
             return self
         split = self.split if folds is not None else self.split or Split()
         return self.model_copy(update={"evaluation": self.evaluation or "private", "split": split})

@@ -41,7 +41,11 @@ def refuted(changes: dict[str, Any], folder: Path) -> list[str]:
     if "unit" not in privacy:
         data["drop"] = ["who"]
     method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0}
-    recipe = {"name": "own", "data": {k: v for k, v in data.items() if v is not None}, "model": {"kind": "linear"}}
+    recipe: dict[str, Any] = {
+        "name": "own",
+        "data": {k: v for k, v in data.items() if v is not None},
+        "model": {"kind": "linear"},
+    }
     recipe |= {"method": method, "privacy": privacy, "epochs": 2, "seed": 0}
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
     settled = resolve_auto(load_recipe(str(folder / "own.yaml"), ()))

@@ -10,11 +10,13 @@ from sklearn import metrics as plain
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.evaluation import groups, metrics, run, sets
+from dpsgd_cli.evaluation import groups, metrics, run, sets, strategy
+from dpsgd_cli.evaluation.estimates import Measured
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
 QUIET = GaussianSum(1e-4, "add-remove")
+NAMES = (("x", "ab"), ("z", "abc"))
 ONE = held_out_release("gaussian", 1.0, 1e-5, "add-remove")
 
 
@@ -22,6 +24,11 @@ def grouped(rows: int, rng: np.random.Generator, users: int | None = None) -> He
     """Two columns of 3 and 4 values; with users, rows // 3 of three rows each."""
     columns = [Grouping(str(size), tuple("abcd"[:size]), rng.integers(0, size, rows)) for size in (3, 4)]
     return HeldOut(None if users is None else np.full(rows, 1 / users), tuple(columns), users is not None)
+
+
+def points(found: Measured) -> np.ndarray:
+    """The confusion matrix without intervals."""
+    return np.array([[one.value for one in row] for row in found.confusion], dtype=float)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
@@ -113,7 +120,7 @@ def test_without_noise_confusion_precision_and_curve_are_those_of_scikit_learn()
     outputs = rng.normal(0, 1, (rows, 4)) + np.eye(4)[y] * 1.5
     found = run.measure_classes(y, outputs, Release(QUIET), SeededStreams(0), rows)
     wanted = plain.confusion_matrix(y, outputs.argmax(axis=1), normalize="true")
-    assert np.allclose([[one.value for one in row] for row in found.confusion], wanted, atol=1e-3)
+    assert np.allclose(points(found), wanted, atol=1e-3)
     assert found.metrics["balanced_accuracy"].value == pytest.approx(np.diag(wanted).mean(), abs=1e-3)
     y = (rng.random(rows) < 0.1).astype(int)
     margin = rng.normal(2.0 * y - 2.5, 1.2)
@@ -121,7 +128,7 @@ def test_without_noise_confusion_precision_and_curve_are_those_of_scikit_learn()
     precision = plain.average_precision_score(y, margin)
     assert found.metrics["average_precision"].value == pytest.approx(precision, abs=5e-3)
     table = plain.confusion_matrix(y, margin > 0, normalize="true")
-    assert np.allclose([[one.value for one in row] for row in found.confusion], table, atol=1e-3)
+    assert np.allclose(points(found), table, atol=1e-3)
     share = 1 / (1 + np.exp(-margin))
     assert found.metrics["calibration_gap"].value == pytest.approx((y - share).mean(), abs=2e-3)
     for at, sensitive, specific in found.curve:
@@ -131,12 +138,10 @@ def test_without_noise_confusion_precision_and_curve_are_those_of_scikit_learn()
 
 def test_the_stated_noise_of_counts_is_that_of_repeated_releases() -> None:
     """Numbers of records of groups, all, and a confusion matrix's rows, over 200 releases of nothing."""
-    held = HeldOut(
-        None, tuple(Grouping(name, values, np.zeros(0, int)) for name, values in (("x", "ab"), ("z", "abc")))
-    )
+    held = HeldOut(None, tuple(Grouping(name, tuple(values), np.zeros(0, int)) for name, values in NAMES))
     release, y, outputs = held_out_releases(ONE, False), np.zeros(0, int), np.zeros((0, 3))
     made = [run.measure_classes(y, outputs, release, SeededStreams(seed), 9, held) for seed in range(200)]
-    plan = run.strategy.for_many_classes()
+    plan = strategy.for_many_classes()
     alone = ONE.noise_multiplier * math.sqrt(float(plan.covariance.sum()) / 0.8)
     records = [one.noised.records for one in made]
     assert made[0].noised.deviation_of(np.ones(128)) == pytest.approx(alone * math.sqrt((4 / 3 + 6 / 4) / 2))
