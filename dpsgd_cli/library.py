@@ -175,6 +175,14 @@ class Result:
         """Return `mean`, `std`, `ci95` and `n` over trials, by metric, such as `test_accuracy`."""
         return dict(self.document["metrics"])
 
+    def intervals(self, trial: int = 0) -> dict[str, tuple[float | None, float, float]]:
+        """Return (point, low, high) of each metric of a trial on private held-out records: 95% intervals, noise included.
+
+        The point is None if noise hides it. Empty if no held-out record is private.
+        """
+        released = self.document.get("evaluation")
+        return {name: (one[0], one[1], one[2]) for name, one in released[trial]["metrics"].items()} if released else {}
+
     @property
     def trials(self) -> list[dict[str, Any]]:
         """Return the outcome of each trial."""

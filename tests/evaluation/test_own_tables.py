@@ -69,7 +69,9 @@ def test_left_out_no_held_out_record_is_public(kind: str) -> None:
     else:
         facts = {"bounds": {"a": (0, 1)}, "categories": {"sex": ["f", "m"]}, "classes": ["no", "yes"]}
         changes = {"epochs": 5, "method": METHOD, "seed": 0}
-        told = dpsgd.train(frame(), changes, target="y", epsilon=2, delta=1e-4, drop=["who"], **facts).document  # type: ignore[arg-type]
+        result = dpsgd.train(frame(), changes, target="y", epsilon=2, delta=1e-4, drop=["who"], **facts)  # type: ignore[arg-type]
+        told = result.document
+        assert list(result.intervals()["auc"]) == told["evaluation"][0]["metrics"]["auc"]
     assert not [text for text in told["privacy"]["declarations"] if "test" in text or "without noise" in text]
     assert told["privacy"]["evaluation"] == "private" and told["privacy"]["epsilon"] <= 2
     assert 200 < told["evaluation"][0]["records"] < 400
