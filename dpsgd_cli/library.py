@@ -176,7 +176,7 @@ class Result:
         return dict(self.document["metrics"])
 
     def intervals(self, trial: int = 0) -> dict[str, tuple[float | None, float, float]]:
-        """Return (point, low, high) of each metric of a trial on private held-out records: 95% intervals, noise included.
+        """Return (point, low, high) by metric, on private held-out records: 95% intervals, noise included.
 
         The point is None if noise hides it. Empty if no held-out record is private.
         """
