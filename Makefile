@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -88,7 +88,7 @@ check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
-	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/tabular.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/tabular.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py benchmarks/evaluation.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
 	$(PIP) --quiet --editable '.[bench]'
@@ -112,6 +112,9 @@ beyond: reproduce-beyond ## Correlated noise, batches and clip bounds at equal b
 tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; an hour and a half)
 	$(PIP) --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks.tabular
+
+evaluation: venv ## Coverage of private evaluation in 2,000 simulations (adult is needed; an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evaluation $(ARGS)
 
 clean: ## Remove the virtual environment, builds and caches; results stay
 	rm -rf $(VENV) .venv-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

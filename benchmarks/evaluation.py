@@ -1,16 +1,25 @@
 """Coverage of private evaluation by simulation: intervals of metrics, and prediction sets.
 
-Run `python benchmarks/evaluation.py [REPEATS]` (default 2,000: about an hour; 200: a few minutes). Records come from
-populations with known metrics, measured by `dpsgd_cli.evaluation`, and compared with the truth. The table has, for each
-population, number of held-out records and epsilon at delta 1e-5, the share of 95% intervals that hold the truth and
-their median half-width; for sets of ten classes, mean coverage and size beside split conformal prediction.
+`python -m benchmarks.evaluation [SIMULATIONS] [--only NAME ...]` (default 2,000: about an hour of one processor; Adult
+needs its data) writes results/evaluation/*.csv after each hundred simulations, continues files that it finds there, and
+draws the page from them; with 0 simulations it only draws.
+
+Records come from populations whose metrics are known, or with replacement from one half of Adult, measured by
+`dpsgd_cli.evaluation` and compared with the truth. Columns: how often 95% intervals hold the truth, and the mean of
+their half-widths; `plain`: the same without privacy, by the standard error of a mean (DeLong for the AUC). For sets:
+mean coverage and size, and those of split conformal prediction.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -18,136 +27,499 @@ from scipy.stats import rankdata
 
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, sets
+from dpsgd_cli.evaluation.estimates import Estimate, Measured
+from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
 NUMBERS = (100, 500, 2_000, 10_000)
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 DELTA = 1e-5
-LARGE = 2_000_000
-Drawn = tuple[np.ndarray, np.ndarray]
+LARGE = 300_000
+ROUND = 100
+Z = 1.959963984540054
+SINGLE = HeldOut()
+OUT = Path(__file__).parent.parent / "results" / "evaluation"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows with truth `y` and margins or predictions `told` (n,); `held` says how they count."""
+
+    y: np.ndarray
+    told: np.ndarray
+    held: HeldOut = SINGLE
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight of each row."""
+        return np.ones(len(self.y)) if self.held.weights is None else self.held.weights
+
+    def only(self, rows: np.ndarray) -> Drawn:
+        """Return these rows, each with weight 1."""
+        return Drawn(self.y[rows], self.told[rows])
+
+
+Population = Callable[[int, np.random.Generator], Drawn]
 
 
 def calibrated(n: int, rng: np.random.Generator) -> Drawn:
     """AUC .8, prevalence .3, calibrated margins."""
     y, d = rng.random(n) < 0.3, math.sqrt(2) * ndtri(0.8)
-    return y.astype(int), rng.normal(np.where(y, 1, -1) * d * d / 2 + math.log(3 / 7), d)
+    return Drawn(y.astype(int), rng.normal(np.where(y, 1, -1) * d * d / 2 + math.log(3 / 7), d))
 
 
 def heavy(n: int, rng: np.random.Generator) -> Drawn:
     """Balanced classes, margins with heavy tails that are not calibrated."""
     y = rng.random(n) < 0.5
-    return y.astype(int), rng.standard_t(3, n) * 1.5 + np.where(y, 1.5, -1.0)
+    return Drawn(y.astype(int), rng.standard_t(3, n) * 1.5 + np.where(y, 1.5, -1.0))
 
 
 def rare(n: int, rng: np.random.Generator) -> Drawn:
     """Prevalence .08, well separated."""
     y = rng.random(n) < 0.08
-    return y.astype(int), rng.normal(np.where(y, 1.0, -4.0), 1.5)
+    return Drawn(y.astype(int), rng.normal(np.where(y, 1.0, -4.0), 1.5))
+
+
+def grouped(n: int, rng: np.random.Generator) -> Drawn:
+    """A tenth of the records are of group b, for which the margins are worse; metrics are those of b."""
+    drawn, codes = calibrated(n, rng), (rng.random(n) < 0.1).astype(int)
+    told = drawn.told + codes * rng.normal(0.5, 1.0, n)
+    return Drawn(drawn.y, told, HeldOut(None, (Grouping("group", ("a", "b"), codes),)))
+
+
+def users(n: int, rng: np.random.Generator) -> Drawn:
+    """Users with 1 to 5 rows, whose margins share half of their variance; metrics are means over users."""
+    rows = rng.integers(1, 6, n)
+    whose, d = np.repeat(np.arange(n), rows), math.sqrt(2) * ndtri(0.8)
+    y = rng.random(len(whose)) < np.where(rng.random(n) < 0.5, 0.1, 0.5)[whose]
+    noise = (rng.normal(0, 1, n)[whose] + rng.normal(0, 1, len(whose))) / math.sqrt(2)
+    margin = np.where(y, 1, -1) * d * d / 2 + math.log(3 / 7) + d * noise
+    return Drawn(y.astype(int), margin, HeldOut(1 / rows[whose], (), users=True))
+
+
+def adult() -> Population:
+    """A logistic regression fitted to one half of Adult; records are drawn with replacement from the other half."""
+    from sklearn.linear_model import LogisticRegression
+
+    from dpsgd_cli.data.preparation import prepare
+    from dpsgd_cli.recipe.loading import load_recipe
+    from dpsgd_cli.training.plans import resolve_auto
+
+    loaded = resolve_auto(load_recipe("tabular/adult", ["folds=null"]))
+    data = loaded.recipe.data
+    made = prepare(data, loaded.base, 1, lambda trial, purpose, exact, *_: exact, "add-remove")
+    x, y = np.concatenate([made.train_x, made.test_x]), np.concatenate([made.train_y, made.test_y])
+    half = np.random.default_rng(0).random(len(y)) < 0.5
+    margin = LogisticRegression(max_iter=300).fit(x[half], y[half]).decision_function(x[~half])
+    truth = y[~half]
+
+    def draw(n: int, rng: np.random.Generator) -> Drawn:
+        rows = np.arange(len(truth)) if n == LARGE else rng.integers(0, len(truth), n)
+        return Drawn(truth[rows], margin[rows])
+
+    return draw
 
 
 def normal_errors(n: int, rng: np.random.Generator) -> Drawn:
     """Targets in [-1, 1] with normal errors of standard deviation .08."""
     y = rng.normal(0, 0.3, n).clip(-1, 1)
-    return y, y - rng.normal(0, 0.08, n)
+    return Drawn(y, y - rng.normal(0, 0.08, n))
 
 
 def heavy_errors(n: int, rng: np.random.Generator) -> Drawn:
     """Targets in [-1, 1] with errors of a t law with four degrees of freedom."""
     y = rng.normal(0, 0.3, n).clip(-1, 1)
-    return y, y - rng.standard_t(4, n) * 0.05
+    return Drawn(y, y - rng.standard_t(4, n) * 0.05)
 
 
-def true_of_classes(y: np.ndarray, margin: np.ndarray) -> dict[str, float]:
-    """Return the metrics of a large sample, from unbinned margins."""
+def plain_of_classes(drawn: Drawn) -> dict[str, Estimate]:
+    """Return metrics of records, from unbinned margins, with intervals by their standard errors."""
+    y, margin, w = drawn.y, drawn.told, drawn.weights
     p = 1 / (1 + np.exp(-margin))
     clipped = p.clip(0.01, 0.99)
-    positives, ranks = int(y.sum()), rankdata(margin)
-    recall, specificity = (margin[y == 1] > 0).mean(), (margin[y == 0] <= 0).mean()
+    right = (margin > 0) == (y == 1)
+    found = {
+        "accuracy": _mean(right, w),
+        "sensitivity": _mean(right[y == 1], w[y == 1]),
+        "specificity": _mean(right[y == 0], w[y == 0]),
+        "log_loss": _mean(-np.log(np.where(y == 1, clipped, 1 - clipped)), w),
+        "brier": _mean((p - y) ** 2, w),
+        "calibration_gap": _mean(y - p, w),
+    }
+    parts = [found["sensitivity"], found["specificity"]]
+    found["balanced_accuracy"] = _around(
+        float(np.mean([one.value for one in parts])), math.hypot(*(one.high - one.low for one in parts)) / 4 / Z
+    )
+    found["auc"], found["average_precision"] = _auc(y, margin, w), _average_precision(y, margin, w)
+    return found
+
+
+def plain_of_numbers(drawn: Drawn, clamp: float) -> dict[str, Estimate]:
+    """Return metrics of records, with errors clamped at `clamp`; no standard errors of R2 and quantiles."""
+    raw = np.abs(drawn.y - drawn.told)
+    error = np.minimum(raw, clamp)
+    mse = _mean(error**2, drawn.weights)
+    root = math.sqrt(mse.value or 0.0)
+    ends = (float(np.quantile(raw, 0.5)), float(np.quantile(raw, 0.9)))
     return {
-        "accuracy": ((margin > 0) == (y == 1)).mean(),
-        "balanced_accuracy": (recall + specificity) / 2,
-        "sensitivity": recall,
-        "auc": (ranks[y == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(y) - positives)),
-        "log_loss": -np.log(np.where(y == 1, clipped, 1 - clipped)).mean(),
-        "brier": ((p - y) ** 2).mean(),
+        "mae": _mean(error, drawn.weights),
+        "rmse": _around(root, (mse.high - mse.low) / 2 / Z / max(2 * root, 1e-12)),
+        "r2": Estimate(1 - (mse.value or 0.0) / drawn.y.var(), math.nan, math.nan),
+        "error_quantile_50": Estimate(ends[0], math.nan, math.nan),
+        "error_quantile_90": Estimate(ends[1], math.nan, math.nan),
     }
 
 
-def true_of_numbers(y: np.ndarray, told: np.ndarray, clamp: float) -> dict[str, float]:
-    """Return the metrics of a large sample, with errors clamped at `clamp`."""
-    error = np.minimum(np.abs(y - told), clamp)
-    return {"mae": error.mean(), "rmse": math.sqrt((error**2).mean()), "r2": 1 - (error**2).mean() / y.var()}
+def _around(value: float, deviation: float) -> Estimate:
+    return Estimate(value, value - Z * deviation, value + Z * deviation)
 
 
-def metrics(draw: Callable[[int, np.random.Generator], Drawn], repeats: int, regression: bool) -> None:
-    """Print coverage and half-widths of one population."""
-    rng = np.random.default_rng(0)
-    large = draw(LARGE, rng)
-    for n in NUMBERS:
-        for epsilon in EPSILONS:
-            release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), regression)
-            held: dict[str, list[tuple[bool, float]]] = {}
-            for repeat in range(repeats):
-                y, told = draw(n, rng)
-                stream = SeededStreams(repeat)
-                if regression:
-                    found = run.measure_numbers(y, told, (-1.0, 1.0), release, stream, n)
-                    truth = true_of_numbers(*large, found.clamp or 2.0)
-                else:
-                    found = run.measure_classes(y, told[:, None], release, stream, n)
-                    truth = true_of_classes(*large) if not held else truth
-                for name, value in truth.items():
-                    own = found.metrics[name]
-                    held.setdefault(name, []).append((own.low <= value <= own.high, (own.high - own.low) / 2))
-            cells = [
-                f"{name} {np.mean([hit for hit, _ in rows]):.3f} +-{np.median([wide for _, wide in rows]):.4f}"
-                for name, rows in held.items()
-            ]
-            print(f"{draw.__name__:14} n {n:6} epsilon {epsilon:3g}  " + "  ".join(cells), flush=True)
+def _mean(values: np.ndarray, weights: np.ndarray) -> Estimate:
+    if weights.sum() == 0:
+        return Estimate(0.0, math.nan, math.nan)
+    mean = float((values * weights).sum() / weights.sum())
+    return _around(mean, math.sqrt(float((weights**2 * (values - mean) ** 2).sum())) / float(weights.sum()))
 
 
-def sets_of_ten(repeats: int, coverage: float = 0.9) -> None:
-    """Print mean coverage and size of private sets and of split conformal sets."""
-    rng = np.random.default_rng(0)
+def _auc(y: np.ndarray, margin: np.ndarray, w: np.ndarray) -> Estimate:
+    """Return the AUC with DeLong's standard error; with weights, by sorting and without an interval."""
+    if y.min() == y.max():
+        return Estimate(0.5, math.nan, math.nan)
+    if (w == 1).all():
+        ranks, positive = rankdata(margin), y == 1
+        many, others = int(positive.sum()), int((~positive).sum())
+        below = (ranks[positive] - rankdata(margin[positive])) / others
+        above = 1 - (ranks[~positive] - rankdata(margin[~positive])) / many
+        return _around(float(below.mean()), math.sqrt(below.var() / many + above.var() / others))
+    order = np.argsort(margin, kind="stable")
+    negative = np.cumsum(w[order] * (y[order] == 0)) - w[order] * (y[order] == 0) / 2
+    area = (negative * w[order] * (y[order] == 1)).sum() / ((w * (y == 0)).sum() * (w * (y == 1)).sum())
+    return Estimate(float(area), math.nan, math.nan)
 
-    def draw(n: int) -> Drawn:
-        y = rng.integers(0, 10, n)
-        logits = rng.normal(0, 1, (n, 10))
-        logits[np.arange(n), y] += 2
+
+def _average_precision(y: np.ndarray, margin: np.ndarray, w: np.ndarray) -> Estimate:
+    order = np.argsort(-margin, kind="stable")
+    hits = np.cumsum(w[order] * y[order])
+    precision = hits / np.cumsum(w[order])
+    return Estimate(float((precision * w[order] * y[order]).sum() / max(hits[-1], 1e-12)), math.nan, math.nan)
+
+
+Row = dict[str, Any]
+Sums = dict[str, np.ndarray]
+
+
+class Cell:
+    """Sums over the simulations of one population, number of records and epsilon."""
+
+    def __init__(self, population: str, draw: Population, large: Drawn, n: int, epsilon: float) -> None:
+        self.population, self.draw, self.n, self.epsilon = population, draw, n, epsilon
+        self.large, self.done, self.sums = large, 0, dict[str, np.ndarray]()
+        self.numbers = population.endswith("errors")
+        self.release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), self.numbers)
+        self.by_clamp: dict[float, dict[str, Estimate]] = {}
+        self.truth = {} if self.numbers else plain_of_classes(large)
+
+    def more(self, simulations: int) -> None:
+        """Add simulations."""
+        for _ in range(simulations):
+            rng = np.random.default_rng([self.done, self.n, int(self.epsilon * 10)])
+            drawn, stream = self.draw(self.n, rng), SeededStreams(self.done)
+            self.done += 1
+            if self.numbers:
+                found = run.measure_numbers(drawn.y, drawn.told, (-1.0, 1.0), self.release, stream, self.n)
+                clamp = found.clamp or 2.0
+                if clamp not in self.by_clamp:
+                    self.by_clamp[clamp] = plain_of_numbers(self.large, clamp)
+                truth, plain = self.by_clamp[clamp], plain_of_numbers(drawn, clamp)
+                metrics = found.metrics
+            else:
+                found = run.measure_classes(
+                    drawn.y, drawn.told[:, None], self.release, stream, len(drawn.y), drawn.held
+                )
+                metrics = _metrics_of(found)
+                own = drawn.only(_of_group(drawn)) if drawn.held.groupings else drawn
+                truth, plain = self.truth, plain_of_classes(own) if len(own.y) else {}
+            for name, value in truth.items():
+                self._count(name, value.value or 0.0, metrics[name], plain.get(name))
+
+    def _count(self, name: str, truth: float, own: Estimate, plain: Estimate | None) -> None:
+        added = [own.low <= truth <= own.high, (own.high - own.low) / 2, own.value is not None, 0.0, 0.0, 0]
+        if plain is not None and not math.isnan(plain.low):
+            added[3:] = [plain.low <= truth <= plain.high, (plain.high - plain.low) / 2, 1]
+        self.sums[name] = self.sums.get(name, np.zeros(6)) + np.array(added, dtype=float)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each metric."""
+        for name, (held, wide, shown, plain, plainly, known) in self.sums.items():
+            yield {
+                "population": self.population,
+                "records": self.n,
+                "epsilon": self.epsilon,
+                "metric": name,
+                "simulations": self.done,
+                "coverage": round(held / self.done, 4),
+                "half_width": round(wide / self.done, 5),
+                "with_point": round(shown / self.done, 3),
+                "plain_coverage": round(plain / known, 4) if known else "",
+                "plain_half_width": round(plainly / known, 5) if known else "",
+                "plain_simulations": int(known),
+            }
+
+    def restore(self, rows: list[dict[str, str]]) -> None:
+        """Continue from the cell's rows of a file."""
+        for row in rows:
+            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
+                self.done = int(row["simulations"])
+                known = int(row.get("plain_simulations") or self.done)
+                own = [float(row[key]) * self.done for key in ("coverage", "half_width", "with_point")]
+                plain = [float(row[key] or 0) * known for key in ("plain_coverage", "plain_half_width")]
+                known = known if row["plain_coverage"] else 0
+                self.sums[row["metric"]] = np.array([round(own[0]), *own[1:], round(plain[0]), plain[1], known])
+
+
+def _metrics_of(found: Measured) -> dict[str, Estimate]:
+    return found.groups["group"]["b"].metrics if found.groups else found.metrics
+
+
+def _of_group(drawn: Drawn) -> np.ndarray:
+    return drawn.held.groupings[0].codes == 1
+
+
+class SetCell:
+    """Sums over simulations of prediction sets: coverage and size beside split conformal prediction."""
+
+    def __init__(self, kind: str, n: int, epsilon: float, coverage: float) -> None:
+        self.kind, self.n, self.epsilon, self.coverage = kind, n, epsilon, coverage
+        self.release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), kind == "numbers")
+        self.done, self.refused, self.everything = 0, 0, 0
+        self.sums = np.zeros(4)
+        y, outputs = self._draw(200_000, np.random.default_rng(1))
+        own, every = self._scores(y, outputs)
+        self.own, self.every = np.sort(own), np.sort(every.ravel())
+
+    def _draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if self.kind == "numbers":
+            return rng.normal(0, 0.08, n), np.zeros((n, 1))
+        if self.kind == "two classes":
+            drawn = calibrated(n, rng)
+            return drawn.y, drawn.told[:, None]
+        y, logits = rng.integers(0, 10, n), rng.normal(0, 1, (n, 10))
+        logits[np.arange(n), y] += 2.4
         return y, 2 * logits
 
-    y, logits = draw(100_000)
-    scores = run.margins_of(logits)
-    true = scores[np.arange(len(y)), y]
-    for n in NUMBERS[1:]:
-        for epsilon in EPSILONS:
-            release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), False)
-            rows = []
-            for repeat in range(repeats):
-                labels, outputs = draw(n)
-                found = run.measure_classes(labels, outputs, release, SeededStreams(repeat), n)
-                edge = sets.threshold_of_classes(found.noised, False, coverage).edge
-                least = -np.inf if edge is None else edge
-                own = np.sort(run.margins_of(outputs)[np.arange(n), labels])
-                split = own[math.floor((1 - coverage) * (n + 1)) - 1]
-                rows.append(
-                    [
-                        (true >= t).mean() if k < 2 else (scores >= t).sum(axis=1).mean()
-                        for k, t in enumerate((least, split, least, split))
-                    ]
+    def _scores(self, y: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores of the true classes (n,) and of all classes (n, K); for numbers, minus the error."""
+        if self.kind == "numbers":
+            return -np.abs(y) / 2, np.zeros(0)
+        scores = np.hstack([-outputs, outputs]) if outputs.shape[1] == 1 else run.margins_of(outputs)
+        return scores[np.arange(len(y)), y], scores
+
+    def more(self, simulations: int) -> None:
+        """Add simulations."""
+        for _ in range(simulations):
+            rng = np.random.default_rng([self.done, self.n, int(self.epsilon * 10)])
+            y, outputs = self._draw(self.n, rng)
+            own, _ = self._scores(y, outputs)
+            split = np.sort(own)[math.floor((1 - self.coverage) * (self.n + 1)) - 1]
+            stream = SeededStreams(self.done)
+            self.done += 1
+            if self.kind == "numbers":
+                noised = run.measure_numbers(y, outputs[:, 0], (-1, 1), self.release, stream, self.n).noised
+            else:
+                noised = run.measure_classes(y, outputs, self.release, stream, self.n).noised
+            try:
+                edge = sets.threshold(noised, KINDS[self.kind], self.coverage).edge
+            except ValueError:
+                self.refused += 1
+                continue
+            self.everything += edge is None
+            least = -math.inf if edge is None else -edge if self.kind == "numbers" else edge
+            self.sums += [self._covered(least), self._size(least), self._covered(split), self._size(split)]
+
+    def _covered(self, least: float) -> float:
+        return 1 - float(np.searchsorted(self.own, least)) / len(self.own)
+
+    def _size(self, least: float) -> float:
+        if self.kind == "numbers":
+            return min(-4 * least, 2.0)
+        return (len(self.every) - float(np.searchsorted(self.every, least))) / len(self.own)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the row of the cell."""
+        kept = max(self.done - self.refused, 1)
+        covered, size, split_covered, split_size = self.sums / kept
+        yield {
+            "sets": self.kind,
+            "stated": self.coverage,
+            "records": self.n,
+            "epsilon": self.epsilon,
+            "simulations": self.done,
+            "refused": self.refused,
+            "everything": self.everything,
+            "coverage": round(covered, 4),
+            "size": round(size, 4),
+            "split_coverage": round(split_covered, 4),
+            "split_size": round(split_size, 4),
+        }
+
+    def restore(self, rows: list[dict[str, str]]) -> None:
+        """Continue from the cell's row of a file."""
+        for row in rows:
+            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
+                self.done, self.refused, self.everything = (
+                    int(row[key]) for key in ("simulations", "refused", "everything")
                 )
-            covered, split_covered, size, split_size = np.mean(rows, axis=0)
-            print(
-                f"sets of {coverage:.0%}    n {n:6} epsilon {epsilon:3g}  covered {covered:.4f}"
-                f" (split {split_covered:.4f})  size {size:.3f} (split {split_size:.3f})",
-                flush=True,
-            )
+                names = ("coverage", "size", "split_coverage", "split_size")
+                self.sums = np.array([float(row[name]) for name in names]) * (self.done - self.refused)
+
+
+POPULATIONS: dict[str, Population] = {
+    one.__name__: one for one in (calibrated, heavy, rare, grouped, users, normal_errors, heavy_errors)
+}
+KINDS = {"ten classes": "classes", "two classes": "two-classes", "numbers": "numbers"}
+
+
+def cells_of(name: str) -> Sequence[Cell | SetCell]:
+    """Return the cells of a population, or of a kind of sets."""
+    if name in KINDS:
+        return [SetCell(name, n, epsilon, 0.9) for n in NUMBERS for epsilon in EPSILONS]
+    draw = adult() if name == "adult" else POPULATIONS[name]
+    large = draw(LARGE, np.random.default_rng(0))
+    large = large.only(_of_group(large)) if large.held.groupings else large
+    if name.endswith("errors"):
+        large = large.only(np.arange(100_000))
+    return [Cell(name, draw, large, n, epsilon) for n in NUMBERS for epsilon in EPSILONS]
+
+
+def page() -> str:
+    """Return the page of all files: findings, coverage of intervals, widths, prediction sets."""
+    files = {path.stem: list(csv.DictReader(path.open(encoding="utf-8"))) for path in sorted(OUT.glob("*.csv"))}
+    intervals = [row for rows in files.values() for row in rows if "metric" in row]
+    of_sets = [row for rows in files.values() for row in rows if "sets" in row]
+    used = [row for row in of_sets if int(row["simulations"]) > int(row["refused"])]
+    good = [row for row in intervals if float(row["coverage"]) >= 0.93]
+    least = min(intervals, key=lambda row: float(row["coverage"]))
+    short = [row for row in used if float(row["coverage"]) < float(row["stated"])]
+    fewest = min(int(row["simulations"]) for row in intervals)
+    large = [_one(used, kind, 2000, 1.0) for kind in KINDS]
+    larger = ", ".join(
+        f"{float(row['size']) / float(row['split_size']) - 1:+.1%} ({row['sets']})" for row in large if row
+    )
+    lines = [
+        "# Private evaluation: coverage",
+        "",
+        f"**Findings.** {len(good)} of {len(intervals)} cells (population, metric, number of held-out records,"
+        f" epsilon; at least {fewest} simulations each) have 95% intervals that hold the truth in at least 93% of"
+        f" simulations. The least coverage is {_percent(least['coverage'])}: {least['metric'].replace('_', ' ')} of"
+        f" {least['population']}, n {least['records']}, epsilon {least['epsilon']}. Prediction sets hold the truth less"
+        f" often than stated in {len(short)} of {len(used)} cells. At n 2,000 and epsilon 1 they are larger than those"
+        f" of split conformal prediction without privacy by {larger}.",
+        "",
+        "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. `benchmarks/evaluation.py`"
+        " describes the populations. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
+        " 100.",
+        "",
+        "## Coverage of 95% intervals",
+        "",
+        "Least, mean and greatest over the four epsilons and all numbers of records; plain: mean without privacy.",
+        "",
+        "| population | simulations | metric | least | mean | greatest | plain |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for population in dict.fromkeys(row["population"] for row in intervals):
+        own = [row for row in intervals if row["population"] == population]
+        for metric in dict.fromkeys(row["metric"] for row in own):
+            cells = [row for row in own if row["metric"] == metric]
+            found = [float(row["coverage"]) for row in cells]
+            plain = [float(row["plain_coverage"]) for row in cells if row["plain_coverage"]]
+            beside = f"{np.mean(plain):.3f}" if plain else ""
+            numbers = f"{min(found):.3f} | {np.mean(found):.3f} | {max(found):.3f} | {beside}"
+            lines.append(f"| {population} | {cells[0]['simulations']} | {metric.replace('_', ' ')} | {numbers} |")
+    lines += [
+        "",
+        "## Widths",
+        "",
+        "Mean half-width of the 95% intervals, with the plain one in brackets.",
+        "",
+        "| population | metric | epsilon | " + " | ".join(f"n {n:,}" for n in NUMBERS) + " |",
+        "| --- | --- | ---: |" + " ---: |" * len(NUMBERS),
+    ]
+    for population, names in WIDTHS.items():
+        for metric in names:
+            for epsilon in EPSILONS:
+                cells = [
+                    row
+                    for row in intervals
+                    if (row["population"], row["metric"], row["epsilon"]) == (population, metric, str(epsilon))
+                ]
+                if cells:
+                    told = " | ".join(f"{row['half_width']} ({row['plain_half_width'] or '-'})" for row in cells)
+                    lines.append(f"| {population} | {metric.replace('_', ' ')} | {epsilon:g} | {told} |")
+    lines += [
+        "",
+        "## Prediction sets and intervals",
+        "",
+        "Stated coverage 90%. Refused: `predict --coverage` refuses so few records. Everything: no threshold was found,"
+        " so that sets hold all classes. Size: mean number of classes, or mean width of an interval.",
+        "",
+        "| sets | n | epsilon | simulations | refused | everything | covered | size | split: covered | split: size |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in of_sets:
+        some = int(row["simulations"]) > int(row["refused"])
+        measured = [row[key] if some else "-" for key in ("coverage", "size", "split_coverage", "split_size")]
+        counts = [row[key] for key in ("sets", "records", "epsilon", "simulations", "refused", "everything")]
+        lines.append(f"| {' | '.join([*counts, *measured])} |")
+    return "\n".join([*lines, ""])
+
+
+WIDTHS = {
+    "calibrated": ("accuracy", "log_loss", "auc", "average_precision"),
+    "adult": ("accuracy", "auc"),
+    "grouped": ("accuracy",),
+    "users": ("accuracy",),
+    "normal_errors": ("mae", "rmse"),
+}
+"""Metrics of the table of widths."""
+
+
+def _one(rows: list[dict[str, str]], kind: str, n: int, epsilon: float) -> dict[str, str] | None:
+    wanted = (kind, str(n), str(epsilon))
+    return next((row for row in rows if (row["sets"], row["records"], row["epsilon"]) == wanted), None)
+
+
+def _percent(share: str) -> str:
+    return f"{float(share):.1%}"
+
+
+def main() -> None:
+    """Simulate in rounds over all populations, and write after each."""
+    names = [*POPULATIONS, "adult", *KINDS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("simulations", type=int, nargs="?", default=2000)
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    asked = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    every: dict[Path, Sequence[Cell | SetCell]] = {}
+    for name in asked.only if asked.simulations else ():
+        path, cells = OUT / f"{name.replace(' ', '-').replace('_', '-')}.csv", cells_of(name)
+        if path.exists():
+            rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+            for cell in cells:
+                cell.restore(rows)
+        every[path] = cells
+    for wanted in range(ROUND, asked.simulations + ROUND, ROUND):
+        for path, cells in every.items():
+            for cell in cells:
+                cell.more(min(wanted, asked.simulations) - cell.done)
+            found = [row for cell in cells for row in cell.rows()]
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, list(found[0]))
+                writer.writeheader()
+                writer.writerows(found)
+            print(path.name, found[0]["simulations"], file=sys.stderr, flush=True)
+    (OUT / "README.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    many = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    for population in (calibrated, heavy, rare):
-        metrics(population, many, regression=False)
-    for population in (normal_errors, heavy_errors):
-        metrics(population, many, regression=True)
-    sets_of_ten(max(many // 20, 10))
+    main()

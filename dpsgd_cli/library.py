@@ -72,8 +72,9 @@ def train(
         book: The budget book of the table, which is charged before anything is released (`dpsgd budget`).
         say: Receives the lines that the command prints on stderr.
 
-    Raises the errors of `dpsgd_cli.errors`. A fifth of the records are cut as test records and declared public, unless
-    `overrides` says {"data.split": {"test": 0}} or another share. No message holds a cell of the records.
+    Raises the errors of `dpsgd_cli.errors`. A fifth of the records are held out and measured in private, at no further
+    price, unless `overrides` says {"data.split": {"test": 0}}, another share, or {"data.evaluation": "public"}. No
+    message holds a cell of the records.
     """
     options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
@@ -173,6 +174,14 @@ class Result:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return `mean`, `std`, `ci95` and `n` over trials, by metric, such as `test_accuracy`."""
         return dict(self.document["metrics"])
+
+    def intervals(self, trial: int = 0) -> dict[str, tuple[float | None, float, float]]:
+        """Return (point, low, high) by metric, on private held-out records: 95% intervals, noise included.
+
+        The point is None if noise hides it. Empty if no held-out record is private.
+        """
+        released = self.document.get("evaluation")
+        return {name: (one[0], one[1], one[2]) for name, one in released[trial]["metrics"].items()} if released else {}
 
     @property
     def trials(self) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from dpsgd_cli.data.on_disk import DiskPart, Transform
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.evaluation.groups import Grouping
 from dpsgd_cli.preconditioning.marginals import Columns
 
 Noised = Callable[[np.ndarray], np.ndarray]
@@ -232,6 +233,7 @@ class Dataset:
     `unreleased` is what the steps in `nonprivate` kept of the training rows.
 
     `keys` are those of the training rows, then of the test rows; None if nothing is cut or rows stay on disk.
+    `groupings` are the groups of the test rows that a private evaluation asks for (`data.evaluation.by`).
     `train_records` is that of the outline; None for the number of rows. `norm_bound` and `columns` are those of the
     outline.
     """
@@ -256,6 +258,7 @@ class Dataset:
     public_x: Any = None
     public_y: Any = None
     keys: Keys | None = None
+    groupings: tuple[Grouping, ...] = ()
     train_records: int | None = None
     norm_bound: float | None = None
     columns: Callable[[], Columns] = Columns

@@ -92,7 +92,9 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
     hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
-    how = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
+    how = data.model_dump(
+        mode="json", exclude={"preprocess", "features", "split", "evaluation", "validation", "augment"}
+    )
     asked = [how, hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))

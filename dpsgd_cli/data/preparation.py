@@ -19,6 +19,7 @@ import numpy as np
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.terminal import SILENT
+from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.discover import Discover
@@ -30,9 +31,10 @@ from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
-from dpsgd_cli.data.users import by_user
+from dpsgd_cli.data.users import by_user, in_memory
 from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.evaluation.groups import Grouping
 from dpsgd_cli.preconditioning.marginals import Columns
 
 
@@ -59,6 +61,7 @@ def outline(data: Data, base: Path) -> Outline:
         name = card.name
     sizes = _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
+    _group_columns(layout, data, name)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
     shape, columns = layouts[-1].shape, _columns(steps, layouts)
@@ -207,6 +210,7 @@ def prepare(
     for step in steps:
         if isinstance(step, Discover):
             step.texts = source.texts
+    groupings = _groupings(source, data, base)
     source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
@@ -239,10 +243,39 @@ def prepare(
         public_x=made.get("public"),
         public_y=None if cut.public is None else _own(cut.public.y),
         keys=_all_keys(train, test),
+        groupings=groupings,
         train_records=sizes.train,
         norm_bound=preprocess.norm_bound(steps, layouts),
         columns=_columns(steps, layouts),
     )
+
+
+def _groupings(source: RawDataset, data: Data, base: Path) -> tuple[Grouping, ...]:
+    """Return the groups of the held-out records, from their columns as read, in the order of the test rows."""
+    places = _group_columns(source.layout, data, source.name)
+    if not places:
+        return ()
+    rows = in_memory(_parts(source, data, base).test).x
+    return tuple(Grouping(name, values, rows[:, place].astype(np.int64)) for name, (place, values) in places.items())
+
+
+def _group_columns(layout: Layout, data: Data, name: str) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Return the place and the values of each column of `data.evaluation.by`.
+
+    Raises DataError for a column that is not there, or whose values are not public.
+    """
+    known = {
+        column.name: (place, column.values)
+        for place, column in enumerate(layout.columns or ())
+        if column.values is not None and column.private is None
+    }
+    for column in data.groups:
+        if column not in known:
+            raise DataError(
+                f"data.evaluation.by: {name} has no column {quoted(column)} with public categories"
+                f"{suggested(column, list(known))}; list its values under data.categorical"
+            )
+    return {column: known[column] for column in data.groups}
 
 
 def _all_keys(train: Part | DiskPart, test: Part | DiskPart) -> Keys | None:
@@ -293,8 +326,9 @@ def training_rows(source: RawDataset, data: Data, base: Path) -> Part:
 
 
 def held_out_rows(source: RawDataset, data: Data, base: Path) -> Part:
-    """Return the held-out part of records as read, with its keys. Not for rows on disk, folds or users."""
-    test = _parts(_with_keys(source, data, base), data, base).test
+    """Return the held-out part of records as read, with its keys. Not for rows on disk, or folds."""
+    keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
+    test = _parts(keyed, data, base).test
     assert isinstance(test, Part)
     return test
 
@@ -373,6 +407,10 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
         return data.split
     if has_test:
         return None
+    if data.expects_test:
+        raise DataError(
+            f"{data.path} has no x_test, whose records would be the test records; give data.split, say {{test: 0.2}}"
+        )
     return Split() if data.name is None or data.unit is not None else cards.plain_card(data, base).split
 
 
@@ -441,7 +479,7 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
 def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
     """Return the declarations of the numbers of records, or of users."""
     what, records = "records" if data.unit is None else "users", sum(sizes.files)
-    private = data.evaluation == "private"
+    private = data.measured_privately
     measured = "what is measured on them is reported without noise."
     if data.folds is not None:
         train = places_of_a_fold(sizes.files, data.folds, data.by_place)

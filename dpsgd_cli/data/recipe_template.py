@@ -223,14 +223,10 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")
     ]
-    measured = (
-        []
-        if unit
-        else [
-            "  split: {test: 0.2}",
-            "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
-        ]
-    )
+    measured = [
+        "  split: {test: 0.2}",
+        "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
+    ]
     of = "records" if not unit else "users"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(

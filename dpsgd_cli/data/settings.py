@@ -104,6 +104,14 @@ class PublicSet(Section):
 Cut = Split | ValidationSet | PublicSet
 
 
+class ByGroup(Section):
+    """Private evaluation, also by group."""
+
+    by: Annotated[list[str], Field(min_length=1, max_length=5)] = Field(
+        description="Columns with public categories: metrics are also those of the records with each value."
+    )
+
+
 class Augment(Section):
     """Copies of every training image, cropped and mirrored at random; their gradients are averaged before clipping."""
 
@@ -197,6 +205,7 @@ class Data(Section):
     _unit: Unit | None = PrivateAttr(None)
     _folds: int | None = PrivateAttr(None)
     _by_place: bool = PrivateAttr(False)
+    _expects_test: bool = PrivateAttr(False)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -257,10 +266,12 @@ class Data(Section):
         " memory does not grow with rows; for batches of single records (poisson, shuffle).",
     )
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
-    evaluation: Literal["private", "public"] | None = Field(
+    evaluation: Literal["private", "public"] | ByGroup | None = Field(
         None,
         description="How held-out records are measured: private (one noisy release at the end, which costs nothing"
-        " more: metrics with intervals), or public (left out; without noise, so they are declared public).",
+        " more: metrics with intervals; with {by: [sex]} also by group), or public (without noise, so they are declared"
+        " public). Left out: private for a file of your own that has no test records, public for cards and files with"
+        " test records.",
     )
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."
@@ -328,6 +339,21 @@ class Data(Section):
         return None if self.unit is None or self.unit.in_a_file else self.unit.column
 
     @property
+    def measured_privately(self) -> bool:
+        """Return True if held-out records are private, and measured by one noisy release."""
+        return self.evaluation not in (None, "public")
+
+    @property
+    def expects_test(self) -> bool:
+        """Return True if the file has to hold test records: nothing else says which are public."""
+        return self._expects_test
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the columns by whose values held-out records are measured."""
+        return self.evaluation.by if isinstance(self.evaluation, ByGroup) else []
+
+    @property
     def pooled(self) -> bool:
         """Return True if the recipe's split or folds divide the rows of all files anew."""
         return self.split is not None or self._folds is not None
@@ -346,6 +372,23 @@ class Data(Section):
     def cuts(self) -> bool:
         """Return True if this section or the recipe's folds divide records by coins, beyond the card's own split."""
         return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
+
+    def measured(self, folds: int | None) -> Data:
+        """Return the section of a private recipe with `evaluation` and, if it is private, a split that holds out.
+
+        Left out, it is private for a user's own file without test records. A npz file may hold test records, so it is
+        taken to have some unless the recipe cuts it; `preparation.py` refuses a file that then has none.
+        """
+        if self.evaluation == "public" or self.path is None or self.test_path is not None:
+            return self
+        if self.evaluation is None and self.split is None and folds is None and self.path.lower().endswith(".npz"):
+            made = self.model_copy()
+            made._expects_test = True
+            return made
+        if self.evaluation is None and self.split is not None and self.split.test == 0:
+            return self
+        split = self.split if folds is not None else self.split or Split()
+        return self.model_copy(update={"evaluation": self.evaluation or "private", "split": split})
 
     def protecting(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> Data:
         """Return a copy that knows the recipe's unit, its number of folds, and if places decide a record's part."""

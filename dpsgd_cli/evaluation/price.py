@@ -3,11 +3,16 @@
 Release. Let H be the held-out records and m the trained model. Each record of H has one cell, which m and the record
 decide (`strategy.py`). Let x be the number of records in each cell and A the public strategy matrix. Released is
 A x + N(0, (s z)^2) in each entry, on a public grid (`noise/run.py`), and nothing else that depends on H: neither an
-exact metric nor the number of records of H.
+exact metric nor the number of records of H. Groups and the confusion of classes are further blocks of the same vector
+(`groups.py`).
 
 Sensitivity. Adding or removing a record of H, or replacing it by a null record (which has no cell), moves A x by one
 column of A, whose norm is at most 1. Replacing it moves A x by the difference of two columns: at most 2. This is
 `replace_factor` times 1.
+
+Users (`privacy.unit`). All rows of a user are in one part, by a coin of the user's name. Of a user's rows, at most
+`most_rows` are used, and each counts 1 / (the number that is used). So a user adds the mean of columns, whose norm is
+at most 1, too; a user takes the place of a record in all that follows.
 
 Price. Each record is in the training part T or in H, by a coin of its own content (add-remove) or place (replace-one,
 zero-out): `data/splits.py`. So neighbouring data differ in T alone or in H alone. Let M1 read T and let M2(m, .) read

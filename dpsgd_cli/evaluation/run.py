@@ -1,47 +1,75 @@
 """The measurement of one trained model on its held-out records: outputs to cells, cells to one noisy release.
 
-The release, its sensitivity and its price are those of `price.py`. A record's cell is a function of the released model
-and of that record alone: nothing is fitted on the held-out records.
+The release, its sensitivity and its price are those of `price.py`. A row's cell is a function of the released model and
+of that row alone: nothing is fitted on the held-out records.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.evaluation import estimates, strategy
-from dpsgd_cli.evaluation.estimates import Measured, Noised
-from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE, Strategy
+from dpsgd_cli.evaluation import groups, metrics, strategy
+from dpsgd_cli.evaluation.estimates import Estimate, Group, Measured, Noised, mean_of
+from dpsgd_cli.evaluation.groups import HeldOut
+from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE
 from dpsgd_cli.noise.run import gaussian
 
 PURPOSE = "evaluation"
 """Purpose of the random streams of the noise."""
 _TINY = 1e-300
+_SINGLE = HeldOut()
 
 
 def measure_classes(
-    labels: np.ndarray, outputs: np.ndarray, release: Release, stream: Streams, places: int
+    labels: np.ndarray,
+    outputs: np.ndarray,
+    release: Release,
+    stream: Streams,
+    places: int,
+    held: HeldOut = _SINGLE,
 ) -> Measured:
-    """Release the cells of records with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
+    """Release the cells of rows with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 
     Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. `release`: from
-    `price.held_out_releases`; the ledger must have admitted it before. `places`: the public number of records at
-    most.
+    `price.held_out_releases`; the ledger must have admitted it before. `places`: the public number of rows at most.
+    `held`: weights and groups of the rows.
     """
-    two = outputs.shape[1] <= 2
-    if two:
-        outputs = outputs.astype(np.float64)
-        margins = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0)
-        cells = labels * BINS + _bins(margins)
-    else:
-        right = outputs.argmax(axis=1) == labels
-        cells = right * BINS + _bins(margins_of(outputs)[np.arange(len(labels)), labels])
+    classes, cells = max(outputs.shape[1], 2), _cells(labels, outputs)
+    two = classes == 2
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
-    noised = _released(np.bincount(cells, minlength=2 * BINS), plan, _gaussian(release, 1), stream, places)
-    found = estimates.of_two_classes(noised) if two else estimates.of_many_classes(noised)
-    return Measured("two-classes" if two else "classes", noised, found)
+    confused = not two and classes <= groups.MOST_CONFUSED
+    share = 1 - groups.OF_CONFUSION if confused else 1.0
+    blocks = groups.encoded(held.counts(cells, 2 * BINS), plan.matrix, share)
+    if confused:
+        answers = outputs.argmax(axis=1)
+        table = np.bincount(labels * classes + answers, held.weights, classes**2).reshape(classes, classes)
+        blocks += groups.encoded([table.astype(float)], None, groups.OF_CONFUSION)
+    mechanism = _gaussian(release, 1)
+    noisy = _released(blocks, mechanism, stream, 0, places)
+    deviation = mechanism.noise_multiplier * mechanism.sensitivity
+    counts = groups.decoded(noisy[: len(held.blocks)], plan.inverse, share)
+    noised = Noised.of(groups.total(counts), plan, deviation * groups.of_total(_sizes(held), share))
+    of_cells = metrics.of_two_classes if two else metrics.of_many_classes
+    found, confusion = of_cells(noised), metrics.confusion_of_two(noised) if two else []
+    if confused:
+        (table,) = groups.decoded(noisy[-1:], None, groups.OF_CONFUSION)
+        confusion = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
+        found["balanced_accuracy"] = mean_of([row[own] for own, row in enumerate(confusion)])
+
+    def group(column: int, value: int) -> Group:
+        factor = groups.of_value(_sizes(held)[column], len(held.blocks), share)
+        own = Noised.of(counts[column][:, value], plan, deviation * factor)
+        return Group(own.records, of_cells(own))
+
+    kind = "two-classes" if two else "classes"
+    curve = metrics.curve_of(noised) if two else []
+    by_value, vector = _by_value(held, group), _joined(noisy)
+    return Measured(kind, noised, found, None, held.users, by_value, confusion, curve, released=(vector,))
 
 
 def measure_numbers(
@@ -51,25 +79,41 @@ def measure_numbers(
     release: Release,
     stream: Streams,
     places: int,
+    held: HeldOut = _SINGLE,
 ) -> Measured:
     """Release the cells and then the moments of errors of `predictions` (n,) for `targets` (n,), both private.
 
     Args: `bounds`: the declared bounds of the target, public. Other arguments as in `measure_classes`. The clamp of the
     moments is computed from the first release.
     """
-    scale = bounds[1] - bounds[0]
+    scale, plan = bounds[1] - bounds[0], strategy.for_errors()
     half = _gaussian(release, 2)
+    deviation = half.noise_multiplier * half.sensitivity
     errors = np.nan_to_num((targets - predictions) / scale, nan=1.0, posinf=1.0, neginf=-1.0)
     side = np.searchsorted(ERRORS[1:-1], np.abs(errors))
     cells = np.where(errors < 0, SIDE - 1 - side, SIDE + side)
-    noised = _released(np.bincount(cells, minlength=2 * SIDE), strategy.for_errors(), half, stream, places)
-    clamp = estimates.clamp_of(noised)
+    blocks = groups.encoded(held.counts(cells, 2 * SIDE), plan.matrix, 1.0)
+    noisy = _released(blocks, half, stream, 0, places)
+    counts = groups.decoded(noisy, plan.inverse, 1.0)
+    of_all = deviation * groups.of_total(_sizes(held), 1.0)
+    noised = Noised.of(groups.total(counts), plan, of_all)
+    clamp = metrics.clamp_of(noised)
     at = np.nan_to_num((targets - (bounds[0] + bounds[1]) / 2) / (scale / 2))
-    exact = estimates.moments_of(np.abs(errors), at, clamp).sum(axis=0)
-    deviation = half.noise_multiplier * half.sensitivity
-    moments = gaussian(stream, PURPOSE, 1, exact, half, places)
-    metrics = estimates.of_moments(moments, deviation, noised, clamp, scale) | estimates.of_errors(noised, scale)
-    return Measured("numbers", noised, metrics, clamp * scale)
+    blocks = groups.encoded(held.sums(metrics.moments_of(np.abs(errors), at, clamp)), None, 1.0)
+    of_moments = _released(blocks, half, stream, 1, places)
+    moments = groups.decoded(of_moments, None, 1.0)
+
+    def estimated(released: np.ndarray, of: Noised) -> dict[str, Estimate]:
+        return metrics.of_moments(released, of.deviation, of, clamp, scale) | metrics.of_errors(of, scale)
+
+    def group(column: int, value: int) -> Group:
+        factor = groups.of_value(_sizes(held)[column], len(held.blocks), 1.0)
+        own = Noised.of(counts[column][:, value], plan, deviation * factor)
+        return Group(own.records, estimated(moments[column][:, value], own))
+
+    found = estimated(groups.total(moments), noised)
+    vectors = (_joined(noisy), _joined(of_moments))
+    return Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group), released=vectors)
 
 
 def margins_of(outputs: np.ndarray) -> np.ndarray:
@@ -79,6 +123,27 @@ def margins_of(outputs: np.ndarray) -> np.ndarray:
     weights = np.exp(logits)
     others = weights.sum(axis=1, keepdims=True) - weights
     return logits - np.log(np.maximum(others, _TINY))
+
+
+def _cells(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return the cell (n,) of each row: its class or if it is predicted right, and the bin of its margin."""
+    if outputs.shape[1] <= 2:
+        outputs = outputs.astype(np.float64)
+        return labels * BINS + _bins(outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0))
+    right = outputs.argmax(axis=1) == labels
+    return right * BINS + _bins(margins_of(outputs)[np.arange(len(labels)), labels])
+
+
+def _sizes(held: HeldOut) -> list[int]:
+    return [len(block.values) for block in held.blocks]
+
+
+def _by_value(held: HeldOut, group: Callable[[int, int], Group]) -> dict[str, dict[str, Group]]:
+    """Return the groups by column and value; `group` estimates one, given the numbers of its column and value."""
+    return {
+        block.name: {value: group(column, number) for number, value in enumerate(block.values)}
+        for column, block in enumerate(held.groupings)
+    }
 
 
 def _gaussian(release: Release, count: int) -> GaussianSum:
@@ -93,7 +158,14 @@ def _bins(margins: np.ndarray) -> np.ndarray:
     return np.searchsorted(EDGES[1:-1], np.nan_to_num(margins, nan=-np.inf), side="left")
 
 
-def _released(counts: np.ndarray, plan: Strategy, mechanism: GaussianSum, stream: Streams, places: int) -> Noised:
-    """Release A x + noise for the exact `counts` x (cells,)."""
-    released = gaussian(stream, PURPOSE, 0, plan.matrix @ counts, mechanism, places)
-    return Noised.of(released, plan, mechanism.noise_multiplier * mechanism.sensitivity)
+def _released(
+    blocks: Sequence[np.ndarray], mechanism: GaussianSum, stream: Streams, number: int, places: int
+) -> list[np.ndarray]:
+    """Release all exact `blocks` as one vector with noise, number `number` of the stream; return the noisy blocks."""
+    noisy = gaussian(stream, PURPOSE, number, _joined(blocks), mechanism, places)
+    ends = np.cumsum([block.size for block in blocks])[:-1]
+    return [own.reshape(block.shape) for own, block in zip(np.split(noisy, ends), blocks, strict=True)]
+
+
+def _joined(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([block.ravel() for block in blocks])

@@ -11,21 +11,28 @@ holds its class with probability at least
 
     1 / (n + 1) sum_{i = 0..n} Phi((c + (1 - a) n - i) / s_i),  s_i = s_max if the numerator is positive, else s_min.
 
-Proof. Let i be the number of held-out records that score at least the new record's score r; ties count. By
-exchangeability, i is at least uniform on 0..n, and the summand decreases in i. The class is missed only if T > r. Let e
-be the lowest edge above r. T > r means T >= e, so edge e has passed: D^(e) >= c. But N(e) <= i, so this has probability
-at most Phi((i - (1 - a) n - c) / s(e)): the noise of one edge, though many edges are looked at. The statement is about
-the mean over new records, and holds for any model, as does split conformal prediction (Vovk, Gammerman and Shafer 2005)
-without noise.
+Proof. Let i be the number of held-out records that score above the new record's score r. By exchangeability, i is
+stochastically at most uniform on 0..n (ties make it smaller), and the summand decreases in i. The class is missed only
+if T > r. Let e be the lowest edge above r. T > r means T >= e, so edge e has passed: D^(e) >= c. But N(e) <= i, so this
+has probability at most Phi((i - (1 - a) n - c) / s(e)): the noise of one edge, though many edges are looked at. The
+statement is about the mean over new records, and holds for any model, as does split conformal prediction (Vovk,
+Gammerman and Shafer 2005) without noise.
+
+Users. n is the number of users, and N(e) adds up the share of each user's rows that score at least e. The new record is
+a random row of a new user. The sum then goes over i = 1..n + 1, which is at most one term less. Proof: let S be the sum
+over the n + 1 users of their shares of rows above r. A random row of a random user has S at most uniform on (0, n + 1),
+as S / (n + 1) is the share of that very law above r (as in Lee, Barber and Willett 2023). N(e) is at most S, and a
+decreasing function of a uniform variable on (0, n + 1) has at least the mean of its values at 1..n + 1.
 
 The constant is the least c for which the bound is 1 - a for every n in a 1 - 1e-4 confidence interval of the noisy n;
-the bound is asked for a + 1e-4 less, which pays for the interval.
+the bound is asked for 1e-4 more, which pays for the interval.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtr
@@ -63,63 +70,68 @@ def scores_of_errors() -> np.ndarray:
     return np.array([(number < SIDE - edge).astype(float) for edge in range(SIDE + 1)])
 
 
-def threshold_of_classes(noised: Noised, two: bool, coverage: float) -> Threshold:
-    """Return the threshold of sets that hold the true class with probability at least `coverage` in (0, 1)."""
-    found = _edge(noised, scores_of_classes(two), coverage)
-    return Threshold(coverage, None if found == 0 else float(EDGES[found]))
+def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -> Threshold:
+    """Return the threshold of sets, or of intervals around predictions, with probability at least `coverage` in (0, 1).
+
+    `kind`: that of `estimates.Measured`. For numbers the edge is the half-width, as a share of the target's range.
+    """
+    numbers = kind == "numbers"
+    above = scores_of_errors() if numbers else scores_of_classes(kind == "two-classes")
+    found = _edge(noised, above, coverage, users)
+    return Threshold(coverage, float((ERRORS[::-1] if numbers else EDGES)[found]) if found else None)
 
 
-def threshold_of_errors(noised: Noised, coverage: float) -> Threshold:
-    """Return the half-width, as a share of the target's range, of intervals around predictions."""
-    found = _edge(noised, scores_of_errors(), coverage)
-    return Threshold(coverage, None if found == 0 else float(ERRORS[::-1][found]))
-
-
-def _edge(noised: Noised, above: np.ndarray, coverage: float) -> int:
+def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> int:
     """Return the number of the edge that is the threshold; 0 is the lowest, which every record passes.
 
-    `above` (edges, cells): which cells hold records that score at least each edge.
+    `above` (edges, cells): which cells hold records that score at least each edge. Raises ValueError if most releases
+    of so few records have no higher edge: even with all records above it, an edge would fail.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be between 0 and 1, got {coverage:g}")
     queries = above[1:] - coverage
     excess = queries @ noised.linear
-    deviations = np.sqrt(np.einsum("ei,ij,ej->e", queries, noised.covariance, queries))
+    deviations = np.linalg.norm(queries @ noised.root, axis=1)
     spread = _FAILURE_Z * noised.deviation_of(np.ones(above.shape[1]))
-    constant = _constant(
-        coverage, max(noised.records - spread, 0.0), noised.records + spread, deviations.min(), deviations.max()
-    )
+    fewest, most = max(noised.records - spread, 0.0), noised.records + spread
+    constant = _constant(coverage, fewest, most, (float(deviations.min()), float(deviations.max())), users)
+    if (1 - coverage) * noised.records < constant:
+        raise ValueError(f"about {max(noised.records, 0):.0f} held-out {'users' if users else 'records'} are too few")
     fails = np.flatnonzero(excess < constant)
     return int(fails[0]) if len(fails) else len(above) - 1
 
 
-def _constant(coverage: float, fewest: float, most: float, least: float, largest: float) -> float:
+def _constant(coverage: float, fewest: float, most: float, deviations: tuple[float, float], users: bool) -> float:
     """Return a constant c that is enough for every number of records between `fewest` and `most`.
 
-    `least`, `largest`: s_min and s_max. Where a n > 12 s_max, the terms that the sum leaves out, of i > n, are below
+    `deviations`: s_min and s_max. Where a n > 12 s_max, the terms that the sum leaves out, of i > n, are below
     Phi(-12 + c / s_max), and c solves (1 - a) n + c + constant = (1 - a) (n + 1): it no longer depends on n. So the
     bound is solved at each number up to there, and once beyond.
     """
-    apart = math.ceil(12 * largest / (1 - coverage))
+    apart = math.ceil(12 * deviations[1] / (1 - coverage))
     counts = {*range(math.floor(fewest), min(math.ceil(most), apart) + 1), max(math.floor(fewest), apart)}
-    return max(_needed(coverage + _FAILURE, max(n, 1), least, largest) for n in counts)
+    return max(_needed(coverage + _FAILURE, max(n, 1), deviations, users) for n in counts)
 
 
-def _needed(coverage: float, records: int, least: float, largest: float) -> float:
+@lru_cache(maxsize=1 << 16)
+def _needed(coverage: float, records: int, deviations: tuple[float, float], users: bool) -> float:
     """Return the least c (to .01) with which the bound is `coverage` for `records`; inf if none is."""
+    largest = deviations[1]
     low, high = -2.0 * largest - 2, 10.0 * largest + (1 - coverage) * records + 10
-    if coverage_bound(high, coverage, records, least, largest) < coverage:
+    if coverage_bound(high, coverage, records, *deviations, users) < coverage:
         return math.inf
     while high - low > 0.01:
         middle = (low + high) / 2
-        if coverage_bound(middle, coverage, records, least, largest) < coverage:
+        if coverage_bound(middle, coverage, records, *deviations, users) < coverage:
             low = middle
         else:
             high = middle
     return high
 
 
-def coverage_bound(constant: float, coverage: float, records: int, least: float, largest: float) -> float:
+def coverage_bound(
+    constant: float, coverage: float, records: int, least: float, largest: float, users: bool = False
+) -> float:
     """Return the bound on the coverage of the module's docstring, for n = `records`."""
-    room = constant + coverage * records - np.arange(records + 1)
+    room = constant + coverage * records - np.arange(records + 1) - users
     return float(ndtr(room / np.where(room > 0, largest, least)).mean())

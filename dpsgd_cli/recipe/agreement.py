@@ -43,27 +43,31 @@ def method_problems(recipe: Recipe) -> list[str]:
 
 def _evaluation(recipe: Recipe) -> list[str]:
     """Refuse a private evaluation whose proof (`evaluation/price.py`) does not cover the recipe."""
-    data, where = recipe.data, "data.evaluation: private"
-    if data.evaluation != "private":
+    data, where = recipe.data, "data.evaluation: private (also the default for a table of your own)"
+    public = "state evaluation: public, which declares the held-out records public"
+    if not data.measured_privately:
         return []
     if recipe.privacy is None:
-        return [f"{where} measures at the price of a private training; without privacy, leave it out"]
+        return ["data.evaluation: private measures at the price of a private training; without privacy, leave it out"]
     if recipe.folds is not None:
-        return [f"{where}: with folds each record trains some trials and measures another; leave folds out"]
-    if recipe.privacy.unit is not None:
-        return [f"{where} is proved for single records, not for users; leave it out, which declares them public"]
-    if data.split is None:
-        return [f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}"]
+        return [
+            f"{where}: with folds each record trains some trials and measures another; leave folds out, or {public}"
+        ]
+    if data.split is None or data.split.test == 0:
+        return [f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}, or {public}"]
     problems = []
-    if isinstance(data.split.test, int) and not data.by_place:
+    if isinstance(data.split.test, int) and NEIGHBOURS[recipe.adjacency].counted:
         problems.append(
-            f"data.split.test: a cut to an exact count moves a second record where one is removed, so {where} needs a"
-            " fraction, say 0.2"
+            "data.split.test: a cut to an exact count moves a second record where one is removed, so held-out records"
+            f" that are private (also the default for a table of your own) need a fraction, say 0.2; or {public}"
         )
     if data.public is not None and data.public.cut_from == "test":
-        problems.append("data.public: cut from the held-out records, which are private; cut it from train")
+        problems.append(
+            "data.public: is cut from the held-out records, which are private; cut it from: train, or give a path, or"
+            f" {public}"
+        )
     if data.task == "regression" and data.target_bounds is None:
-        problems.append(f"data.target_bounds: missing; {where} bounds errors by them")
+        problems.append(f"data.target_bounds: missing; {where} bounds errors by them; give them, or {public}")
     return problems
 
 

@@ -103,6 +103,7 @@ def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
 
 def _recipe(name: str, data: dict[str, Any]) -> dict[str, Any]:
     method = {"kind": "dp-sgd", "batching": "full"}
+    data = data | {"split": {"test": 0.2}}
     return {"name": name, "data": data, "model": {"kind": "linear"}, "method": method}
 
 

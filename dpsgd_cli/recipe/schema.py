@@ -144,6 +144,12 @@ class Recipe(Section):
     )
 
     @model_validator(mode="after")
+    def _held_out_records_are_private(self) -> Recipe:
+        if self.privacy is not None:
+            self.__dict__["data"] = self.data.measured(self.folds)
+        return self
+
+    @model_validator(mode="after")
     def _method_and_privacy_agree(self) -> Recipe:
         problems = method_problems(self)
         if self.privacy is not None:

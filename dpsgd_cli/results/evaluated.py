@@ -177,7 +177,7 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
         return None
     tested = evaluated_on(data, folds, identities)
     read = _read_as(data) if folds is None else ""
-    how = "measured with noise" if data.get("evaluation") == "private" else "tested"
+    how = "measured with noise" if data.get("evaluation") not in (None, "public") else "tested"
     return Records(tested.source, f"{how} on {tested.records}{public_validation(data)}{read}", folds)
 
 

@@ -139,12 +139,12 @@ def percent(share: float) -> str:
 def protected(privacy: Privacy) -> str:
     """Return who is protected, what is hidden about them, and from whom."""
     unit, kind = privacy.get("unit"), NEIGHBOURS[privacy["adjacency"]]
+    whole = "data, held out or not" if privacy.get("evaluation") == "private" else "training data"
     if unit is None:
-        whole = "data, held out or not" if privacy.get("evaluation") == "private" else "training data"
         whom = f"Every single record of the {whole}. What is hidden is {kind.hides}."
     else:
         whom = (
-            "Every user of the training data, with all of their rows together. Rows with the same value of"
+            f"Every user of the {whole}, with all of their rows together. Rows with the same value of"
             f" `{unit['column']}` belong to one user. What is hidden is {kind.hides_of_users}."
         )
     return (

@@ -204,6 +204,10 @@ def _audit(audit: Row | None) -> list[Block]:
     return [Text(f"Audited: {verdict}, at confidence {audit['confidence']:.0%}, by {tests}.{lower}")]
 
 
+_OF_GROUPS = ("accuracy", "sensitivity", "specificity", "auc", "calibration_gap", "log_loss", "mae", "rmse")
+"""Metrics of the table by group."""
+
+
 def _privately_measured(found: _Read) -> list[Block]:
     """Return the metrics on private held-out records, with 95% intervals; nothing if there are none."""
     released = found.document.get("evaluation")
@@ -211,17 +215,68 @@ def _privately_measured(found: _Read) -> list[Block]:
         return []
     first, several = released[0], f" of trial 0 of {len(released)}" if len(released) > 1 else ""
     rows = [
-        [name.replace("_", " "), "hidden by noise" if value is None else metric_text(value),
-         f"{metric_text(low)} to {metric_text(high)}"]
-        for name, (value, low, high) in first["metrics"].items()
-    ]  # fmt: skip
+        [name.replace("_", " "), "hidden by noise" if point is None else metric_text(point), _interval(low, high)]
+        for name, (point, low, high) in first["metrics"].items()
+    ]
+    unit = first["unit"]
     clamp = "" if first["clamp"] is None else f" Errors above {metric_text(first['clamp'])} count as that."
+    means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
     told = (
-        f"Measured{several} on about {max(first['records'], 0):.0f} held-out records, which are private, by one noisy"
+        f"Measured{several} on about {max(first['records'], 0):.0f} held-out {unit}, which are private, by one noisy"
         " release in parallel with the training. It costs nothing more. The intervals hold the metric on new records"
-        f" with probability 95%, noise included.{clamp}"
+        f" with probability 95%, noise included.{means}{clamp}"
     )
-    return [Heading("How good the model is"), Text(told), Table(("metric", "model", "95% interval"), rows)]
+    table = Table(("metric", "model", "95% interval"), rows)
+    return [Heading("How good the model is"), Text(told), table, *_confusion(first), *_curve(first), *_by_group(first)]
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{metric_text(low)} to {metric_text(high)}"
+
+
+def _cell(estimate: Sequence[float | None]) -> str:
+    """Return an estimate as `point (low to high)`."""
+    point, low, high = estimate
+    assert low is not None and high is not None
+    return _interval(low, high) if point is None else f"{metric_text(point)} ({_interval(low, high)})"
+
+
+def _confusion(measured: Row) -> list[Block]:
+    """Return the confusion matrix: for each true class, the share that each class is predicted for."""
+    table = measured.get("confusion")
+    if not table:
+        return []
+    names = measured["classes"]
+    rows = [[name, *map(_cell, row)] for name, row in zip(names, table, strict=True)]
+    told = "Share of the records of each true class (rows) for which each class is predicted (columns):"
+    return [Text(told), Table(("true class", *names), rows)]
+
+
+def _curve(measured: Row) -> list[Block]:
+    points = measured.get("curve")
+    if not points:
+        return []
+    rows = [[f"{at:.3f}", _cell(sensitive), _cell(specific)] for at, sensitive, specific in points]
+    told = "Points of the ROC curve: the second class is predicted above a probability."
+    return [Text(told), Table(("probability", "sensitivity", "specificity"), rows)]
+
+
+def _by_group(measured: Row) -> list[Block]:
+    """Return a table for each column by whose values held-out records were measured."""
+    blocks: list[Block] = []
+    for column, values in measured.get("groups", {}).items():
+        names = [name for name in _OF_GROUPS if name in next(iter(values.values()))["metrics"]]
+        rows = [
+            [value or "(missing)", f"about {max(one['records'], 0):.0f}", *map(_cell, map(one["metrics"].get, names))]
+            for value, one in values.items()
+        ]
+        told = (
+            f"By {column}, with 95% intervals. Intervals that overlap show no difference; an interval as wide as the"
+            " metric's range says nothing."
+        )
+        header = (column, measured["unit"], *(name.replace("_", " ") for name in names))
+        blocks += [Text(told), Table(header, rows)]
+    return blocks
 
 
 def _metrics(found: _Read) -> list[Block]:

@@ -48,11 +48,13 @@ def _measured_lines(document: Row) -> list[str]:
     clamped = "" if first["clamp"] is None else f", errors clamped at {metric_text(first['clamp'])}"
     whose = "" if trials == 1 else f", trial 0 of {trials}"
     lines = [
-        f"  held-out records          about {max(first['records'], 0):.0f}, private{clamped}; 95% intervals{whose}"
+        f"  held-out {first['unit']:<17}about {max(first['records'], 0):.0f}, private{clamped}; 95% intervals{whose}"
     ]
     for name, (value, low, high) in first["metrics"].items():
         point = "" if value is None else f"{metric_text(value)}, "
         lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}")
+    if "groups" in first:
+        lines.append(f"    by {', '.join(first['groups'])}: see the report")
     return lines
 
 

@@ -91,7 +91,7 @@ class SweepSession:
 
     def check_choice(self) -> None:
         """Raise PrivacyError for a private choice among runs that measure private held-out records."""
-        if self.sweep.select is not None and any(c.loaded.recipe.data.evaluation == "private" for c in self.every):
+        if self.sweep.select is not None and any(c.loaded.recipe.data.measured_privately for c in self.every):
             raise PrivacyError(f"{self.source}: select: {pricing.MEASURED}")
 
     def begin(self) -> None:

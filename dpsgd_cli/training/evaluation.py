@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,14 @@ from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
+from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
 from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.evaluation.estimates import Measured
+from dpsgd_cli.evaluation.groups import HeldOut
 from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.schema import Recipe
@@ -39,7 +41,7 @@ from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.training import assemble
 from dpsgd_cli.training.build_models import loss_of
 from dpsgd_cli.training.start import Member, Trials
-from dpsgd_cli.users.run import UnitTable
+from dpsgd_cli.users.run import UnitTable, shares_of_rows
 
 LEAST_CLIPPED = 0.375
 """Threshold below the automatic clip of residuals for tables, and above that for directions of images."""
@@ -143,7 +145,7 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
     loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
-    public = wanted and trials.recipe.data.evaluation != "private"
+    public = wanted and not trials.recipe.data.measured_privately
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if public else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
@@ -166,10 +168,12 @@ class Final:
 
 def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
     """Charge and release one measurement of the held-out records for each trial (`evaluation/price.py`)."""
-    table, context = trials.method.rows_for_output(trials.test), trials.context
+    table, context, data = trials.method.rows_for_output(trials.test), trials.context, trials.recipe.data
     outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
     if table.rows:
         outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
+    used, held = _held_out(trials, len(labels))
+    outputs, labels = outputs[:, used], labels[used]
     found = []
     for trial, (recipe, plan) in enumerate(zip(context.recipes, context.plans, strict=True)):
         assert plan is not None and recipe.data.split is not None
@@ -178,18 +182,32 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
         split, stream = recipe.data.split.test, context.streams[trial]
         # all records: the training part has places for its share of them, or exactly its own
         places = plan.sampling.records + split if isinstance(split, int) else plan.sampling.records / (1 - split)
-        places = math.ceil(places)
+        places = math.ceil(places) * (1 if data.unit is None else data.unit.most_rows)
         if recipe.data.task == "regression":
             answers, bounds = _answers(recipe, labels, outputs[trial]), recipe.data.target_bounds
             assert bounds is not None
             low, high = sorted(bounds)
-            measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places)
+            measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places, held)
         else:
-            measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places)
+            measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places, held)
+            measured = replace(measured, classes=tuple(map(str, trials.dataset.classes or ())))
             if residual_clip(recipe, models.classes or 2) is None:
                 measured = measured.without_probabilities()
         found.append(measured)
     return tuple(found)
+
+
+def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:
+    """Return the held-out rows that are used (n,), of `rows`, and how they count: all, or at most m of each user."""
+    dataset, unit = trials.dataset, trials.recipe.data.unit
+    used, weights = np.arange(rows), None
+    if unit is not None:
+        assert dataset.keys is not None
+        members = members_of(dataset.keys.values[len(dataset.train_y) :], unit.most_rows)[1]
+        used = members[members >= 0]
+        weights = shares_of_rows(torch.from_numpy(members)).numpy()[members >= 0]
+    groupings = tuple(replace(one, codes=one.codes[used]) for one in dataset.groupings)
+    return used, HeldOut(weights, groupings, unit is not None)
 
 
 def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
@@ -215,7 +233,7 @@ def _final(trials: Trials) -> Final:
     # findings exist only for a complete training
     findings = trials.method.findings() if trials.stopped is None else None
     privately: tuple[Measured, ...] = ()
-    if trials.recipe.data.evaluation == "private":
+    if trials.recipe.data.measured_privately:
         privately = _measure_privately(trials, models)
         last = last | {f"test_{k}": v for k, v in _points(privately).items()}
     else:

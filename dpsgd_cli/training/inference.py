@@ -342,22 +342,20 @@ class Trained:
             raise UsageError("--coverage: this result did not measure held-out records (data.evaluation: private)")
         told = released[trial]
         noised = Noised.restored(np.array(told["cells"]), strategy_of(told["kind"]), told["noise"])
-        if noised.information < LEAST_INFORMATION:
-            raise UsageError(
-                "--coverage: about"
-                f" {max(noised.records, 0):.0f} held-out records are too few at this epsilon: nearly every set would"
-                " hold everything"
-            )
+        try:
+            if noised.information < LEAST_INFORMATION:
+                raise ValueError(f"about {max(noised.records, 0):.0f} held-out {told['unit']} are too few")
+            found = sets.threshold(noised, told["kind"], coverage, told["unit"] == "users").edge
+        except ValueError as error:
+            raise UsageError(f"--coverage: {error} at this epsilon: nearly every set would hold everything") from None
         if self.classes is None:
-            half, bounds = sets.threshold_of_errors(noised, coverage).edge, self.data.target_bounds
-            assert bounds is not None
-            low, high = sorted(bounds)
-            wide = math.inf if half is None else half * (high - low)
+            assert self.data.target_bounds is not None
+            low, high = sorted(self.data.target_bounds)
+            wide = math.inf if found is None else found * (high - low)
             told_by = np.asarray(self.decided(outputs), dtype=np.float64).clip(low, high)
             return {"low": list((told_by - wide).clip(low, high)), "high": list((told_by + wide).clip(low, high))}
         odds = np.log(self.probabilities(outputs)) - np.log1p(-self.probabilities(outputs))
-        edge = sets.threshold_of_classes(noised, len(self.classes) == 2, coverage).edge
-        inside = odds >= (-math.inf if edge is None else edge)
+        inside = odds >= (-math.inf if found is None else found)
         names = np.array(self.classes, dtype=object)
         return {"set": ["; ".join(map(str, names[own])) for own in inside]}
 
@@ -397,7 +395,7 @@ class Trained:
 
         Raises RunError if the files of the records have changed, and UsageError if these records are private.
         """
-        if self.loaded.recipe.data.evaluation == "private":
+        if self.loaded.recipe.data.measured_privately:
             raise UsageError(
                 "the held-out records of this result are private, and a metric without noise would reveal them; give a"
                 " file of labelled records, or read the result's own metrics with their intervals (dpsgd report)"

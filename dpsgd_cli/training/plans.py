@@ -17,7 +17,7 @@ from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
-from dpsgd_cli.errors import ModelError, RecipeError, UsageError
+from dpsgd_cli.errors import ModelError, RecipeError, UnsupportedMechanism, UsageError
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
@@ -105,15 +105,18 @@ def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant 
     with loaded.locating_errors():
         facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, priced_by)
         plan = plan_for(recipe, facts)
-        return _with_held_out(plan, recipe) if recipe.data.evaluation == "private" else plan
+        return _with_held_out(plan, recipe) if recipe.data.measured_privately else plan
 
 
 def _with_held_out(plan: Plan, recipe: Recipe) -> Plan:
     """Return the plan with the release that measures held-out records, at the price of the training."""
     try:
         mechanism = held_out_release(plan.accountant, plan.guarantee().epsilon, plan.delta, plan.sampling.adjacency)
-    except ValueError as error:
-        raise RecipeError(f"data.evaluation: private costs what the training costs, and there is {error}") from None
+    except (ValueError, UnsupportedMechanism) as error:
+        raise RecipeError(
+            f"data.evaluation: private (also the default for a table of your own) costs what the training costs, and"
+            f" there is {error}; state evaluation: public, which declares the held-out records public"
+        ) from None
     return replace(plan, held_out=(held_out_releases(mechanism, recipe.data.task == "regression"),))
 
 

@@ -11,7 +11,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import run, strategy
-from dpsgd_cli.evaluation.estimates import MOMENTS, moments_of
+from dpsgd_cli.evaluation.metrics import MOMENTS, moments_of
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 from dpsgd_cli.noise import run as noise
 

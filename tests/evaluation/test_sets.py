@@ -34,7 +34,7 @@ def test_sets_hold_the_class_of_a_new_record(records: int, epsilon: float) -> No
     for seed in range(40):
         labels, outputs = drawn(records, rng)
         noised = run.measure_classes(labels, outputs, release, SeededStreams(seed), records).noised
-        edge = sets.threshold_of_classes(noised, two=False, coverage=0.9).edge
+        edge = sets.threshold(noised, "classes", 0.9).edge
         covered.append(1.0 if edge is None else float((true >= edge).mean()))
     assert np.mean(covered) + 2 * np.std(covered) / np.sqrt(40) >= 0.9
     assert np.mean(covered) < 0.99
@@ -46,12 +46,12 @@ def test_sets_of_two_classes_and_intervals_of_numbers_hold_new_records() -> None
         y = rng.integers(0, 2, 2000)
         margin = rng.normal(2.0 * y - 1, 1.5)
         noised = run.measure_classes(y, margin[:, None], one(1.0), SeededStreams(seed), 2000).noised
-        edge = sets.threshold_of_classes(noised, two=True, coverage=0.8).edge
+        edge = sets.threshold(noised, "two-classes", 0.8).edge
         assert edge is not None and 0.78 <= norm.sf((edge - 1) / 1.5) <= 0.87
         target = rng.uniform(-1, 1, 2000)
         told = target + rng.normal(0, 0.2, 2000)
         noised = run.measure_numbers(target, told, (-1, 1), one(1.0, regression=True), SeededStreams(seed), 2000).noised
-        half = sets.threshold_of_errors(noised, coverage=0.8).edge
+        half = sets.threshold(noised, "numbers", 0.8).edge
         assert half is not None and 0.78 <= 1 - 2 * norm.sf(2 * half / 0.2) <= 0.95
 
 
@@ -81,4 +81,4 @@ def test_a_coverage_outside_of_zero_and_one_is_refused(coverage: float) -> None:
         np.zeros(9), np.zeros(9), (-1, 1), one(1.0, regression=True), SeededStreams(0), 9
     ).noised
     with pytest.raises(ValueError, match="coverage"):
-        sets.threshold_of_errors(noised, coverage)
+        sets.threshold(noised, "numbers", coverage)
