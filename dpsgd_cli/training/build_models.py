@@ -63,6 +63,8 @@ from dpsgd_cli.users.settings import Unit
 MOST_SECONDS = 30.0
 """Most seconds for the tests of a user's own model, which are also at most a `SHARE` of the training's time."""
 SHARE = 1 / 20
+LEAST_SECONDS = 2.0
+"""Seconds that the tests may take before any training, however short: a model is tested on batches that could mix."""
 _QUICK = 0.5
 UNKNOWN_SECONDS = 5.0
 """Seconds for the tests where the length of the training is not known, because no data is read."""
@@ -160,7 +162,8 @@ def _seconds(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int, records: in
         # once more, since a first step takes longer, and on more rows
         batch = rows.repeat(-(-min(most, 32) // len(rows)), *[1] * (rows.dim() - 1))
         step = _step_seconds(pack, recipe, batch, outputs)
-    return min(MOST_SECONDS, SHARE * recipe.epochs * step * max(records / len(batch), records / most))
+    share = SHARE * recipe.epochs * step * max(records / len(batch), records / most)
+    return min(MOST_SECONDS, max(LEAST_SECONDS, share))
 
 
 def _step_seconds(pack: Pack, recipe: Recipe, batch: Tensor, outputs: int) -> float:

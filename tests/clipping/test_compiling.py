@@ -228,7 +228,7 @@ def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:
     build, shape = NETWORKS["vit"]
     pack, other = pack_of(build), pack_of(build)
     Compiled("eager")(pack, batch_of(shape, 4, 0), cross_entropy, None)
-    assert not any(layer.inputs or layer.gradients for layer in pack.layers)
+    assert not any(layer.inputs or layer.gradients for layer in pack.members)
     for one in (pack, other):
         one.sums.zero_()
         add_clipped_sums(one, batch_of(shape, 3, 1), cross_entropy, None, Diagnostics(2, CPU))

@@ -196,7 +196,7 @@ def test_rows_are_drawn_only_where_their_price_is_proved(sections: dict[str, Any
 
 
 def test_least_squares_moves_by_no_more_than_the_ledger_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    found: list[tuple[np.ndarray, ...]] = []
     own = DpLeastSquares._exact
 
     def watched(self: Any, trial: int) -> Any:
@@ -210,7 +210,7 @@ def test_least_squares_moves_by_no_more_than_the_ledger_says(tmp_path: Path, mon
         done = Run(tmp_path / str(number), rows, METHOD["least squares"])
         assert done.result is not None, done.done.stderr
         stated = json.loads((done.result / "ledger.jsonl").read_text().splitlines()[0])["sensitivity"]
-        (ours, z), (base, other) = found[-1], found[0]
+        (ours, z, _), (base, other, _) = found[-1], found[0]
         # share 1/2 weighs both alike, and S^2 is 2
         moved.append(float(np.hypot(np.linalg.norm(ours - base), np.linalg.norm(z - other))))
         assert stated == pytest.approx(np.sqrt(2)) and moved[-1] <= 2 * stated
@@ -225,7 +225,7 @@ def test_all_rows_of_a_user_are_in_one_fold(runs: Callable[..., Run]) -> None:
     document = json.loads((one.result / "result.json").read_text())
     told = document["privacy"]["declarations"]
     assert any("The number of users is public: 10; each trial trains on at most 10" in said for said in told)
-    assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2}
+    assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2, "sampling": "users"}
 
 
 def test_the_statement_is_about_a_persons_rows(runs: Callable[..., Run]) -> None:

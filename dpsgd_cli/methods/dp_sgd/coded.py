@@ -71,7 +71,7 @@ class CodedSums:
 
     @property
     def has_bias(self) -> bool:
-        return "bias" in self.context.pack.layers[0].names
+        return "bias" in self.context.pack.members[0].names
 
     def _sum_of(self, numbers: Tensor, start: int, stop: int) -> Tensor:
         """Return the sum of a lane of `numbers` (all G_c in a row,) at the codes of each row start..stop-1, (B,)."""
@@ -84,7 +84,7 @@ class CodedSums:
     @torch.no_grad()
     def add(self, first: int, last: int, clipping: Clipping | None, seen: Diagnostics) -> None:
         """Add the clipped gradients of rows first..last-1 to the sums of the pack, as `add_clipped_sums` does."""
-        layer = self.context.pack.layers[0]
+        layer = self.context.pack.members[0]
         weight = layer.values["weight"].to(PRECISION)
         parts = [weight[..., at] @ own.mT for own, at in zip(self.moved, self.features, strict=True)]
         lanes = _lanes(torch.cat(parts, dim=2).flatten(0, 1))
