@@ -77,10 +77,11 @@ def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | 
 def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
     """Return probabilities, float64 (N, classes), of outputs (N, K): logits, or for K = 1 that of the second class.
 
-    `clipped` is the bound at which training clipped a residual p - y of two classes; infinite without clipping and for
-    more classes. With clipping, training does not converge to the share s of positives among records with equal
-    features. It converges to the p at which their clipped residuals cancel:
-    (1 - s) min(p, clipped) = s min(1 - p, clipped). This function solves the equation for s.
+    `clipped` is the bound at which training clipped the residual p - y, of length r sqrt(2) at most sqrt(2), by r;
+    infinite without clipping. With clipping, training does not converge to the shares s of classes among records with
+    equal features. It converges to the p at which their clipped residuals cancel: sum_k s_k min(1, clipped / r_k)
+    (p - e_k) = 0, where 2 r_k^2 = |p - e_k|^2, with the unit vector e_k of class k. So s_k is proportional to
+    p_k max(1, r_k / clipped), which keeps the order of classes.
 
     >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
     [[0.833333, 0.166667]]
@@ -89,7 +90,12 @@ def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
 
     outputs = outputs.astype(np.float64)
     shares = softmax(np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs, axis=1)
-    seen = np.minimum(shares, clipped)
+    if shares.shape[1] == 2:
+        seen = np.minimum(shares, clipped)  # proportional to it, and equal where both are clipped
+    else:
+        squares = shares**2
+        lengths = np.sqrt(((1 - shares) ** 2 + squares.sum(axis=1, keepdims=True) - squares) / 2)
+        seen = shares * np.maximum(1.0, lengths / clipped)
     return np.asarray(seen / seen.sum(axis=1, keepdims=True))
 
 

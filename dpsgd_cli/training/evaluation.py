@@ -122,8 +122,8 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
 def residual_clip(recipe: Recipe, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
-    The bound is known for two classes if all rows have one norm, as second moments ensure; counts make it 1 in root
-    mean square, and the bound that of a typical row. It is the clip norm divided by the norm of a row with the model's
+    The bound is known if all rows have one norm, as second moments ensure; counts make it 1 in root mean square, and the
+    bound that of a typical row. It is the clip norm divided by the norm of a row with the model's
     own bias, and by the norm of the outputs' residuals. It is infinite in all other cases, and None for a loss without
     probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the loss is flat where p and 1 - p are above it,
     so noise and few steps decide most margins.
@@ -132,7 +132,7 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
     if isinstance(model, ConvexModel) and not model.known.probabilities:
         return None
     clipping = None if recipe.privacy is None else recipe.privacy.clipping
-    alike = recipe.preconditioner is not None and recipe.data.unit is None and classes == 2
+    alike = recipe.preconditioner is not None and recipe.data.unit is None
     if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
     outputs = 1 if isinstance(model, ConvexModel) else classes
@@ -193,15 +193,16 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
 
 
 def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
-    """Return outputs (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
+    """Return numbers (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
 
     Outputs of a loss without probabilities are returned as they are.
     """
     clipped = residual_clip(recipe, max(2, outputs.shape[1]))
-    if outputs.shape[1] > 2 or clipped is None:
+    if clipped is None:
         return outputs.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.diff(np.log(probabilities_by(outputs.astype(np.float64), clipped)), axis=1)
+        logs = np.log(probabilities_by(outputs.astype(np.float64), clipped))
+        return logs if logs.shape[1] > 2 else np.diff(logs, axis=1)
 
 
 def _final(trials: Trials) -> Final:

@@ -95,6 +95,21 @@ def test_probabilities_are_the_shares_that_training_on_clipped_residuals_finds(c
     assert (np.abs(1 / (1 + np.exp(-margins)) - shares) > 0.01).any() == (clipped < 0.9)
 
 
+@pytest.mark.parametrize("clipped", [0.4, 0.7, math.inf])
+def test_shares_of_several_classes_are_those_that_training_on_clipped_residuals_finds(clipped: float) -> None:
+    """Descent on records alike, each with a residual p - e_k of length at most `clipped` times sqrt(2)."""
+    shares = np.array([[0.6, 0.3, 0.1], [0.02, 0.9, 0.08], [0.34, 0.33, 0.33]])
+    logits = np.zeros_like(shares)
+    for _ in range(20_000):
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        residuals = p[:, None] - np.eye(3)
+        lengths = np.linalg.norm(residuals, axis=2, keepdims=True)
+        logits -= (shares[:, :, None] * residuals * np.minimum(1, clipped * np.sqrt(2) / lengths)).sum(axis=1)
+    found = probabilities_by(logits, clipped)
+    assert found == pytest.approx(shares, abs=1e-6)
+    assert (found.argmax(axis=1) == logits.argmax(axis=1)).all()
+
+
 def test_records_are_ordered_by_margins_that_mean_the_same_probability() -> None:
     truth, outputs = np.array([0, 1, 0, 1]), np.array([[-0.3], [-0.2], [0.1], [0.2]])
     told = answers_of_classes(truth, outputs, 0.2)
