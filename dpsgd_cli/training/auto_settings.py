@@ -229,7 +229,7 @@ def _bias(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     steps, key = recipe.data.preprocess, "model.bias"
     if not steps or steps[-1].kind != "bin":
         return AutoChoice(key, True, "")
-    if known is not None and covers(recipe) and RuleProblem(recipe, known).squared:
+    if known is not None and covers(recipe) and RuleProblem(recipe, known).of_target:
         return AutoChoice(key, True, "the mean of targets may be far from 0")
     return AutoChoice(key, False, "bin adds a constant column")
 
