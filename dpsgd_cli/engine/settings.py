@@ -71,7 +71,7 @@ class ConvexModel(OneLayer):
     radius: Positive | None = Field(None, description="Weights are projected to the ball of this radius.")
     huber_width: Positive = Field(
         0.5,
-        description="Half-width of the parabola of huber-svm and huber; for huber in units of half the target's bounds.",
+        description="Half-width of the parabola of huber-svm, or of huber in half widths of target_bounds.",
     )
     quantile: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.5, description="quantile: the share of targets below the prediction; 0.5 predicts the median."

@@ -8,8 +8,9 @@ Notation:
 - n records, T steps; mu, the budget as one Gaussian mechanism; signal = n * mu.
 - R, the norm of a record's features, with the constant of the model's own bias. Without that constant it is 1 after a
   preconditioner, else the public bound, else the root of the number of features.
-- u, the largest residual: 1, or sqrt(2) if each class has an output of its own; max(q, 1 - q) for a quantile of level q.
-- h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber. A quantile
+- u, the largest residual: 1, or sqrt(2) if each class has an output of its own; max(q, 1 - q) for a quantile q.
+- h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber; times the
+  mean of class weights, of which the largest is 1, where a prior gives it. A quantile
   loss has none; its slope of at most u counts as reached at a residual of .02, so h is u / .02.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
@@ -227,7 +228,7 @@ class RuleProblem:
             curvature = 0.5
         least, most = self.terms.rate_limits
         pace = min(max(self.terms.of_feature * self.known.features, least), most)
-        return pace / (curvature * self.size**2)
+        return pace / (curvature * self.recipe.data.mean_weight * self.size**2)
 
     @property
     def described(self) -> str:

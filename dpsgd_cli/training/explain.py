@@ -51,7 +51,7 @@ from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.shapes import Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
-from dpsgd_cli.training.evaluation import residual_clip
+from dpsgd_cli.training.evaluation import reading_of
 from dpsgd_cli.training.inference import MAP, Trained
 
 _POINTS = 41
@@ -306,7 +306,7 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     outputs = trained.outputs(part.x, trial)
     if trained.classes is None:
         return TestCurves(predicted=_predicted(target_scale(trained.data).outward(part.y), trained.decided(outputs)))
-    told = answers_of_classes(part.y, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
+    told = answers_of_classes(part.y, outputs, reading_of(recipe, max(2, outputs.shape[1])))
     two = told.scores is not None and told.scores.ndim == 1
     shares = told.probabilities
     calibration = []

@@ -166,6 +166,9 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
         return tuple(said)
+    if recipe.data.balanced is not None:
+        rate = f"{recipe.data.balanced.rate:g}"
+        return (f"The rate {rate} of the second class, which decides the classes' weights, is declared public.",)
     if not isinstance(model, ConvexModel) or not model.known.residual or recipe.data.target_bounds is not None:
         return ()
     bound = f"{model.target_bound:g}"

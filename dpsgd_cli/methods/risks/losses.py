@@ -17,7 +17,7 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
 
 
 class MarginLoss(ABC):
-    """Loss phi(t) with its derivatives. `width` is `model.huber_width` and `level` `model.quantile`; most ignore them."""
+    """Loss phi(t) with its derivatives. `width` is `model.huber_width`, `level` `model.quantile`; most ignore them."""
 
     def __init__(self, width: float = 0.5, level: float = 0.5) -> None:
         self.width, self.level = width, level
