@@ -16,6 +16,9 @@ from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.users.settings import Unit
 
+LOG_FROM, LOG_FROM_0 = 100, 10_000
+"""Bounds of a target span widely from so many times a low end above 0, and from so much above a low end of 0."""
+
 
 class Balanced(Section):
     """Weights of two classes' losses by which both count alike in sum, from a public prior."""
@@ -268,10 +271,11 @@ class Data(Section):
         description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
         " are clamped); metrics are in its own unit.",
     )
-    target_transform: Literal["log"] | None = Field(
+    target_transform: Literal["log", "auto"] | None = Field(
         None,
         description="Regression with target_bounds: train on log(1 + (target - low) / u), scaled to [-1, 1]; u is low"
-        " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them.",
+        " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them. auto:"
+        f" log if the bounds alone say so, low above 0 and high {LOG_FROM} times it, or 0 and {LOG_FROM_0:,} or more.",
     )
     missing: dict[str, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
@@ -369,6 +373,14 @@ class Data(Section):
             return (1.0, (1 - rate) / rate) if rate > 0.5 else (rate / (1 - rate), 1.0)
         told = self.class_weights
         return None if told is None else tuple(one / max(told) for one in told)
+
+    @property
+    def log_scale(self) -> bool:
+        """Return True if targets are trained on a log scale, by `target_transform` and the public bounds."""
+        if self.target_transform != "auto" or self.target_bounds is None:
+            return self.target_transform == "log"
+        low, high = self.target_bounds
+        return low >= 0 and high >= (LOG_FROM * low if low > 0 else LOG_FROM_0)
 
     @property
     def mean_weight(self) -> float:

@@ -149,6 +149,14 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
     return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
 
 
+def of_constants(task: str, truth: np.ndarray, classes: int | None) -> dict[str, float]:
+    """Return the task's metrics of the best answers without features: `constant_answers`, for `mae` the median."""
+    found = of_table(task, constant_answers(truth, classes))
+    if "mae" in found:
+        found["mae"] = _mean_absolute_error(Answers(truth, np.full(len(truth), np.median(truth))))
+    return found
+
+
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return for each record whether the predicted class is correct; a single output predicts by its sign."""
     if outputs.shape[-1] == 1:

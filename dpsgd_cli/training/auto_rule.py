@@ -11,7 +11,7 @@ Notation:
 - u, the largest residual: 1, or sqrt(2) if each class has an output of its own; max(q, 1 - q) for a quantile q.
 - h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber; times the
   mean of class weights, of which the largest is 1, where a prior gives it. A quantile
-  loss has none; its slope of at most u counts as reached at a residual of .02, so h is u / .02.
+  loss has none; its slope of at most u counts as reached at a residual of .005, so h is u / .005.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear and preconditioned; the latter with more than two
@@ -87,7 +87,7 @@ MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
 OF_TARGETS = 0.2
-RESOLVED = 0.02
+RESOLVED = 0.005
 """Size of a residual, in units of half a target's bounds, below which steps on a quantile loss do not resolve it."""
 WAVES = (4, 8, 16, 32)
 

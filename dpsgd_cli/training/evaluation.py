@@ -26,7 +26,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
-from dpsgd_cli.engine.metrics import METRICS, Answers, Reading, answers_of_classes, constant_answers, of_table
+from dpsgd_cli.engine.metrics import METRICS, Answers, Reading, answers_of_classes, of_constants, of_table
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
@@ -109,7 +109,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_table(task, constant_answers(told.truth, classes)))
+            constants.append(of_constants(task, told.truth, classes))
     defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
     measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
     return measured, {name: [one[name] for one in constants] for name in defined}

@@ -176,7 +176,7 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
 def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     """Return the names of the explained outputs, and the words for their scale."""
     if trained.classes is None:
-        logarithmic = trained.data.target_transform == "log"
+        logarithmic = trained.data.log_scale
         return ["target"], "target, on its log scale" if logarithmic else "target, in its own unit"
     names = [str(label) for label in trained.classes]
     model = trained.loaded.recipe.model
