@@ -18,6 +18,7 @@ from dpsgd_cli.engine.metrics import (
     answers_of_classes,
     constant_answers,
     metrics_of,
+    of_constants,
     of_table,
     probabilities_by,
 )
@@ -174,6 +175,8 @@ def test_a_constant_is_scikit_learns(count: int) -> None:
     found = of_table("regression", constant_answers(numbers, None))
     assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(numbers, mean))
     assert found["r2"] == pytest.approx(0)
+    middle = DummyRegressor(strategy="median").fit(numbers, numbers).predict(numbers)
+    assert of_constants("regression", numbers, None) == pytest.approx(found | {"mae": np.abs(numbers - middle).mean()})
 
 
 def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() -> None:
