@@ -17,7 +17,7 @@ from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.users.settings import Unit
 
 LOG_FROM, LOG_FROM_0 = 100, 10_000
-"""Bounds of a target span widely from so many times a low end above 0, and from so much above a low end of 0."""
+"""Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
 
 class Balanced(Section):
@@ -367,7 +367,7 @@ class Data(Section):
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """Return the weights of the classes' losses, of which the largest is 1; None if all count alike."""
+        """Return the weights of the classes' losses, the largest 1; None if all count alike."""
         if self.balanced is not None:
             rate = self.balanced.rate
             return (1.0, (1 - rate) / rate) if rate > 0.5 else (rate / (1 - rate), 1.0)

@@ -36,7 +36,8 @@ def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
-    found += [*_off_grid(recipe), *_weights(recipe)]
+    found += _off_grid(recipe)
+    found += _weights(recipe)
     found += [*_discovery(recipe), *_evaluation(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
