@@ -20,7 +20,7 @@ from tests.conftest import WriteRecipe
 Train = Callable[..., Path]
 COSTS: dict[str, Any] = {"path": "costs.csv", "target": "y", "task": "regression", "target_bounds": [0, 1000]}
 COSTS |= {"bounds": {"a": [0, 1]}, "preprocess": [{"bin": {}}]}
-RULED: dict[str, Any] = {"method": {"kind": "dp-gd"}, "epochs": "auto", "repeats": 1}
+RULED: dict[str, Any] = {"method": {"kind": "dp-gd"}, "epochs": 300, "repeats": 1}
 RULED |= {"privacy": {"budget": {"epsilon": 30, "delta": 1e-5}}}
 
 
