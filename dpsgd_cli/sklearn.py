@@ -225,7 +225,7 @@ class DPClassifier(ClassifierMixin, _Private):
     def predict(self, X: Any) -> np.ndarray:
         """Return the predicted class of each record, (N,)."""
         outputs = self._outputs(X)
-        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(int)
+        chosen = self._trained.chosen(outputs)
         found: np.ndarray = self.classes_[chosen]
         return found
 
@@ -242,7 +242,7 @@ class DPClassifier(ClassifierMixin, _Private):
         outputs = self._outputs(X)
         with _as_value_errors():
             shares = self._trained.probabilities(outputs)
-        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(int)
+        chosen = self._trained.chosen(outputs)
         tied = np.flatnonzero(shares.argmax(axis=1) != chosen)
         shares[tied, chosen[tied]] = np.nextafter(shares[tied].max(axis=1), 1.0)
         return shares

@@ -107,7 +107,7 @@ ADDITIONS = {
         },
         edited="dpsgd_cli/engine/loss_bounds.py",
         edits={
-            '"logistic", "hinge", "huber-svm", "squared"]': '"squared-hinge", ',
+            '"logistic", "hinge", "huber-svm", "squared", "huber", "quantile"]': '"squared-hinge", ',
             '    "squared": LossKind(': (
                 '    "squared-hinge": LossKind(\n'
                 "        runs='dpsgd_cli.methods.risks.squared_hinge:SquaredHinge',\n"

@@ -59,6 +59,8 @@ _FEW = max(BINS)
 """Width of the bounds below which a declared column of whole numbers is a one-hot, not cosines."""
 _CELLS = 16
 """Steps of each kind that a column of cosines is cut into for `cells`; one-hots use those of their finest bins."""
+_PLACES = 8
+"""Places all over a cell at which its features' second moments are taken, as if values were spread evenly in it."""
 _FAST = 4
 """The frequency k at which the amplitude 1 / (1 + (k / 4)^2) has fallen to a half."""
 _WEIGHT = 0.5
@@ -279,10 +281,12 @@ class BinColumns(Step):
         for number, (column, features) in enumerate(zip(columns, stretches, strict=True)):
             if not len(features):
                 continue
-            middles = self._middles(column)
-            rows = np.zeros((len(middles), len(columns)))
-            rows[:, number] = middles
-            found.append(Cells(features, transform(rows).astype(np.float64)[:, features]))
+            middles, places = self._places(column)
+            rows = np.zeros((len(middles) + places.size, len(columns)))
+            rows[:, number] = np.concatenate([middles, places.ravel()])
+            own = transform(rows).astype(np.float64)[:, features]
+            spread = own[len(middles) :].reshape(*places.shape, len(features))
+            found.append(Cells(features, own[: len(middles)], spread))
         products, at = [], found[0].features[0] - sum(len(a.names) * len(b.names) for a, b in self._products(layout))
         for first, second in self._products(layout):
             own = np.arange(at, at + len(first.features) * len(second.features))
@@ -318,17 +322,17 @@ class BinColumns(Step):
         pairs = itertools.combinations([part for part in parts if 1 < len(part.names) <= _CATEGORIES], 2)
         return [(one, other) for one, other in pairs if len(one.names) * len(other.names) <= _PRODUCTS]
 
-    def _middles(self, column: Column) -> np.ndarray:
-        """Return a value in each cell of a column, (G,)."""
-        if column.values is not None:
-            return np.arange(len(column.values), dtype=np.float64)
-        if column.marks is not None:
-            return np.array([0.0, 1.0])
+    def _places(self, column: Column) -> tuple[np.ndarray, np.ndarray]:
+        """Return the middle of each cell of a column, (G,), and values all over each cell, (G, K)."""
+        if column.values is not None or column.marks is not None:
+            codes = np.arange(2.0 if column.values is None else len(column.values))
+            return codes, codes[:, None]
         assert column.bounds is not None
         whole, steps = self._whole(column), max(self.settings.widths) if self.settings.cosines is None else _CELLS
         edges = {edge for way in (_equal, _asinh) for edge in way(column.bounds, steps, whole)}
         ends = np.array([column.bounds[0], *sorted(edges), column.bounds[1]])
-        return (ends[:-1] + ends[1:]) / 2
+        places = ends[:-1, None] + np.diff(ends)[:, None] * (np.arange(_PLACES) + 0.5) / _PLACES
+        return (ends[:-1] + ends[1:]) / 2, np.round(places) if whole else places
 
     def _waves(self, layout: Layout) -> list[_Waves]:
         """Return the cosine features of numeric columns that do not become one-hots."""

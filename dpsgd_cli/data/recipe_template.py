@@ -275,7 +275,7 @@ def _target_lines(drafted: Drafted) -> list[str]:
         return [
             "  task: regression",
             f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
-            "  # target_transform: log     # for amounts that span orders of magnitude by these bounds, such as prices",
+            "  target_transform: auto     # log if these bounds span orders of magnitude, as prices do; else null",
         ]
     return ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
 

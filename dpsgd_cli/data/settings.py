@@ -16,6 +16,31 @@ from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.users.settings import Unit
 
+LOG_FROM, LOG_FROM_0 = 100, 10_000
+"""Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
+
+
+class Balanced(Section):
+    """Weights of two classes' losses by which both count alike in sum, from a public prior."""
+
+    rate: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="Public share of the second class, from outside the data: it is declared, not counted."
+    )
+
+
+class Costs(Section):
+    """Costs of the two mistakes about two classes; the second is the positive one. Only their ratio counts."""
+
+    miss: Positive = Field(alias="false-negative", description="Of a record of the second class that is missed.")
+    alarm: Positive = Field(alias="false-positive", description="Of a record of the first class taken for the second.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    @property
+    def of_classes(self) -> tuple[float, float]:
+        """Return the costs of missing a record of the first class, and of the second."""
+        return self.alarm, self.miss
+
 
 class Split(Section):
     purpose: ClassVar[str] = "test"
@@ -224,6 +249,19 @@ class Data(Section):
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
+        None,
+        description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
+        " them, so the price is the same.",
+    )
+    balanced: Balanced | None = Field(
+        None, description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%."
+    )
+    costs: Costs | None = Field(
+        None,
+        description="Public costs of mistakes about two classes, {false-negative: 10, false-positive: 1}: predictions"
+        " are those that cost least. Left out, class weights count as costs, or the likelier class is predicted.",
+    )
     categorical: dict[str, Values | Private] | list[str] | None = Field(
         None,
         description="Categorical columns, with their public values, or `private` (see `discovery`); a bare list reads"
@@ -242,10 +280,11 @@ class Data(Section):
         description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
         " are clamped); metrics are in its own unit.",
     )
-    target_transform: Literal["log"] | None = Field(
+    target_transform: Literal["log", "auto"] | None = Field(
         None,
         description="Regression with target_bounds: train on log(1 + (target - low) / u), scaled to [-1, 1]; u is low"
-        " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them.",
+        " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them. auto:"
+        f" log if the bounds alone say so, low above 0 and high {LOG_FROM} times it, or 0 and {LOG_FROM_0:,} or more.",
     )
     missing: dict[str, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
@@ -323,10 +362,40 @@ class Data(Section):
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
+        given = [key for key in ("class_weights", "balanced", "costs") if getattr(self, key) is not None]
+        if given and self.task != "classification":
+            raise ValueError(f"{given[0]}: is for classes; a regression has none")
+        if self.class_weights is not None and self.balanced is not None:
+            raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
+        if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
+            told = f"{len(self.class_weights)} weights for {len(self.classes)} classes"
+            raise ValueError(f"class_weights: {told}; give one for each, in the order of classes")
         npy = self.test_path is not None and self.test_path.endswith(".npy")
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Return the weights of the classes' losses, the largest 1; None if all count alike."""
+        if self.balanced is not None:
+            rate = self.balanced.rate
+            return (1.0, (1 - rate) / rate) if rate > 0.5 else (rate / (1 - rate), 1.0)
+        told = self.class_weights
+        return None if told is None else tuple(one / max(told) for one in told)
+
+    @property
+    def log_scale(self) -> bool:
+        """Return True if targets are trained on a log scale, by `target_transform` and the public bounds."""
+        if self.target_transform != "auto" or self.target_bounds is None:
+            return self.target_transform == "log"
+        low, high = self.target_bounds
+        return low >= 0 and high >= (LOG_FROM * low if low > 0 else LOG_FROM_0)
+
+    @property
+    def mean_weight(self) -> float:
+        """Return the mean weight of records by the public prior; without a prior 1, the most that it may be."""
+        return 1.0 if self.balanced is None else 2 * min(self.balanced.rate, 1 - self.balanced.rate)
 
     @property
     def unit(self) -> Unit | None:

@@ -248,7 +248,7 @@ def target_scale(data: Data) -> TargetScale:
     if data.target_bounds is None:
         return TargetScale()
     low, high = data.target_bounds
-    unit = 0.0 if data.target_transform is None else low if low > 0 else (high - low) / 1000
+    unit = 0.0 if not data.log_scale else low if low > 0 else (high - low) / 1000
     return TargetScale(low, high, unit)
 
 

@@ -12,18 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Loss = Literal["logistic", "hinge", "huber-svm", "squared"]
+Loss = Literal["logistic", "hinge", "huber-svm", "squared", "huber", "quantile"]
 
 
 @dataclass(frozen=True)
 class Region:
     """Public numbers that a bound may depend on.
 
-    `reach`: bound on |t|, inf if the weights are unbounded. `width`: `model.huber_width`.
+    `reach`: bound on |t|, inf if the weights are unbounded. `width`: `model.huber_width`. `level`: `model.quantile`.
     """
 
     reach: float
     width: float
+    level: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,20 @@ LOSSES: dict[Loss, LossKind] = {
         residual=True,
         slope=lambda region: region.reach,
         curvature=lambda region: 1.0,
+        probabilities=False,
+    ),
+    "huber": LossKind(
+        runs="dpsgd_cli.methods.risks.losses:Huber",
+        residual=True,
+        slope=lambda region: min(region.reach, region.width),
+        curvature=lambda region: 1.0,
+        probabilities=False,
+    ),
+    "quantile": LossKind(
+        runs="dpsgd_cli.methods.risks.losses:Quantile",
+        residual=True,
+        slope=lambda region: max(region.level, 1 - region.level),
+        curvature=None,
         probabilities=False,
     ),
 }

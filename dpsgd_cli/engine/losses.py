@@ -6,7 +6,7 @@ result columns accordingly. Regularisation reads no data and is part of the upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,20 @@ def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return squared_error(outputs, targets.clamp(-1, 1))
 
 
+def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
+    """Return a loss of class labels, each record's times the weight of its class.
+
+    Weights are public numbers, and clipping follows: a record's gradient, whatever its weight, is clipped to the same
+    norm. So sensitivities and prices stay the same.
+    """
+
+    def of_outputs(outputs: Tensor, labels: Tensor) -> Tensor:
+        own = outputs.new_tensor(weights)
+        return loss(outputs, labels) * own[labels.long() if len(weights) > 2 else (labels > 0).long()]
+
+    return of_outputs
+
+
 LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
 # On a CPU, more rows at once would push activations out of the cache.
 _ROWS_IN_CACHE = 2048
@@ -73,8 +87,8 @@ def evaluate(
     """Return the task's metrics, each (R,) float64, of weights `values` (R, P) on all rows of `table`.
 
     Rows are processed `most` at a time. An empty table gives no metrics. `loss` replaces the task's own (mean
-    cross-entropy, or mean of half the squared error). `units` maps outputs and targets to the target's own unit, for
-    metrics that are in it. With folds, each trial is evaluated on the rows it trains on.
+    cross-entropy, or mean of half the squared error). `units` maps outputs and labels (or targets) to what metrics
+    other than the loss are of. With folds, each trial is evaluated on the rows it trains on.
     """
     if table.rows == 0:
         return {}
@@ -84,7 +98,7 @@ def evaluate(
     for outputs, y, mask in _passes(pack, values, table, most):
         labels = y.expand(pack.trials, -1)
         for name, metric in metrics.items():
-            pair = units(outputs, labels) if units is not None and metric.in_units else (outputs, labels)
+            pair = units(outputs, labels) if units is not None and metric.of_records else (outputs, labels)
             counts = (metric.of_records or loss_of)(*pair)
             counts = counts if mask is None else torch.where(mask, counts, 0)
             totals[name] += counts.sum(dim=1, dtype=torch.float64)

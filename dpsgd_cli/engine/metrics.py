@@ -14,7 +14,7 @@ Not here: passing a table through a model (`engine/losses.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,26 +62,64 @@ class Answers:
     probabilities: np.ndarray | None = None
 
 
-def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | None) -> Answers:
-    """Return the answers of one trial, given its outputs (N, K): logits of K classes, or for K = 1 the second's margin.
+@dataclass(frozen=True)
+class Reading:
+    """How outputs (N, K) of a model of classes are read: logits of K classes, or for K = 1 the second's margin.
 
-    `clipped` is as in `probabilities_by`, or None if the loss has no probabilities.
+    `clipped` is as in `probabilities_by`, or None for a loss without probabilities. `weights`: public weights of the
+    classes' losses in training. `costs`: public costs of missing a record of each class; left out, the weights.
     """
-    outputs = outputs.astype(np.float64)
-    shares = None if clipped is None else probabilities_by(outputs, clipped)
+
+    clipped: float | None = math.inf
+    weights: tuple[float, ...] | None = None
+    costs: tuple[float, ...] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Return True if the largest output decides."""
+        return self.clipped is None or (self.weights is None and self.costs is None)
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Return probabilities of the classes, float64 (N, classes); the loss must have some."""
+        assert self.clipped is not None
+        return probabilities_by(outputs, self.clipped, self.weights)
+
+    def decisive(self, outputs: np.ndarray) -> np.ndarray:
+        """Return numbers, float64 like `outputs`, of which the largest decides, or the sign of a single one.
+
+        A class is decided for if its probability times its cost is the largest: that loses least on average.
+        """
+        outputs = outputs.astype(np.float64)
+        if self.plain:
+            return outputs
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(self.probabilities(outputs)) + np.log(self.costs or self.weights or (1.0,))
+            return np.diff(logs, axis=1) if outputs.shape[1] == 1 else logs
+
+    def chosen(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the index of the class that is decided for, (N,)."""
+        own = self.decisive(outputs)
+        return own.argmax(axis=1) if own.shape[1] > 1 else (own[:, 0] > 0).astype(np.int64)
+
+
+def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, reading: Reading) -> Answers:
+    """Return the answers of one trial, given its outputs (N, K), which are as in `Reading`."""
+    shares, told = None if reading.clipped is None else reading.probabilities(outputs), reading.chosen(outputs)
     if outputs.shape[1] > 2:
-        return Answers(truth, outputs.argmax(axis=1), shares, shares)
+        return Answers(truth, told, shares, shares)
+    outputs = outputs.astype(np.float64)
     margin = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0)
-    return Answers(truth, (margin > 0).astype(np.int64), margin, None if shares is None else shares[:, 1])
+    return Answers(truth, told, margin, None if shares is None else shares[:, 1])
 
 
-def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
+def probabilities_by(outputs: np.ndarray, clipped: float, weights: Sequence[float] | None = None) -> np.ndarray:
     """Return probabilities, float64 (N, classes), of outputs (N, K): logits, or for K = 1 that of the second class.
 
-    `clipped` is the bound at which training clipped a residual p - y of two classes; infinite without clipping and for
-    more classes. With clipping, training does not converge to the share s of positives among records with equal
-    features. It converges to the p at which their clipped residuals cancel:
-    (1 - s) min(p, clipped) = s min(1 - p, clipped). This function solves the equation for s.
+    `clipped` is the bound at which training clipped the residual p - y, of length r sqrt(2) at most sqrt(2), by r;
+    infinite without clipping. `weights` w_k multiplied the losses of each class before. So training does not converge
+    to the shares s of classes among records with equal features, but to the p at which their clipped residuals cancel:
+    sum_k s_k min(w_k, clipped / r_k) (p - e_k) = 0, where 2 r_k^2 = |p - e_k|^2, with the unit vector e_k of class k.
+    So s_k is proportional to p_k max(1 / w_k, r_k / clipped). Without weights that keeps the order of classes.
 
     >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
     [[0.833333, 0.166667]]
@@ -90,7 +128,12 @@ def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
     outputs = np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs
     shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    seen = np.minimum(shares, clipped)
+    if shares.shape[1] == 2 and weights is None:
+        seen = np.minimum(shares, clipped)  # proportional to it, and equal where both are clipped
+    else:
+        squares = shares**2
+        lengths = np.sqrt(((1 - shares) ** 2 + squares.sum(axis=1, keepdims=True) - squares) / 2)
+        seen = shares * np.maximum(1.0 if weights is None else 1 / np.array(weights), lengths / clipped)
     return np.asarray(seen / seen.sum(axis=1, keepdims=True))
 
 
@@ -105,6 +148,14 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
     scores = np.tile(shares, (len(truth), 1))
     own = scores[:, 1] if classes == 2 else scores
     return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
+
+
+def of_constants(task: str, truth: np.ndarray, classes: int | None) -> dict[str, float]:
+    """Return the task's metrics of the best answers without features: `constant_answers`, for `mae` the median."""
+    found = of_table(task, constant_answers(truth, classes))
+    if "mae" in found:
+        found["mae"] = _mean_absolute_error(Answers(truth, np.full(len(truth), np.median(truth))))
+    return found
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -63,11 +63,20 @@ class ConvexModel(OneLayer):
     """
 
     kind: Literal["convex"] = "convex"
-    loss: Loss = Field("logistic", description="logistic, hinge and huber-svm for two classes; squared for regression.")
+    loss: Loss = Field(
+        "logistic",
+        description="logistic, hinge and huber-svm for two classes; squared, huber and quantile for regression.",
+    )
     l2: NonNegative = Field(0.0, description="Coefficient of |w|^2 / 2, which makes the objective strongly convex.")
     radius: Positive | None = Field(None, description="Weights are projected to the ball of this radius.")
-    huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
-    target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
+    huber_width: Positive = Field(
+        0.5,
+        description="Half-width of the parabola of huber-svm, or of huber in half widths of target_bounds.",
+    )
+    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="quantile: the share of targets below the prediction; 0.5 predicts the median."
+    )
+    target_bound: Positive = Field(1.0, description="Regression: public bound on a target's size (larger are clamped).")
 
     @property
     def known(self) -> LossKind:

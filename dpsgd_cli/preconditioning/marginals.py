@@ -34,10 +34,12 @@ class Cells:
     """Public cells of a column.
 
     `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells.
+    `spread` (G, K, d): their values at K places all over each cell; without it, those in the middle alone.
     """
 
     features: np.ndarray
     values: np.ndarray
+    spread: np.ndarray | None = None
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row (n, D), int64 (n,): the one whose feature direction is nearest to the row's."""
@@ -130,7 +132,9 @@ def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> 
     def spread(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the means (d,), variances (d,) and directions (d, d) of features of one column."""
         cells, share = of_feature[int(features[0])]
-        values = cells.values[:, np.searchsorted(cells.features, features)]
+        places = cells.values[:, None] if cells.spread is None else cells.spread
+        values = places[..., np.searchsorted(cells.features, features)].reshape(-1, len(features))
+        share = np.repeat(share / places.shape[1], places.shape[1])
         mean = share @ values if constant is not None else np.zeros(len(features))
         variances, basis = np.linalg.eigh((values.T * share) @ values - np.outer(mean, mean))
         return mean, np.maximum(variances, 0.0), basis

@@ -16,7 +16,8 @@ from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned
+from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditioned, SgdMethod
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
@@ -37,7 +38,7 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += [*_discovery(recipe), *_evaluation(recipe), *_inference(recipe)]
+    found += [*_weights(recipe), *_discovery(recipe), *_evaluation(recipe), *_inference(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -92,6 +93,21 @@ def _inference(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
     if privacy.schedule.adaptive:
         problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
+    return problems
+
+
+def _weights(recipe: Recipe) -> list[str]:
+    """Refuse class weights where a method takes losses that do not know them, and costs without probabilities."""
+    data, method, model = recipe.data, recipe.method, recipe.model
+    problems = []
+    if data.weights is not None:
+        key = "data.balanced" if data.balanced is not None else "data.class_weights"
+        if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
+            problems.append(f"{key}: method {method.kind} weighs all records alike; leave this out, or use dp-gd")
+        elif method.learning_rate == "theorem":
+            problems.append(f"{key}: the theorem of method.learning_rate is for losses without weights; give a number")
+    if data.costs is not None and isinstance(model, ConvexModel) and not model.known.probabilities:
+        problems.append(f"data.costs: loss {model.loss} gives no probabilities to weigh; use logistic")
     return problems
 
 

@@ -27,12 +27,15 @@ NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
 _CONSTANT = "constant_"
 _MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
+_BASELINES = {"rmse": "mean", "mae": "median"}
+"""The constant that is best by a metric of numbers."""
 _TRY = {
     "log_loss": f"{_MORE}; if one class is rare, average precision shows whether the model still orders records",
     "rmse": f"{_MORE}; for amounts that span orders of magnitude, data.target_transform: log",
+    "mae": f"model.loss: quantile (kind: convex), which predicts medians, or data.target_transform: log; or {_MORE}",
     "accuracy": f"{_MORE}; if one class is rare, look at average precision and recall",
 }
-"""Metrics by which a model is compared with a constant, the first that a result has, and what to try."""
+"""Metrics by which a model is compared with a constant, and what to try; the accuracy where there is no log loss."""
 
 
 @dataclass(frozen=True)
@@ -295,22 +298,27 @@ def _metrics(found: _Read) -> list[Block]:
         best = "" if constant is None else _metric(constant)
         rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
     told = f"{several}Measured without noise on records that are declared public."
-    header = ("metric", "model", *(["majority-class (mean) baseline"] if beside else []))
+    header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
     return [Heading("How good the model is"), Text(told), Table(header, rows), *_no_better(metrics)]
 
 
 def _no_better(metrics: Row) -> list[Block]:
-    """Say if the model is no better than the baseline, by log loss, RMSE or else accuracy, and what to try."""
+    """Say if the model is no better than the baseline by a metric of `_TRY`, and what to try."""
+    found: list[Block] = []
     for name, hint in _TRY.items():
         model, constant = metrics.get(f"test_{name}"), metrics.get(f"{_CONSTANT}{name}")
         if model is None or constant is None or model["mean"] is None or constant["mean"] is None:
             continue
         gain = model["mean"] - constant["mean"]
         if (gain < 0) if less_is_better(f"test_{name}") else (gain > 0):
-            return []
-        words = in_words(f"test_{name}")
-        return [Text(f"The model is no better than the majority-class (mean) baseline, by {words}. Try {hint}.")]
-    return []
+            if name == "log_loss":
+                return []
+            continue
+        words, best = in_words(f"test_{name}"), _BASELINES.get(name, "majority-class")
+        found.append(Text(f"The model is no better than the {best} baseline, by {words}. Try {hint}."))
+        if name == "log_loss":
+            break
+    return found
 
 
 def _metric(metric: Row) -> str:

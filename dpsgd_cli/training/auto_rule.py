@@ -8,8 +8,10 @@ Notation:
 - n records, T steps; mu, the budget as one Gaussian mechanism; signal = n * mu.
 - R, the norm of a record's features, with the constant of the model's own bias. Without that constant it is 1 after a
   preconditioner, else the public bound, else the root of the number of features.
-- u, the largest residual: 1, or sqrt(2) if each class has an output of its own.
-- h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared.
+- u, the largest residual: 1, or sqrt(2) if each class has an output of its own; max(q, 1 - q) for a quantile q.
+- h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber; times the
+  mean of class weights, the largest of which is 1, if a prior gives it. A quantile loss has none: its slope of at most
+  u counts as reached at a residual of .005, so h is u / .005.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
@@ -92,6 +94,8 @@ MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
 OF_TARGETS = 0.2
+RESOLVED = 0.005
+"""Size of a residual, in units of half a target's bounds, below which steps on a quantile loss do not resolve it."""
 WAVES = (4, 8, 16, 32)
 
 
@@ -152,13 +156,13 @@ class RuleProblem:
     @property
     def terms(self) -> RuleConstants:
         if isinstance(self.recipe.model, MlpModel):
-            return MLP_TARGETS if self.squared else MLP
+            return MLP_TARGETS if self.of_target else MLP
         if self.recipe.preconditioner is None:
-            return TARGETS if self.squared else TEXTS if self.recipe.data.of_texts else LINEAR
+            return TARGETS if self.of_target else TEXTS if self.recipe.data.of_texts else LINEAR
         if self.drawn is not None:
             return DRAWN[self.drawn]
         counts = isinstance(self.recipe.preconditioner, Marginals)
-        if self.squared:
+        if self.of_target:
             return COLUMNS_TARGETS if counts else PRECONDITIONED_TARGETS
         return CLASSES if self.known.outputs > 2 else PRECONDITIONED
 
@@ -178,10 +182,16 @@ class RuleProblem:
         return math.hypot(own if self.recipe.preconditioner is None else 1.0, float(model.has_bias))
 
     @property
-    def squared(self) -> bool:
-        """Return True if the loss is the squared error of one target."""
+    def of_target(self) -> bool:
+        """Return True if the loss is one of a target's residual: the squared error, or that of a convex model."""
         model = self.recipe.model
         return self.known.outputs == 1 and not (isinstance(model, ConvexModel) and not model.known.residual)
+
+    @property
+    def level(self) -> float | None:
+        """Return the level q of a quantile loss; None for any other."""
+        model = self.recipe.model
+        return model.quantile if isinstance(model, ConvexModel) and model.loss == "quantile" else None
 
     @property
     def signal(self) -> float | None:
@@ -193,33 +203,40 @@ class RuleProblem:
 
     @property
     def clip(self) -> float:
-        """Return c, the bound at which a residual is clipped."""
-        least, most = self.terms.clips
-        return (
-            least if self.signal is None else min(max(math.sqrt(self.signal / self.terms.clip_scale_n_mu), least), most)
-        )
+        """Return c, the bound at which a residual is clipped; for a quantile 1, which its slopes do not pass."""
+        if self.level is not None:
+            return 1.0
+        model, (least, most) = self.recipe.model, self.terms.clips
+        if isinstance(model, ConvexModel) and model.loss == "huber":
+            most = min(most, model.huber_width)
+        scale = 0.0 if self.signal is None else math.sqrt(self.signal / self.terms.clip_scale_n_mu)
+        return min(max(scale, least), most)
 
     @property
     def residual(self) -> float:
-        """Return u, the largest residual."""
+        """Return u, the largest residual, or slope of a quantile's loss."""
+        if self.level is not None:
+            return max(self.level, 1 - self.level)
         return self.recipe.model.by_residual(self.known.outputs) if isinstance(self.recipe.model, OneLayer) else 1.0
 
     @property
     def unit(self) -> float:
         """Return the unit of an output: 1 for logits; `OF_TARGETS` for targets, which are within [-1, 1]."""
-        return OF_TARGETS if self.squared else 1.0
+        return OF_TARGETS if self.of_target else 1.0
 
     @property
     def fastest(self) -> float:
         """Return the highest learning rate. Losses with a kink, whose slopes are clipped, count as logistic ones."""
         model, curvature = self.recipe.model, 1.0
-        if isinstance(model, ConvexModel):
-            curvature = 1.0 if self.squared else 0.25
+        if self.level is not None:
+            curvature = self.residual / RESOLVED
+        elif isinstance(model, ConvexModel):
+            curvature = 1.0 if self.of_target else 0.25
         elif self.known.outputs > 1 and not isinstance(model, MlpModel):
             curvature = 0.5
         least, most = self.terms.rate_limits
         pace = min(max(self.terms.of_feature * self.known.features, least), most)
-        return pace / (curvature * self.size**2)
+        return pace / (curvature * self.recipe.data.mean_weight * self.size**2)
 
     @property
     def described(self) -> str:

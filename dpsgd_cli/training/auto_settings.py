@@ -91,6 +91,10 @@ def features(
 ) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
     told: list[AutoChoice] = []
+    if recipe.data.target_transform == "auto" and recipe.data.target_bounds is not None:
+        low, high = recipe.data.target_bounds
+        told = [AutoChoice("data.target_transform", "log" if recipe.data.log_scale else None, f"{low:g} to {high:g}")]
+        recipe = with_choice(recipe, told[0])
     ruled = covers(recipe) and isinstance(recipe.model, OneLayer)
     for key, value in _of_features(recipe).items():
         if value == "auto":
@@ -248,7 +252,7 @@ def _bias(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     steps, key = recipe.data.preprocess, "model.bias"
     if not steps or steps[-1].kind != "bin":
         return AutoChoice(key, True, "")
-    if known is not None and covers(recipe) and RuleProblem(recipe, known).squared:
+    if known is not None and covers(recipe) and RuleProblem(recipe, known).of_target:
         return AutoChoice(key, True, "the mean of targets may be far from 0")
     return AutoChoice(key, False, "bin adds a constant column")
 

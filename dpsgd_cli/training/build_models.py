@@ -43,14 +43,14 @@ from dpsgd_cli.engine.independence import (
     examine,
     stand_in_rows,
 )
-from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error
+from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error, weighted
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel, PythonModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import check_declared, seeded
-from dpsgd_cli.errors import ModelError, UsageError
+from dpsgd_cli.errors import DataError, ModelError, UsageError
 from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
@@ -95,13 +95,22 @@ def _device(name: str, team: Team) -> torch.device:
 
 def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
     """Return the per-example loss of the model's outputs; `raw`: for unscaled targets, as those of held-out rows."""
+    data = recipe.data
     if isinstance(recipe.model, ConvexModel):
-        return output_loss(recipe.model, raw)
-    return LOSSES[recipe.data.task] if raw or recipe.data.target_bounds is None else bounded_squared_error
+        loss = output_loss(recipe.model, raw)
+    else:
+        loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
+    return loss if data.weights is None else weighted(loss, data.weights)
 
 
 def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     """Return the number of outputs per example; a convex model has one for two classes. No `classes`: regression."""
+    data = recipe.data
+    if data.weights is not None and len(data.weights) != classes:
+        key = "balanced" if data.balanced is not None else "class_weights"
+        raise DataError(f"data.{key}: is for {count(len(data.weights), 'class', 'classes')}, and {name} has {classes}")
+    if data.costs is not None and classes != 2:
+        raise DataError(f"data.costs: are of two classes, and {name} has {classes}; use data.class_weights")
     if not isinstance(recipe.model, ConvexModel):
         return classes or 1
     if classes is not None and classes != 2:

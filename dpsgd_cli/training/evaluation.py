@@ -27,7 +27,7 @@ from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
-from dpsgd_cli.engine.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table, probabilities_by
+from dpsgd_cli.engine.metrics import METRICS, Answers, Reading, answers_of_classes, of_constants, of_table
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
@@ -81,8 +81,14 @@ def measure(models: Models, table: Table, loss: Loss) -> Columns:
         truth = target_scale(data).outward(labels.double().cpu().numpy())
         return torch.from_numpy(told).to(outputs.device), torch.from_numpy(truth).to(outputs.device)
 
+    def deciding(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        told = outputs.double().cpu().numpy()
+        own = [one.decisive(each) for one, each in zip(readings, told, strict=True)]
+        return torch.from_numpy(np.stack(own)).to(outputs.device), labels
+
     diverged = ~torch.isfinite(models.values).all(dim=1)
-    own = None if data.target_bounds is None else units
+    readings = [] if models.classes is None else [reading_of(recipe, models.classes) for recipe in models.recipes]
+    own = units if data.target_bounds is not None else deciding if any(not one.plain for one in readings) else None
     found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss, own)
     return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
@@ -105,7 +111,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_table(task, constant_answers(told.truth, classes)))
+            constants.append(of_constants(task, told.truth, classes))
     defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
     measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
     return measured, {name: [one[name] for one in constants] for name in defined}
@@ -118,23 +124,29 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
         return Answers(truth, predicted(recipe.data, outputs[:, 0].astype(np.float64)))
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
-    return answers_of_classes(labels, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
+    return answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
+
+
+def reading_of(recipe: Recipe, classes: int) -> Reading:
+    """Return how outputs of a model that a settled recipe trained are read."""
+    data = recipe.data
+    return Reading(residual_clip(recipe, classes), data.weights, None if data.costs is None else data.costs.of_classes)
 
 
 def residual_clip(recipe: Recipe, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
-    The bound is known for two classes if all rows have one norm, as second moments ensure; counts make it 1 in root
-    mean square, and the bound that of a typical row. It is the clip norm divided by the norm of a row with the model's
-    own bias, and by the norm of the outputs' residuals. It is infinite in all other cases, and None for a loss without
-    probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the loss is flat where p and 1 - p are above it,
-    so noise and few steps decide most margins.
+    The bound is known if all rows have one norm, as second moments ensure; counts make it 1 in root mean square, and
+    the bound that of a typical row. It is the clip norm divided by the norm of a row with the model's own bias, and by
+    the norm of the outputs' residuals. It is infinite in all other cases, and None for a loss without probabilities. A
+    bound below `LEAST_CLIPPED` also becomes infinite: the loss is flat where p and 1 - p are above it, so noise and few
+    steps decide most margins.
     """
     model = recipe.model
     if isinstance(model, ConvexModel) and not model.known.probabilities:
         return None
     clipping = None if recipe.privacy is None else recipe.privacy.clipping
-    alike = recipe.preconditioner is not None and recipe.data.unit is None and classes == 2
+    alike = recipe.preconditioner is not None and recipe.data.unit is None
     if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
     outputs = 1 if isinstance(model, ConvexModel) else classes
@@ -191,7 +203,8 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
         else:
             measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places, held)
             measured = replace(measured, classes=tuple(map(str, trials.dataset.classes or ())))
-            if residual_clip(recipe, models.classes or 2) is None:
+            reading = reading_of(recipe, models.classes or 2)
+            if reading.clipped is None or not reading.plain:
                 measured = measured.without_probabilities()
         found.append(measured)
     return tuple(found)
@@ -211,15 +224,20 @@ def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:
 
 
 def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
-    """Return outputs (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
+    """Return numbers (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
 
-    Outputs of a loss without probabilities are returned as they are.
+    With costs or class weights they are moved, so that the largest decides. Outputs of a loss without probabilities are
+    returned as they are.
     """
-    clipped = residual_clip(recipe, max(2, outputs.shape[1]))
-    if outputs.shape[1] > 2 or clipped is None:
+    reading = reading_of(recipe, max(2, outputs.shape[1]))
+    if reading.clipped is None:
         return outputs.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.diff(np.log(probabilities_by(outputs.astype(np.float64), clipped)), axis=1)
+    if not reading.plain:
+        found = reading.decisive(outputs)
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.log(reading.probabilities(outputs))
+    return np.diff(found, axis=1) if found.shape[1] == 2 else found
 
 
 def _final(trials: Trials) -> Final:

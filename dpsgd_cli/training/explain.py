@@ -51,7 +51,7 @@ from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.shapes import Coefficient, Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training import intervals as of_coefficients
-from dpsgd_cli.training.evaluation import residual_clip
+from dpsgd_cli.training.evaluation import reading_of
 from dpsgd_cli.training.inference import MAP, Trained
 from dpsgd_cli.training.intervals import Inference
 
@@ -184,7 +184,7 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
 def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     """Return the names of the explained outputs, and the words for their scale."""
     if trained.classes is None:
-        logarithmic = trained.data.target_transform == "log"
+        logarithmic = trained.data.log_scale
         return ["target"], "target, on its log scale" if logarithmic else "target, in its own unit"
     names = [str(label) for label in trained.classes]
     model = trained.loaded.recipe.model
@@ -342,7 +342,7 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     outputs = trained.outputs(part.x, trial)
     if trained.classes is None:
         return TestCurves(predicted=_predicted(target_scale(trained.data).outward(part.y), trained.decided(outputs)))
-    told = answers_of_classes(part.y, outputs, residual_clip(recipe, max(2, outputs.shape[1])))
+    told = answers_of_classes(part.y, outputs, reading_of(recipe, max(2, outputs.shape[1])))
     two = told.scores is not None and told.scores.ndim == 1
     shares = told.probabilities
     calibration = []

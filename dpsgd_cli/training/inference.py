@@ -41,7 +41,6 @@ from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
-from dpsgd_cli.engine.metrics import probabilities_by
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel
@@ -56,7 +55,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
 from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, own_folds, placement
-from dpsgd_cli.training.evaluation import Models, measure, measure_once, residual_clip
+from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading_of
 from dpsgd_cli.training.start import Trials
 
 if TYPE_CHECKING:
@@ -314,21 +313,25 @@ class Trained:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
             return predicted(self.data, outputs[:, 0].astype(np.float64))
-        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
-        return np.array([*self.classes, None], dtype=object)[chosen]
+        return np.array([*self.classes, None], dtype=object)[self.chosen(outputs)]
+
+    def chosen(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the index of the predicted class for outputs (N, K), (N,)."""
+        assert self.classes is not None
+        return reading_of(self.loaded.recipe, len(self.classes)).chosen(outputs)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Return probabilities (N, classes) of outputs (N, K). Raise UsageError if the model's loss gives none."""
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
-        model, clipped = self.loaded.recipe.model, residual_clip(self.loaded.recipe, len(self.classes))
-        if clipped is None:
+        model, reading = self.loaded.recipe.model, reading_of(self.loaded.recipe, len(self.classes))
+        if reading.clipped is None:
             assert isinstance(model, ConvexModel)
             raise UsageError(
                 f"--probabilities: outputs of a model with loss {model.loss} are margins and no probabilities; train"
                 " with loss: logistic"
             )
-        return probabilities_by(outputs, clipped)
+        return reading.probabilities(outputs)
 
     def with_coverage(self, outputs: np.ndarray, trial: int, coverage: float) -> dict[str, list[Any]]:
         """Return prediction sets, or the ends of intervals, that hold the truth with probability at least `coverage`.

@@ -161,21 +161,22 @@ def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]
 
 
 def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
-    """Return the declarations of the model section: a bound on targets, or weights that no seed drew."""
-    recipe, model = loaded.recipe, loaded.recipe.model
+    """Return the declarations of model and classes: a prior, a bound on targets, or weights that no seed drew."""
+    recipe, model, said = loaded.recipe, loaded.recipe.model, []
+    if recipe.data.balanced is not None:
+        rate = f"{recipe.data.balanced.rate:g}"
+        said.append(f"The rate {rate} of the second class, which decides the classes' weights, is declared public.")
     if isinstance(model, PythonModel) and model.weights is not None:
         file, constant = model.weights.file, model.weights.constant
-        said = []
         if file is not None:
             hashed = f"SHA-256 {sha256(loaded.base / file)}"
             said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
-        return tuple(said)
-    if not isinstance(model, ConvexModel) or not model.known.residual or recipe.data.target_bounds is not None:
-        return ()
-    bound = f"{model.target_bound:g}"
-    return (
-        f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of test"
-        " records are of their targets as they are.",
-    )
+    if isinstance(model, ConvexModel) and model.known.residual and recipe.data.target_bounds is None:
+        bound = f"{model.target_bound:g}"
+        said.append(
+            f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of"
+            " test records are of their targets as they are."
+        )
+    return tuple(said)

@@ -124,6 +124,17 @@ def test_targets_on_a_log_scale_come_back_and_predictions_stay_within_their_boun
         assert low < found[2] < high and np.isnan(found[5])
 
 
+@pytest.mark.parametrize(
+    ("bounds", "log"),
+    [([100, 9_999], False), ([100, 10_000], True), ([0, 9_999], False), ([0, 10_000], True), ([-1, 1e6], False)],
+)
+def test_an_automatic_scale_follows_from_bounds_alone(bounds: list[float], log: bool) -> None:
+    told = {"path": "t.csv", "target": "y", "task": "regression", "target_bounds": bounds}
+    assert target_scale(Data.model_validate(told | {"target_transform": "auto"})) == target_scale(
+        Data.model_validate(told | {"target_transform": "log" if log else None})
+    )
+
+
 def test_a_log_scale_needs_bounds() -> None:
     with pytest.raises(ValidationError, match="target_transform: needs target_bounds"):
         Data.model_validate({"path": "t.csv", "target": "y", "task": "regression", "target_transform": "log"})

@@ -14,6 +14,7 @@ from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
 
 WIDTHS = (0.05, 0.5, 2.0)
 REACHES = (0.25, 3.0, 40.0)
+LEVEL = 0.8
 FAR = 1e4
 """What stands for all numbers: beyond it every loss here is a line or a parabola, or flat."""
 NEARLY = 0.98
@@ -44,8 +45,8 @@ def test_every_name_has_a_record_and_every_record_a_name() -> None:
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize(("name", "width"), EVERY)
 def test_no_slope_or_curvature_passes_its_bound_in_a_ball(name: Loss, width: float, reach: float) -> None:
-    loss, t = margin_loss(name, width), grid(reach)
-    slope, curvature = LOSSES[name].bounds(Region(reach, width))
+    loss, t = margin_loss(name, width, LEVEL), grid(reach)
+    slope, curvature = LOSSES[name].bounds(Region(reach, width, LEVEL))
     seen_slope, seen_curvature = steepest(loss, t)
     assert max(seen_slope, float(loss.slope(t).abs().max())) <= slope * (1 + 1e-6) + 1e-4
     if LOSSES[name].curvature is not None:
@@ -56,8 +57,8 @@ def test_no_slope_or_curvature_passes_its_bound_in_a_ball(name: Loss, width: flo
 @pytest.mark.parametrize(("name", "width"), EVERY)
 def test_each_bound_is_nearly_reached_so_no_statement_is_vague(name: Loss, width: float) -> None:
     reach = 40.0
-    slope, curvature = LOSSES[name].bounds(Region(reach, width))
-    seen_slope, seen_curvature = steepest(margin_loss(name, width), grid(reach))
+    slope, curvature = LOSSES[name].bounds(Region(reach, width, LEVEL))
+    seen_slope, seen_curvature = steepest(margin_loss(name, width, LEVEL), grid(reach))
     assert seen_slope >= NEARLY * slope
     assert LOSSES[name].curvature is None or seen_curvature >= NEARLY * curvature
 
@@ -65,8 +66,8 @@ def test_each_bound_is_nearly_reached_so_no_statement_is_vague(name: Loss, width
 @pytest.mark.parametrize(("name", "width"), EVERY)
 def test_without_a_ball_a_bound_holds_everywhere_or_is_infinite(name: Loss, width: float) -> None:
     """Slopes of convex losses are largest at the ends, and keep growing where no bound holds."""
-    slope, _ = LOSSES[name].bounds(Region(math.inf, width))
-    ends = margin_loss(name, width).slope(torch.tensor([-FAR, FAR], dtype=torch.float64)).abs().max()
+    slope, _ = LOSSES[name].bounds(Region(math.inf, width, LEVEL))
+    ends = margin_loss(name, width, LEVEL).slope(torch.tensor([-FAR, FAR], dtype=torch.float64)).abs().max()
     assert float(ends) <= slope
     assert (slope == math.inf) == (float(ends) > FAR / 2)
 
@@ -74,7 +75,7 @@ def test_without_a_ball_a_bound_holds_everywhere_or_is_infinite(name: Loss, widt
 @pytest.mark.parametrize(("name", "width"), EVERY)
 def test_a_loss_is_smooth_just_where_its_record_says_so(name: Loss, width: float) -> None:
     """Across a kink a slope jumps by as much however short the step; elsewhere by no more than curvature times step."""
-    loss, step = margin_loss(name, width), 1e-6
+    loss, step = margin_loss(name, width, LEVEL), 1e-6
     t = torch.arange(-4.0, 4.0, step, dtype=torch.float64)
     jump = float(loss.slope(t).diff().abs().max())
     if LOSSES[name].curvature is None:
@@ -82,13 +83,13 @@ def test_a_loss_is_smooth_just_where_its_record_says_so(name: Loss, width: float
         with pytest.raises(ValueError, match="second derivative"):
             loss.curvature(t)
     else:
-        assert jump <= LOSSES[name].bounds(Region(5.0, width))[1] * step * (1 + 1e-3)
+        assert jump <= LOSSES[name].bounds(Region(5.0, width, LEVEL))[1] * step * (1 + 1e-3)
 
 
 @pytest.mark.parametrize(("name", "width"), EVERY)
 def test_a_loss_is_convex_never_negative_and_a_number_wherever_a_line_search_looks(name: Loss, width: float) -> None:
     """Noisy-min takes sums of losses that a record can only raise; candidates lie as far as 2e31 away."""
-    loss, t = margin_loss(name, width), grid(40.0)
+    loss, t = margin_loss(name, width, LEVEL), grid(40.0)
     assert bool((loss.slope(t).diff() >= -1e-12).all())
     everywhere = torch.cat([t.float(), torch.tensor([-2e31, -1e30, 1e30, 2e31])])
     values = loss.value(everywhere)
@@ -121,4 +122,4 @@ def test_a_record_without_one_of_its_statements_cannot_be_made(field: str) -> No
 def test_a_bound_that_is_no_bound_is_refused(wrong: float) -> None:
     kind = dataclasses.replace(LOSSES["logistic"], slope=lambda region: wrong)
     with pytest.raises(ValueError, match="at least 0"):
-        kind.bounds(Region(1.0, 0.5))
+        kind.bounds(Region(1.0, 0.5, LEVEL))

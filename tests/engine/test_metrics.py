@@ -14,9 +14,11 @@ from dpsgd_cli.engine.metrics import (
     CALIBRATION_BINS,
     METRICS,
     Answers,
+    Reading,
     answers_of_classes,
     constant_answers,
     metrics_of,
+    of_constants,
     of_table,
     probabilities_by,
 )
@@ -33,7 +35,7 @@ def test_of_classes(count: int) -> None:
     truth, outputs = classes(count)
     chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
     told, binary = outputs.argmax(axis=1), count == 2
-    found = of_table("classification", answers_of_classes(truth, outputs, math.inf))
+    found = of_table("classification", answers_of_classes(truth, outputs, Reading()))
     scores: Any = chances[:, 1] if binary else chances
     rare = {"average_precision": sklearn.metrics.average_precision_score(truth, chances[:, 1]),
             "recall": recall(truth, chances[:, 1])} if binary else {}  # fmt: skip
@@ -74,7 +76,7 @@ def test_one_output_is_a_margin_and_a_probability_only_where_it_is_logistic() ->
     truth, outputs = classes(2)
     margin = outputs[:, 1:] - outputs[:, :1]
     both, logistic, hinge = (
-        of_table("classification", answers_of_classes(truth, given, told))
+        of_table("classification", answers_of_classes(truth, given, Reading(told)))
         for given, told in ((outputs, math.inf), (margin, math.inf), (margin, None))
     )
     assert logistic == pytest.approx(both)
@@ -95,9 +97,54 @@ def test_probabilities_are_the_shares_that_training_on_clipped_residuals_finds(c
     assert (np.abs(1 / (1 + np.exp(-margins)) - shares) > 0.01).any() == (clipped < 0.9)
 
 
+@pytest.mark.parametrize("clipped", [0.4, 0.7, math.inf])
+def test_shares_of_several_classes_are_those_that_training_on_clipped_residuals_finds(clipped: float) -> None:
+    """Descent on records alike, each with a residual p - e_k of length at most `clipped` times sqrt(2)."""
+    shares = np.array([[0.6, 0.3, 0.1], [0.02, 0.9, 0.08], [0.34, 0.33, 0.33]])
+    logits = np.zeros_like(shares)
+    for _ in range(20_000):
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        residuals = p[:, None] - np.eye(3)
+        lengths = np.linalg.norm(residuals, axis=2, keepdims=True)
+        logits -= (shares[:, :, None] * residuals * np.minimum(1, clipped * np.sqrt(2) / lengths)).sum(axis=1)
+    found = probabilities_by(logits, clipped)
+    assert found == pytest.approx(shares, abs=1e-6)
+    assert (found.argmax(axis=1) == logits.argmax(axis=1)).all()
+
+
+def test_shares_allow_for_weights_of_classes_and_for_clipping_after_them() -> None:
+    """Descent on records alike, of whose residuals those of the first class count a tenth before they are clipped."""
+    shares, clipped, weights = np.array([0.02, 0.1, 0.3, 0.6]), 0.4, (0.1, 1.0)
+    margins = np.zeros(len(shares))
+    for _ in range(20_000):
+        p = 1 / (1 + np.exp(-margins))
+        margins -= 10 * ((1 - shares) * np.minimum(0.1 * p, clipped) - shares * np.minimum(1 - p, clipped))
+    found = Reading(clipped, weights).probabilities(margins[:, None])
+    assert found[:, 1] == pytest.approx(shares, abs=1e-5)
+    assert Reading(clipped, weights).chosen(margins[:, None]).tolist() == [0, 1, 1, 1]  # from a share of 1 in 11 on
+    assert Reading(clipped, weights, (1.0, 1.0)).chosen(margins[:, None]).tolist() == [0, 0, 0, 1]
+    assert Reading(clipped, weights, (1.0, 3.0)).chosen(np.stack([-margins / 2, margins / 2], 1)).tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("clipped", [0.4, 0.7, math.inf])
+def test_the_decision_is_the_one_that_costs_least(clipped: float) -> None:
+    """By hand: a miss costs ten alarms, so whoever is positive with a chance above 1 in 11 is taken for one."""
+    margins = np.linspace(-8, 8, 2001)[:, None]
+    reading = Reading(clipped, costs=(1.0, 10.0))
+    shares = reading.probabilities(margins)[:, 1]
+    assert (reading.chosen(margins) == (10 * shares > 1 - shares)).all()
+    assert reading.chosen(margins).sum() > (margins > 0).sum() + 50
+    assert (Reading(clipped).chosen(margins) == (margins[:, 0] > 0)).all()
+
+
 def test_records_are_ordered_by_margins_that_mean_the_same_probability() -> None:
     truth, outputs = np.array([0, 1, 0, 1]), np.array([[-0.3], [-0.2], [0.1], [0.2]])
-    told = answers_of_classes(truth, outputs, 0.2)
+    told = answers_of_classes(truth, outputs, Reading(0.2))
     assert told.probabilities is not None and told.probabilities.tolist() == [0.5] * 4
     assert of_table("classification", told)["auc"] == 0.75
 
@@ -128,13 +175,15 @@ def test_a_constant_is_scikit_learns(count: int) -> None:
     found = of_table("regression", constant_answers(numbers, None))
     assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(numbers, mean))
     assert found["r2"] == pytest.approx(0)
+    middle = DummyRegressor(strategy="median").fit(numbers, numbers).predict(numbers)
+    assert of_constants("regression", numbers, None) == pytest.approx(found | {"mae": np.abs(numbers - middle).mean()})
 
 
 def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() -> None:
     truth, outputs = np.zeros(5, np.int64), np.ones((5, 2))
-    assert "auc" not in of_table("classification", answers_of_classes(truth, outputs, math.inf))
+    assert "auc" not in of_table("classification", answers_of_classes(truth, outputs, Reading()))
     assert "r2" not in of_table("regression", Answers(np.ones(3), np.ones(3) + 1))
-    found = of_table("classification", answers_of_classes(truth, outputs * math.inf, math.inf))
+    found = of_table("classification", answers_of_classes(truth, outputs * math.inf, Reading()))
     assert set(found) == set(metrics_of("classification")) - {"loss"} and all(map(math.isnan, found.values()))
 
 

@@ -145,6 +145,17 @@ def test_the_map_of_a_table_makes_rows_of_mean_square_length_1(given: dict[str, 
     assert (rows_of(blocks, rows) ** 2).sum(axis=1).mean() == pytest.approx(1, abs=0.1)
 
 
+def test_values_away_from_the_middles_of_cells_make_no_long_rows() -> None:
+    """Half of the records in one spot, as many hold 0: 32 cosines that differ within a cell only stay small."""
+    rng = np.random.default_rng(0)
+    raw = np.stack([np.full(5000, 45.0), rng.integers(3, size=5000), np.zeros(5000),
+                    np.where(rng.random(5000) < 0.5, 0.0, rng.lognormal(6, 1, 5000))], axis=1)  # fmt: skip
+    made = step(waves=32)
+    rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
+    moved = rows_of(scaling(counted([rows], columns.cells), columns, len(rows), 2e-4), rows)
+    assert np.linalg.norm(moved, axis=1).mean() < 1.2
+
+
 def test_a_mark_has_two_cells() -> None:
     """Of a missing age; a record that has one, and a record that has none."""
     layout = Layout((2,), (AGE, Column("age is missing", (0.0, 1.0), indicator=True, marks="age")))

@@ -64,6 +64,7 @@ class FullBatchMethod(GradientMethod):
         """
         context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
+        fast = fast and context.recipes[0].data.weights is None
         fast = fast and (clipping is None or (clipping.factors is at_most and clipping.on_norms is None))
         return linear_risk(context) if fast and not (context.table.per_trial or self.of_users) else None
 

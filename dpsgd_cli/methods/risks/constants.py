@@ -38,7 +38,7 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
 
     The margin is at most R B on the ball of radius R, and a residual at most R B + Y; without a radius, nothing bounds
     them. logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h).
-    squared: R B + Y and 1.
+    squared: R B + Y and 1. huber of width h: min(h, R B + Y) and 1. quantile of level q: max(q, 1 - q) and no bound.
 
     >>> from dpsgd_cli.engine.settings import ConvexModel
     >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
@@ -46,7 +46,7 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
     """
     reach = math.inf if model.radius is None else model.radius * feature_bound
     reach += model.target_bound if model.known.residual else 0.0
-    slope, curvature = model.known.bounds(Region(reach, model.huber_width))
+    slope, curvature = model.known.bounds(Region(reach, model.huber_width, model.quantile))
     return Constants(slope * feature_bound, curvature * feature_bound**2, model.l2, feature_bound)
 
 

@@ -17,10 +17,10 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
 
 
 class MarginLoss(ABC):
-    """Loss phi(t) with its derivatives. `width` is `model.huber_width`, which most losses ignore."""
+    """Loss phi(t) with its derivatives. `width` is `model.huber_width`, `level` `model.quantile`; most ignore them."""
 
-    def __init__(self, width: float = 0.5) -> None:
-        self.width = width
+    def __init__(self, width: float = 0.5, level: float = 0.5) -> None:
+        self.width, self.level = width, level
 
     @abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -90,7 +90,38 @@ class Squared(MarginLoss):
         return torch.ones_like(t)
 
 
-def margin_loss(name: Loss, huber_width: float = 0.5) -> MarginLoss:
+class Huber(MarginLoss):
+    """Squared loss of a residual up to a size of h = `width`, and a line of slope h beyond: h (|t| - h / 2).
+
+    Source: Huber 1964, "Robust estimation of a location parameter".
+    """
+
+    def value(self, t: Tensor) -> Tensor:
+        inside = t.clamp(-self.width, self.width)
+        return inside * (t - inside / 2)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return t.clamp(-self.width, self.width)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return (t.abs() <= self.width).to(t.dtype)
+
+
+class Quantile(MarginLoss):
+    """Check loss of a residual t = w.x - y: (1 - q) t above 0 and -q t below, for q = `level`; not smooth.
+
+    Its mean is least where a share q of the targets lies below w.x: for q = 1/2 it is half the absolute error. The
+    subgradient at t = 0 is 0. Source: Koenker and Bassett 1978, "Regression quantiles".
+    """
+
+    def value(self, t: Tensor) -> Tensor:
+        return (1 - self.level) * t.clamp_min(0) - self.level * t.clamp_max(0)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return (1 - self.level) * (t > 0).to(t.dtype) - self.level * (t < 0).to(t.dtype)
+
+
+def margin_loss(name: Loss, huber_width: float = 0.5, quantile: float = 0.5) -> MarginLoss:
     """Return the loss called `name`."""
-    loss: MarginLoss = named(LOSSES[name].runs)(huber_width)
+    loss: MarginLoss = named(LOSSES[name].runs)(huber_width, quantile)
     return loss

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def loss_of(model: ConvexModel) -> MarginLoss:
     """Return the margin loss that a model section names."""
-    return margin_loss(model.loss, model.huber_width)
+    return margin_loss(model.loss, model.huber_width, model.quantile)
 
 
 def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
