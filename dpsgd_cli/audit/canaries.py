@@ -150,6 +150,9 @@ class WithCanaries(Ruled):
         self.canary_coordinates = nn.Parameter(torch.zeros(canary_coordinates))
         self.ids = ids
 
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.inner(*given, **named)
+
 
 def instrument(canary_coordinates: int, every: bool) -> Callable[[Builder], Builder]:
     """Return a function that adds canary coordinates to a model's builder: to its last layer, or to `every` layer."""

@@ -126,7 +126,7 @@ class Plain:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(pack.seeds[0])
             module = pack.build().to(pack.values).eval()
-        self.module = module.model if isinstance(module, Outer) else module
+        self.module, self._prefix = (module.model, "model.") if isinstance(module, Outer) else (module, "")
         self._seen: list[Tensor] = []
         self._by_row: list[bool] | None = None
         for part in self.module.modules():
@@ -151,7 +151,10 @@ class Plain:
     def _run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         self._seen = []
         weights = {
-            name: self.pack.values[0, at : at + shape.numel()].view(shape).detach().requires_grad_()
+            name.removeprefix(self._prefix): self.pack.values[0, at : at + shape.numel()]
+            .view(shape)
+            .detach()
+            .requires_grad_()
             for name, (at, shape) in self.pack.spans.items()
         }
         y = functional_call(self.module, weights, (x,))

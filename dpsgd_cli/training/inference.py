@@ -216,6 +216,10 @@ class Trained:
     def _pipelines(self) -> dict[int | None, Pipeline]:
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what cannot be pickled and is made again."""
+        return {name: held for name, held in vars(self).items() if name != "_pipelines"}
+
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
         """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""
         where = Path(records) if isinstance(records, str) else records

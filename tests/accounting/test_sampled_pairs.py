@@ -190,9 +190,9 @@ def test_a_batch_that_always_overflows_is_one_of_fixed_size() -> None:
 
 
 def test_loud_truncated_batches_cost_what_overflows_cost() -> None:
-    """Below noise .1 a use is priced as unsampled, at the noise over 2 C that a full batch has."""
-    loud = Release(truncated("add-remove", 1000, 20, 30, noise=0.08), 2)
-    known = accountants.get("gaussian").epsilon([Release(GaussianSum(0.04, "add-remove"), 2)], 1e-5)
+    """Below noise .04 a use is priced as unsampled, at the noise over 2 C that a full batch has."""
+    loud = Release(truncated("add-remove", 1000, 20, 30, noise=0.03), 2)
+    known = accountants.get("gaussian").epsilon([Release(GaussianSum(0.015, "add-remove"), 2)], 1e-5)
     assert accountants.get("pld").epsilon([loud], 1e-5) == pytest.approx(known)
 
 

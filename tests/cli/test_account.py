@@ -270,7 +270,7 @@ def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
         ([*ABADI, "--batching", "random-allocation", "--adjacency", "replace-one"], "add-remove"),
         ([*ABADI, "--target-epsilon", "1"], "leaves nothing to solve for"),
         (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "-1"], "must be positive"),
-        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "not both"),
+        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "give one budget"),
         ([*ABADI, "--over", "order"], "NAME=FROM:TO:STEP"),
         ([*ABADI, "--over", "noise-multiplier=5:1:1"], "FROM must not be above TO"),
         (["--noise-multiplier", "4", "--sampling-rate", "0.01", "--over", "order=1:5:1"], "orders are above 1"),

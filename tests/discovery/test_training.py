@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "users": ({"privacy": USERS}, "all rows of a user"),
     "folds": ({"folds": 3, "data": without("split")}, "a fold holds out"),
     "no budget": ({"privacy": UNIFORM}, "share of privacy.budget"),
-    "rho": ({"privacy": {"budget": {"rho": 1.0}, "delta": 1e-5}}, "a budget in rho has none"),
+    "rho": ({"privacy": {"budget": {"rho": 1.0}, "delta": 1e-5}}, "only epsilon and delta cover"),
     "chosen": ({"method": {"kind": "dp-agd"}, "epochs": None}, "private goes with dp-gd or dp-sgd"),
     "adaptive": (
         {"privacy": ADAPTIVE, "data": PRIVATE | {"validation": {"records": 50, "public": True}}},

@@ -43,10 +43,10 @@ TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd", "on-disk
 CONVEX: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "convex"}, "runtime": {"device": "cpu"}}
 CASES: dict[str, dict[str, Any]] = {
     **WAYS,
-    "folds": {"folds": 3},
+    "folds": {"folds": 3, "data": OWN | {"evaluation": "public"}},
     "secure": {"seed": None},
     "sgd": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
-    "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy"}},
+    "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy", "evaluation": "public"}},
     "augmented": {
         "data": {"name": "digits", "split": {"test": 0.97}, "augment": {"copies": 2, "crop": 1}},
         "model": {"kind": "vit", "patch": 4, "dim": 4, "depth": 1, "heads": 2},
@@ -234,7 +234,7 @@ def test_what_process_0_says_no_other_repeats() -> None:
     assert str(first.say_of(DataError("no such file"))) == "no such file"
     with pytest.raises(SystemExit) as silent:
         second.say_of(DataError("no such file"))
-    assert silent.value.code == 1
+    assert silent.value.code == 2
     assert str(second.say_of(DataError("another"))) == "process 1 of 2: another"
     assert first._lost("closed") == "process 1 of 2 failed (another)"
     assert Team(0, 2, distributed.HashStore())._lost("closed").endswith("(closed)")

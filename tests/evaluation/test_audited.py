@@ -73,7 +73,7 @@ def whole_shares(patch: Patch) -> None:
 
 def long_rows(patch: Patch) -> None:
     own = groups.mixing
-    patch.setattr(groups, "mixing", lambda number: own(number) * 1.1)
+    patch.setattr(groups, "mixing", lambda number: own(number) * 1.3)
 
 
 def users_by_row(patch: Patch) -> None:
