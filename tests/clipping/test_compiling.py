@@ -263,7 +263,7 @@ def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: Callable[
     """Were it not, numbers of the first batch would decide how later ones are treated, and no bound would hold."""
     build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), Of(asks))), (4,)
     pack = pack_of(build)
-    with pytest.raises(ModelError, match="asks for a number of its input|depends on the input"):
+    with pytest.raises(ModelError, match=r"asks for a number of its input|depends on the input"):
         Compiled("eager")(pack, batch_of(shape, 2, 0), cross_entropy, None)
     assert not pack.sums.any()
 
