@@ -237,13 +237,15 @@ class DPClassifier(ClassifierMixin, _Private):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class for each record, (N, K), in the order of `classes_`.
 
-        Where two are equal after rounding, that of the predicted class is the next larger number.
+        Where two are equal after rounding, that of the predicted class is the next larger number. With costs or class
+        weights another class than the most probable one may be predicted.
         """
         outputs = self._outputs(X)
         with _as_value_errors():
             shares = self._trained.probabilities(outputs)
         chosen = self._trained.chosen(outputs)
-        tied = np.flatnonzero(shares.argmax(axis=1) != chosen)
+        equal = shares[np.arange(len(shares)), chosen] >= shares.max(axis=1) - 1e-12
+        tied = np.flatnonzero((shares.argmax(axis=1) != chosen) & equal)
         shares[tied, chosen[tied]] = np.nextafter(shares[tied].max(axis=1), 1.0)
         return shares
 

@@ -37,8 +37,12 @@ from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 
-def held_out_release(accountant: str, epsilon: float, delta: float, adjacency: Adjacency) -> GaussianSum:
+def held_out_release(
+    accountant: str, epsilon: float, delta: float, adjacency: Adjacency, regression: bool = False, mu: float = math.inf
+) -> GaussianSum:
     """Return the mechanism that measures the held-out part, priced at (epsilon, delta) or less by `accountant`.
+
+    Its 1 / noise multiplier is at most `mu`. With `regression` it is priced as the two releases that it becomes.
 
     The noise is that of the exact price of one Gaussian (Balle and Wang 2018, Theorem 8), or more where the accountant,
     which also prices the training, states a larger epsilon. Raises ValueError if epsilon is not positive and finite, or
@@ -52,9 +56,10 @@ def held_out_release(accountant: str, epsilon: float, delta: float, adjacency: A
         return GaussianSum(noise_multiplier, adjacency, sensitivity=replace_factor(adjacency), label="held-out")
 
     def excess(log_noise: float) -> float:
-        return pricing.epsilon([Release(release(math.exp(log_noise)))], delta) - epsilon
+        return pricing.epsilon([held_out_releases(release(math.exp(log_noise)), regression)], delta) - epsilon
 
-    least = math.log(1 / math.sqrt(mu_squared_left(EpsilonBudget(epsilon=epsilon, delta=delta), []))) + 1e-9
+    exact = math.sqrt(mu_squared_left(EpsilonBudget(epsilon=epsilon, delta=delta), []))
+    least = -math.log(min(exact, mu)) + 1e-9
     if excess(least) > 0:
         from scipy.optimize import brentq  # takes .3 s to import, and plans without held-out records need none
 

@@ -87,6 +87,10 @@ def _inference(recipe: Recipe) -> list[str]:
             f"{where}: is for model {{kind: convex, loss: logistic}} without l2 and radius; for numbers use method"
             " dp-least-squares"
         )
+    if recipe.data.weights is not None:
+        problems.append(f"{where}: its law is of records that weigh alike; leave class weights out")
+    if getattr(method, "weight_decay", None):
+        problems.append(f"{where}: its law is of a loss without penalty; leave method.weight_decay out")
     if method.batching != "full":
         problems.append(f"{where}: is for full batches; use method dp-gd, or batching: full")
     if privacy.budget is None or privacy.budget_covers == "training":

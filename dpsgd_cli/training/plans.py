@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
@@ -109,15 +110,24 @@ def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant 
 
 
 def _with_held_out(plan: Plan, recipe: Recipe) -> Plan:
-    """Return the plan with the release that measures held-out records, at the price of the training."""
+    """Return the plan with the release that measures held-out records, at the price of the training.
+
+    That price is an epsilon. A budget of something else also limits the release's mu, as curves with one epsilon at one
+    delta may differ elsewhere.
+    """
+    budget, numbers = recipe.required_privacy.budget, recipe.data.task == "regression"
+    most = math.inf if budget is None or isinstance(budget, EpsilonBudget) else mu_squared_left(budget, [])
+    price = plan.guarantee().epsilon
     try:
-        mechanism = held_out_release(plan.accountant, plan.guarantee().epsilon, plan.delta, plan.sampling.adjacency)
+        mechanism = held_out_release(
+            plan.accountant, price, plan.delta, plan.sampling.adjacency, numbers, math.sqrt(most)
+        )
     except (ValueError, UnsupportedMechanism) as error:
         raise RecipeError(
             f"data.evaluation: private (also the default for a table of your own) costs what the training costs, and"
             f" there is {error}; state evaluation: public, which declares the held-out records public"
         ) from None
-    return replace(plan, held_out=(held_out_releases(mechanism, recipe.data.task == "regression"),))
+    return replace(plan, held_out=(held_out_releases(mechanism, numbers),))
 
 
 def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:

@@ -409,7 +409,7 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     """Return the recipe that trains by `settings` alone, without privacy."""
     own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
     changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
-    return recipe.changed(**changes)
+    return recipe.changed(**changes, data=recipe.data.changed(evaluation=None))
 
 
 def _unlimited(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
