@@ -18,7 +18,6 @@ import argparse
 import csv
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -315,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
