@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-pages test-compiled test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -29,7 +29,7 @@ audit: venv ## Audit a recipe of every family, small (minutes; needs their data;
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.families $(ARGS)
 
 audit-planted: venv ## Plant each of the bugs that an audit must refute (minutes)
-	OMP_NUM_THREADS=1 DPSGD_AUDIT=1 $(BIN)/python -m pytest tests/audit/test_planted.py
+	OMP_NUM_THREADS=1 DPSGD_AUDIT=1 $(BIN)/python -m pytest tests/audit/test_planted.py tests/test_attacks.py
 
 audit-alarms: venv ## Audit a true claim 200 times: how often is it refuted? (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.alarms
@@ -57,6 +57,12 @@ test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is los
 test-transformers: venv ## Clip models of transformers and adapters of peft, made at random (nothing is downloaded)
 	$(PIP) --quiet --editable '.[transformers]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_networks.py
+
+test-pages: venv ## Train every recipe of the long pages, shrunk: is a row stale? (minutes)
+	OMP_NUM_THREADS=1 DPSGD_PAGES=1 $(BIN)/python -m pytest -n auto tests/test_pages.py
+
+test-compiled: venv ## Compile private steps (a C++ compiler is needed; minutes)
+	DPSGD_COMPILE=1 $(BIN)/python -m pytest tests/clipping/test_compiling.py
 
 test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
 	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py

@@ -243,7 +243,7 @@ POOR = "no better than the majority-class baseline: test accuracy"
 
 def without_noised(lines: Iterable[str]) -> list[str]:
     """Without what is said of metrics, which are noised."""
-    noised = (POOR, "the test loss rose to", "diverged (trial", "diverged: ")
+    noised = ("no better than the ", "the test loss rose to", "diverged (trial", "diverged: ")
     return [line for line in lines if not any(one in line for one in noised)]
 
 
