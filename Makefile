@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-pages test-compiled test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-pages test-compiled test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -35,7 +35,7 @@ audit-alarms: venv ## Audit a true claim 200 times: how often is it refuted? (mi
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.alarms
 
 mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
-	$(BIN)/python tests/mutants/run.py $(ARGS)
+	DPSGD_LONG=1 DPSGD_COMPILE=1 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 fuzz: venv ## Put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
@@ -44,7 +44,7 @@ behaviour: venv ## Record what every recipe trains to, to the bit (minutes; ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.behaviour $(or $(ARGS),build/behaviour)
 
 test-kill: venv ## Kill a sweep 20 times and resume it (minutes)
-	DPSGD_KILLS=20 $(BIN)/python -m pytest tests/sweep/test_kills.py
+	DPSGD_LONG=1 DPSGD_KILLS=20 $(BIN)/python -m pytest tests/sweep/test_kills.py
 
 test-slurm: venv ## Run a sweep on a real Slurm of one node (Linux, root, apt install slurm-wlm munge)
 	$(PIP) --quiet --editable '.[slurm]'
@@ -57,6 +57,9 @@ test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is los
 test-transformers: venv ## Clip models of transformers and adapters of peft, made at random (nothing is downloaded)
 	$(PIP) --quiet --editable '.[transformers]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_networks.py
+
+test-long: venv ## Run all tests with the long ones that CI leaves out
+	OMP_NUM_THREADS=1 DPSGD_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-pages: venv ## Train every recipe of the long pages, shrunk: is a row stale? (minutes)
 	OMP_NUM_THREADS=1 DPSGD_PAGES=1 $(BIN)/python -m pytest -n auto tests/test_pages.py

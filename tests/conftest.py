@@ -56,11 +56,29 @@ SLOW = {
 """Files whose tests took more than half of the time of all (`make test-all ARGS=--durations=100`)."""
 
 
+LONG = (
+    "engine/test_processes.py::test_an_end_of_one_process_is_the_end_of_all",
+    "sweep/test_kills.py::test_kills_lose_nothing_and_repeat_nothing",
+    "sweep/test_sweeping.py::test_two_sweeps_at_once_agree",
+    "test_docs.py::test_a_page_works_as_written[docs/auditing.md]",
+    "test_docs.py::test_a_page_works_as_written[docs/index.md]",
+    "test_recipes_run.py::test_a_recipe_trains[frontier/cifar10]",
+    "test_recipes_run.py::test_a_recipe_trains[pate/mnist-confident]",
+    "test_sklearn.py::test_a_search_over_parameters_is_refused[2]",
+    "training/test_auto_settings.py::test_the_rule_tells_skewed_numbers_better_than_a_constant",
+    "training/test_explain.py::test_the_band_is_the_spread_of_many_trainings_or_above_it",
+)
+"""Single tests that CI leaves to `make test-long`; each took seven seconds or more."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files `slow`."""
+    """Mark the tests of slow files `slow`; skip long ones unless DPSGD_LONG is set."""
     here = Path(__file__).parent
     assert all((here / name).is_file() for name in SLOW)
     for item in items:
+        named = f"{item.path.relative_to(here).as_posix()}::{item.nodeid.partition('::')[2]}"
+        if "DPSGD_LONG" not in os.environ and named.startswith(LONG):
+            item.add_marker(pytest.mark.skip(reason="long; make test-long runs it"))
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
 
