@@ -76,10 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     assert all((here / name).is_file() for name in SLOW)
     for item in items:
-        named = f"{item.path.relative_to(here).as_posix()}::{item.nodeid.partition('::')[2]}"
-        if "DPSGD_LONG" not in os.environ and named.startswith(LONG):
+        if not item.path.is_relative_to(here):
+            continue
+        path = item.path.relative_to(here).as_posix()
+        if "DPSGD_LONG" not in os.environ and f"{path}::{item.nodeid.partition('::')[2]}".startswith(LONG):
             item.add_marker(pytest.mark.skip(reason="long; make test-long runs it"))
-        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
+        if path in SLOW:
             item.add_marker(pytest.mark.slow)
 
 
