@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-pages test-compiled test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -29,13 +29,13 @@ audit: venv ## Audit a recipe of every family, small (minutes; needs their data;
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.families $(ARGS)
 
 audit-planted: venv ## Plant each of the bugs that an audit must refute (minutes)
-	OMP_NUM_THREADS=1 DPSGD_AUDIT=1 $(BIN)/python -m pytest tests/audit/test_planted.py tests/test_attacks.py
+	OMP_NUM_THREADS=1 DPSGD_AUDIT=1 $(BIN)/python -m pytest tests/audit/test_planted.py
 
 audit-alarms: venv ## Audit a true claim 200 times: how often is it refuted? (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.alarms
 
 mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
-	DPSGD_LONG=1 DPSGD_COMPILE=1 $(BIN)/python tests/mutants/run.py $(ARGS)
+	DPSGD_LONG=1 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 fuzz: venv ## Put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
@@ -60,12 +60,6 @@ test-transformers: venv ## Clip models of transformers and adapters of peft, mad
 
 test-long: venv ## Run all tests with the long ones that CI leaves out
 	OMP_NUM_THREADS=1 DPSGD_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
-
-test-pages: venv ## Train every recipe of the long pages, shrunk: is a row stale? (minutes)
-	OMP_NUM_THREADS=1 DPSGD_PAGES=1 $(BIN)/python -m pytest -n auto tests/test_pages.py
-
-test-compiled: venv ## Compile private steps (a C++ compiler is needed; minutes)
-	DPSGD_COMPILE=1 $(BIN)/python -m pytest tests/clipping/test_compiling.py
 
 test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
 	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py

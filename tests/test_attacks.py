@@ -7,7 +7,6 @@ trials of both files and judged on the other half.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +72,7 @@ def right(first: np.ndarray, second: np.ndarray) -> int:
     return int((attacker.predict(np.concatenate([first[half:], second[half:]])) == truth).sum())
 
 
-@pytest.mark.parametrize(
-    "users",
-    [
-        pytest.param(False, id="records"),
-        pytest.param(
-            True,
-            id="users",
-            marks=pytest.mark.skipif("DPSGD_AUDIT" not in os.environ, reason="a minute; make audit-planted runs it"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("users", [False, True], ids=["records", "users"])
 @pytest.mark.parametrize("by_place", [False, True], ids=["by content", "control: by place"])
 def test_the_first_record_removed_is_not_found_by_a_linear_score(
     users: bool, by_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

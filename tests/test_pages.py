@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,22 +22,7 @@ DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
 PICTURE = re.compile(r"!\[[^]]*]\(([^)]+)\)")
 
 
-LONG = ("beyond", "pate", "lectures", "lee2018", "yu2019")
-"""Pages whose recipes take the longest to train, shrunk as they are."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name in LONG and "DPSGD_PAGES" not in os.environ, reason="a minute; make test-pages runs it"
-            ),
-        )
-        for name in PAGES
-    ],
-)
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_its_rows_say(name: str) -> None:
     """Every number, and that it is stale: a recipe that changed, or code that does something else, changes the text."""
     again = drawing.text(name, RESULTS / name)
