@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.results import store
-from dpsgd_cli.results.result import Result
+from dpsgd_cli.results.result import ResultContent
 from dpsgd_cli.training.plans import resolve_auto
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
@@ -207,7 +207,7 @@ def stop_at() -> StopAt:
     return make
 
 
-def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2) -> Result:
+def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2) -> ResultContent:
     """A result of private trials that were never trained: `ledger` has its lines, and the rest fits."""
     privacy: dict[str, Any] = {"epsilon": 1.0, "delta": delta, "rho": None, "adjacency": "zero-out"}
     privacy |= {"accountant": "zcdp", "bound": "upper", "noise_source": "secure", "declarations": []}
@@ -215,7 +215,7 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
     rows: list[dict[str, Any]] = [
         {"trial": i, "seed": None, "epochs": 2, "test_accuracy": 0.5 if i == 0 else None} for i in range(trials)
     ]
-    return Result(
+    return ResultContent(
         name="toy",
         privacy=privacy,
         metrics={"test_accuracy": {"mean": None, "std": None, "ci95": None, "n": trials}},
@@ -227,7 +227,7 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
     )
 
 
-def write_result(directory: Path, result: Result, recipe_text: str, model: bytes | None = None) -> None:
+def write_result(directory: Path, result: ResultContent, recipe_text: str, model: bytes | None = None) -> None:
     """Put a result where a run would."""
     staged = [(store.stage_result(directory, dataclasses.replace(result, recipe=recipe_text, model=model)), directory)]
     try:

@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, Batch
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
 from dpsgd_cli.accounting.statement import epsilon_at_least
-from dpsgd_cli.accounting.tradeoff import Risk
+from dpsgd_cli.accounting.tradeoff import AttackRisk
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
 from dpsgd_cli.results.guarantee import ASSUMED, FIXED
@@ -36,7 +36,7 @@ class Target:
 
     epsilon: float | None = None
     rho: float | None = None
-    risk: Risk | None = None
+    risk: AttackRisk | None = None
     at_most: float | None = None
 
     @property

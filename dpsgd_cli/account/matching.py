@@ -32,7 +32,7 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Terms:
+class SharedTerms:
     """Terms that all recipes of a comparison share; None keeps each recipe's own value."""
 
     epsilons: tuple[float, ...] = ()
@@ -43,7 +43,7 @@ class Terms:
     overrides: tuple[str, ...] = ()
 
 
-def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | None, LoadedRecipe]]:
+def matched(sources: Sequence[str], terms: SharedTerms) -> list[tuple[str, float | None, LoadedRecipe]]:
     """Return each recipe at each budget, as label, epsilon (None: the recipe's own budget) and recipe.
 
     Raises RecipeError for a recipe that is invalid under these terms. Raises UsageError for a recipe given twice, or
@@ -74,7 +74,7 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
     return found
 
 
-def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
+def _shared(terms: SharedTerms, data: LoadedRecipe | None) -> list[str]:
     """Return the overrides of all recipes; the recipe `data` gives the data section and its folds or test set."""
     folds = [] if terms.folds is None else [f"folds={terms.folds}"]
     if data is None:

@@ -19,7 +19,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
 from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
-from dpsgd_cli.accounting.tradeoff import Risk
+from dpsgd_cli.accounting.tradeoff import AttackRisk
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 
@@ -160,7 +160,7 @@ class AccountOptions:
         if kind in ("epsilon", "rho"):
             return Target(**{kind: value})
         limit, at = (value, 0.0) if kind in ("mu", "advantage") else _at_rate(options[0], value)
-        risk = Risk(kind, at)
+        risk = AttackRisk(kind, at)
         if (why := risk.problem(limit)) is not None:
             raise UsageError(f"{options[0]} is {quoted(value)}: it {why}")
         return Target(risk=risk, at_most=limit)

@@ -19,7 +19,7 @@ from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
-from dpsgd_cli.accounting.tradeoff import Risk, RiskKind
+from dpsgd_cli.accounting.tradeoff import AttackRisk, RiskKind
 from dpsgd_cli.common.sections import Delta, Fraction, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 
@@ -58,10 +58,10 @@ class RiskBudget(Section):
         return self
 
     @property
-    def risk(self) -> Risk:
+    def risk(self) -> AttackRisk:
         """The risk that is limited."""
         kind = next(kind for kind in get_args(RiskKind) if getattr(self, kind) is not None)
-        return Risk(kind, self.at or 0.0)
+        return AttackRisk(kind, self.at or 0.0)
 
     @property
     def limit(self) -> float:

@@ -140,7 +140,7 @@ RiskKind = Literal["mu", "advantage", "tpr", "reconstruction"]
 
 
 @dataclass(frozen=True)
-class Risk:
+class AttackRisk:
     """A number of the trade-off curve that a budget may limit: an attack's success, whatever it knows.
 
     - `mu`: that of the nearest Gaussian (`nearest_gaussian`; exact for unsampled Gaussians).
@@ -174,7 +174,7 @@ class Risk:
     def gaussian(self, limit: float) -> float:
         """Return the largest mu of a Gaussian whose risk is at most `limit`.
 
-        >>> f"{Risk('tpr', 0.01).gaussian(0.0924):.3f} {Risk('advantage').gaussian(0.3829):.3f}"
+        >>> f"{AttackRisk('tpr', 0.01).gaussian(0.0924):.3f} {AttackRisk('advantage').gaussian(0.3829):.3f}"
         '1.000 1.000'
         """
         normal = NormalDist()

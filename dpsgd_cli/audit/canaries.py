@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
-from dpsgd_cli.engine.packing import Outer, rule_for
+from dpsgd_cli.engine.packing import Wrapper, rule_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.training.start import Trials
 
@@ -50,7 +50,7 @@ class CanaryIds:
         return torch.where(is_canary.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device), x)
 
 
-class WithCanaryIds(Outer):
+class WithCanaryIds(Wrapper):
     """A model that first takes the canaries' ids from its input."""
 
     OVERWRITTEN = frozenset({"ids"})

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.results.charts import COLOURS
-from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, markdown
+from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
 from dpsgd_cli.results.store import AUDIT
 
@@ -187,7 +187,7 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
         table = [[row["name"], row["found"], row["claimed"], _said(row)] for row in rows]
         blocks += [
             Heading(f"Tier {tier}: {name}"),
-            Table(("part", "found", "claimed", "verdict"), table),
+            TableBlock(("part", "found", "claimed", "verdict"), table),
             Text(f"What this tier cannot see: {document['cannot_see'][tier]}"),
         ]
     if document["not_audited"]:

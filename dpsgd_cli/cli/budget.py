@@ -71,7 +71,7 @@ def create(book: Path, files: tuple[Path, ...], epsilon: float, delta: float, ad
     hashes = {str(path): sha256(path) for path in files}
     if len(set(hashes.values())) < len(files):
         raise UsageError("two of the files of --data are the same; name each file of the table once")
-    made = books.create(book, books.Terms(hashes, unit, adjacency, epsilon, delta))
+    made = books.create(book, books.BookTerms(hashes, unit, adjacency, epsilon, delta))
     click.echo("\n".join(book_text.lines_of(made)))
 
 

@@ -35,7 +35,7 @@ from torch.func import functional_call
 from dpsgd_cli.engine import state
 from dpsgd_cli.engine.apart import DoesNotRunError
 from dpsgd_cli.engine.layers import Embedding, Own
-from dpsgd_cli.engine.packing import Outer, Pack
+from dpsgd_cli.engine.packing import Pack, Wrapper
 from dpsgd_cli.errors import ModelError
 
 _ROWS = 4
@@ -126,7 +126,7 @@ class Plain:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(pack.seeds[0])
             module = pack.build().to(pack.values).eval()
-        self.module, self._prefix = (module.model, "model.") if isinstance(module, Outer) else (module, "")
+        self.module, self._prefix = (module.model, "model.") if isinstance(module, Wrapper) else (module, "")
         self._seen: list[Tensor] = []
         self._by_row: list[bool] | None = None
         for part in self.module.modules():
@@ -411,7 +411,7 @@ def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
 
 
 @dataclass
-class Findings:
+class ModelTests:
     """What was tried of a model, and what was left out because time was up: descriptions.
 
     `seconds` is what the tests took, of at most `limit`; `remembered`: on an earlier run of the same code.
@@ -426,7 +426,7 @@ class Findings:
 
 def examine(
     pack: Pack, input_shape: tuple[int, ...], like: Tensor, most: int, seconds: float, say: Callable[[str], None]
-) -> Findings:
+) -> ModelTests:
     """Test a user's model for `seconds`, at least by `check_first`, and say what was tried and what was not.
 
     Args:
@@ -438,7 +438,7 @@ def examine(
     Raises:
         ModelError: the model failed a test.
     """
-    rows, found, start = stand_in_rows(input_shape, like), Findings(limit=seconds), time.perf_counter()
+    rows, found, start = stand_in_rows(input_shape, like), ModelTests(limit=seconds), time.perf_counter()
     say("two rows, alone and together")
     check_first(pack, rows)
     check_questions(pack, rows)

@@ -36,7 +36,7 @@ class Placement:
     dtype: torch.dtype = torch.float32
 
 
-class Outer(nn.Module):
+class Wrapper(nn.Module):
     """A module around a model that prepares all rows at once, which an audit adds; the `model` then sees each alone."""
 
     model: nn.Module
@@ -289,7 +289,7 @@ class Pack(nn.Module):
             x = x.expand(self.trials, *x.shape[1:])
         flat = self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:]))
         model = self.template
-        if isinstance(model, Outer):
+        if isinstance(model, Wrapper):
             flat, model = model.prepared(flat), model.model
         if self.trusted:
             y = model(flat)

@@ -46,7 +46,7 @@ _FAILURE_Z = 3.8905918864131203
 
 
 @dataclass(frozen=True)
-class Threshold:
+class SetThreshold:
     """The threshold of sets with coverage 1 - a, or the half-width of intervals; None: everything has to be included.
 
     `edge`: the lowest score that is included; for numbers, the largest absolute error as a share of the range.
@@ -70,7 +70,7 @@ def scores_of_errors() -> np.ndarray:
     return np.array([(number < SIDE - edge).astype(float) for edge in range(SIDE + 1)])
 
 
-def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -> Threshold:
+def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -> SetThreshold:
     """Return the threshold of sets, or of intervals around predictions, with probability at least `coverage` in (0, 1).
 
     `kind`: that of `estimates.Measured`. For numbers the edge is the half-width, as a share of the target's range.
@@ -78,7 +78,7 @@ def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -
     numbers = kind == "numbers"
     above = scores_of_errors() if numbers else scores_of_classes(kind == "two-classes")
     found = _edge(noised, above, coverage, users)
-    return Threshold(coverage, float((ERRORS[::-1] if numbers else EDGES)[found]) if found else None)
+    return SetThreshold(coverage, float((ERRORS[::-1] if numbers else EDGES)[found]) if found else None)
 
 
 def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> int:

@@ -53,7 +53,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Terms:
+class BookTerms:
     """Terms of a book, fixed when it is created.
 
     `data`: SHA-256 by name of each file of the table. `unit`: the column that names users; None for single records.
@@ -77,7 +77,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Run:
+class BookedRun:
     """A run that is to be charged: what it may release, in how many trials, and the records that it leaves out.
 
     `name` is that of its result in its folder; a run that is resumed has the name that was charged.
@@ -94,7 +94,7 @@ class Book:
     """A book that was read and checked: its header, charges and releases, as `texts` and as the objects in them."""
 
     path: Path
-    terms: Terms
+    terms: BookTerms
     texts: tuple[str, ...]
     lines: tuple[Line, ...]
 
@@ -146,7 +146,7 @@ class Book:
         return sum(line["kind"] == "release" and line["of"] == charge for line in self.lines)
 
 
-def create(path: Path, terms: Terms) -> Book:
+def create(path: Path, terms: BookTerms) -> Book:
     """Write a new book, readable by its owner only. Raises UsageError if there is a file of that name."""
     header = {"kind": "header", "format": FORMAT, "nonce": secrets.token_hex(16), "created": _now(), **asdict(terms)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def read(path: Path) -> Book:
     return _checked(path, text)
 
 
-def reserve(path: Path, place: Path, runs: Sequence[Run], use_open: bool, kind: str) -> None:
+def reserve(path: Path, place: Path, runs: Sequence[BookedRun], use_open: bool, kind: str) -> None:
     """Charge the book for `runs`, whose results will be in the folder `place`, all or none.
 
     With `use_open`, a run that an earlier charge still allows to publish is not charged again: it is that run that goes
@@ -192,7 +192,7 @@ def reserve(path: Path, place: Path, runs: Sequence[Run], use_open: bool, kind: 
             _append(book, _charge(book, place, new, kind))
 
 
-def _charge(book: Book, place: Path, runs: Sequence[Run], kind: str) -> Line:
+def _charge(book: Book, place: Path, runs: Sequence[BookedRun], kind: str) -> Line:
     spending = sum((run.spending for run in runs), Spending())
     alone, price = spending.epsilon(book.terms.delta), spending.price(book.left.leak)
     limit = book.terms.limit
@@ -333,11 +333,11 @@ def _line(path: Path, number: int, text: str) -> Line:
     return line
 
 
-def _terms(path: Path, header: Line) -> Terms:
+def _terms(path: Path, header: Line) -> BookTerms:
     if header.get("kind") != "header" or header.get("format") != FORMAT:
         raise DataError(f"{path}: no book, or one of another version of dpsgd; `dpsgd budget create` makes one")
     try:
-        terms = Terms(*(header[name] for name in ("data", "unit", "adjacency", "epsilon", "delta")))
+        terms = BookTerms(*(header[name] for name in ("data", "unit", "adjacency", "epsilon", "delta")))
         if not (0 < terms.epsilon < math.inf and 0 < terms.delta < 1 and terms.data):
             raise ValueError(terms)
     except (KeyError, TypeError, ValueError):

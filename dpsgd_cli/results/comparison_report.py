@@ -15,7 +15,7 @@ from dpsgd_cli.common.text_format import count, epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.document import Block, Definitions, Details, Heading, Picture, Table, Text, html, markdown
+from dpsgd_cli.results.document import Block, Definitions, Details, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.guarantee import percent, price_terms, setting_terms, together
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -71,7 +71,7 @@ def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
     return html(blocks)
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison) -> TableBlock:
     rows = comparison.rows
     names: dict[str, str] = {"method": "method"}
     if len(comparison.data) > 1:
@@ -89,7 +89,7 @@ def _table(comparison: Comparison) -> Table:
     names |= {comparison.metric: f"{in_words(comparison.metric)} (95% CI)", "n": "trials"}
     names |= {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "verdict": "verdict"}
     cells = [[_cell(row, name, comparison.metric) for name in names] for row in rows]
-    return Table(list(names.values()), cells, sortable=True)
+    return TableBlock(list(names.values()), cells, sortable=True)
 
 
 def _cell(row: Row, name: str, metric: str) -> str:

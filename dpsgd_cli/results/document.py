@@ -66,7 +66,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table of finished texts; the first column is text. In HTML, a `sortable` table is sorted by its headers."""
 
     header: Sequence[str]
@@ -104,7 +104,7 @@ class Picture:
     title: str
 
 
-Block = Heading | Text | Bullets | Table | Definitions | Details | Commands | Picture
+Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Commands | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -139,7 +139,7 @@ def _in_markdown(block: Block) -> str:
             return _plain(text)
         case Bullets(items):
             return "\n".join(f"- {_plain(item)}" for item in items)
-        case Table(header, rows):
+        case TableBlock(header, rows):
             rule = ["---", *["---:"] * (len(header) - 1)]
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
         case Commands(lines):
@@ -158,7 +158,7 @@ def _in_html(block: Block) -> str:
             return f"<p>{_marked(text)}</p>"
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in items)}</ul>"
-        case Table(header, rows, sortable):
+        case TableBlock(header, rows, sortable):
             names = [
                 f'<button type="button">{_marked(name)}</button>' if sortable else _marked(name) for name in header
             ]

@@ -10,7 +10,7 @@ from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.document import Block, Bullets, Heading, Table, Text, html_part
+from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, html_part
 from dpsgd_cli.results.guarantee import NO_PRIVACY
 from dpsgd_cli.results.result import Row, public
 
@@ -73,7 +73,7 @@ def in_notebook(document: Row) -> str:
     if privacy["accountant"] is not None:
         said.append(Text(strength(privacy)))
     if rows:
-        said.append(Table(("metric", "of the model", "baseline"), rows))
+        said.append(TableBlock(("metric", "of the model", "baseline"), rows))
     uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps") or []]
     warnings = [f"Warning: {text}" for text in document["warnings"]]
     told = [*warnings, *uncovered, *(f"Declared public: {text}" for text in privacy["declarations"])]

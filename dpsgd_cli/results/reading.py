@@ -30,7 +30,7 @@ from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.evaluated import section_with
 from dpsgd_cli.results.files import to_csv
-from dpsgd_cli.results.result import NONPRIVATE, Result, Row, mark_nonprivate
+from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, mark_nonprivate
 from dpsgd_cli.users.settings import Unit
 
 RESULT = "result.json"
@@ -51,21 +51,21 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 class ResultFile:
     """Properties of a file (or a folder of files) beside `result.json`. No field has a default.
 
-    - `content`: a function that makes the file from a `Result` (None: this result has no such file). `result.json`
-      holds its hash. `content` is None for files that are made from a finished result.
+    - `content`: a function that makes the file from a `ResultContent` (None: this result has no such file).
+      `result.json` holds its hash. `content` is None for files that are made from a finished result.
     - `unreleased`: whether it holds values computed from training rows without noise, so that its hash is marked and it
       must not be published; `of-uncovered-steps`: only if a preprocessing step computed such values.
     - `always`: every result has it.
     - `lines`: it is text, whose lines are counted.
     """
 
-    content: Callable[[Result], bytes | None] | None
+    content: Callable[[ResultContent], bytes | None] | None
     unreleased: Literal["never", "always", "of-uncovered-steps"]
     always: bool
     lines: bool
 
 
-def _lines_of(result: Result) -> bytes:
+def _lines_of(result: ResultContent) -> bytes:
     return "".join(f"{line}\n" for line in result.ledger).encode()
 
 

@@ -18,7 +18,7 @@ from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_tex
 from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
-from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
+from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import discovered, percent
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
@@ -187,7 +187,7 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
             f" {'was' if privacy.get('unit') is None else 'were'} in the data (or which of two values it was). No"
             " attack has a higher true positive rate (TPR) at these false positive rates (FPR):"
         ),
-        Table(("FPR", "TPR of the strongest attack", "TPR of a blind guess"), rows),
+        TableBlock(("FPR", "TPR of the strongest attack", "TPR of a blind guess"), rows),
         Text(
             f"If both cases are equally likely beforehand, the strongest attack is right in {most}"
             f"{percent(attacker.right)} of cases, and a coin in 50%."
@@ -229,7 +229,7 @@ def _privately_measured(found: _Read) -> list[Block]:
         " release in parallel with the training. It costs nothing more. The intervals hold the metric on new records"
         f" with probability 95%, noise included.{means}{clamp}"
     )
-    table = Table(("metric", "model", "95% interval"), rows)
+    table = TableBlock(("metric", "model", "95% interval"), rows)
     return [Heading("How good the model is"), Text(told), table, *_confusion(first), *_curve(first), *_by_group(first)]
 
 
@@ -252,7 +252,7 @@ def _confusion(measured: Row) -> list[Block]:
     names = measured["classes"]
     rows = [[name, *map(_cell, row)] for name, row in zip(names, table, strict=True)]
     told = "Share of the records of each true class (rows) for which each class is predicted (columns):"
-    return [Text(told), Table(("true class", *names), rows)]
+    return [Text(told), TableBlock(("true class", *names), rows)]
 
 
 def _curve(measured: Row) -> list[Block]:
@@ -261,7 +261,7 @@ def _curve(measured: Row) -> list[Block]:
         return []
     rows = [[f"{at:.3f}", _cell(sensitive), _cell(specific)] for at, sensitive, specific in points]
     told = "Points of the ROC curve: the second class is predicted above a probability."
-    return [Text(told), Table(("probability", "sensitivity", "specificity"), rows)]
+    return [Text(told), TableBlock(("probability", "sensitivity", "specificity"), rows)]
 
 
 def _by_group(measured: Row) -> list[Block]:
@@ -278,7 +278,7 @@ def _by_group(measured: Row) -> list[Block]:
             " metric's range says nothing."
         )
         header = (column, measured["unit"], *(name.replace("_", " ") for name in names))
-        blocks += [Text(told), Table(header, rows)]
+        blocks += [Text(told), TableBlock(header, rows)]
     return blocks
 
 
@@ -299,7 +299,7 @@ def _metrics(found: _Read) -> list[Block]:
         rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
-    return [Heading("How good the model is"), Text(told), Table(header, rows), *_no_better(metrics)]
+    return [Heading("How good the model is"), Text(told), TableBlock(header, rows), *_no_better(metrics)]
 
 
 def _no_better(metrics: Row) -> list[Block]:
@@ -346,7 +346,7 @@ def _curves(found: _Read) -> list[Block]:
     return [
         Heading("Epoch by epoch"),
         Picture(pictures.draw_curves({titles[name]: values for name, values in columns.items()}), "curves by epoch"),
-        Table(("epoch", *titles.values()), rows),
+        TableBlock(("epoch", *titles.values()), rows),
     ]
 
 
@@ -371,7 +371,7 @@ def _chosen(found: _Read) -> list[Block]:
     return [
         Heading("What was set automatically"),
         Text("These settings are `auto` in the recipe. They follow from public facts alone, so they cost nothing."),
-        Table(("setting", "value", "why"), rows),
+        TableBlock(("setting", "value", "why"), rows),
     ]
 
 

@@ -133,7 +133,7 @@ def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultContent:
     """A finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
 
     `diverged`: trials whose published weights or test metrics show divergence. `recipe` is the text of the resolved

@@ -17,7 +17,7 @@ from dpsgd_cli.common.text_format import metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading
 from dpsgd_cli.results.charts import COLOURS, Chart, beside
-from dpsgd_cli.results.document import Block, Heading, Picture, Table, Text
+from dpsgd_cli.results.document import Block, Heading, Picture, TableBlock, Text
 from dpsgd_cli.results.result import Row
 
 NAME = "explained.json"
@@ -168,15 +168,18 @@ def blocks(explained: Explained) -> list[Block]:
                 f" it costs nothing. {explained.about_noise}"
             ),
             Picture(_draw_shapes(explained), "effect of each column"),
-            Table(head, summary(explained)),
+            TableBlock(head, summary(explained)),
         ]
     if explained.coefficients:
         told += [Heading("Coefficients with 95% intervals"), Text(explained.about_intervals)]
         listed = coefficient_rows(explained.coefficients[:MOST_COEFFICIENTS])
-        told.append(Table(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
+        told.append(TableBlock(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
     if explained.pairs:
         pairs = [(" and ".join(pair.columns), metric_text(pair.size)) for pair in explained.pairs]
-        told += [Text("Pairs of columns whose joint effect is more than the sum:"), Table(("columns", "size"), pairs)]
+        told += [
+            Text("Pairs of columns whose joint effect is more than the sum:"),
+            TableBlock(("columns", "size"), pairs),
+        ]
     if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
     curves = explained.curves
@@ -188,10 +191,10 @@ def blocks(explained: Explained) -> list[Block]:
         ]
     if curves.calibration:
         found = [(f"{mean:.3f}", f"{share:.3f}", str(n)) for mean, share, n in curves.calibration]
-        told.append(Table(("predicted probability", "share", "records"), found))
+        told.append(TableBlock(("predicted probability", "share", "records"), found))
     if curves.predicted:
         groups = [tuple(map(metric_text, group)) for group in curves.predicted]
-        told.append(Table(("predicted", "mean of the targets", "10th percentile", "90th"), groups))
+        told.append(TableBlock(("predicted", "mean of the targets", "10th percentile", "90th"), groups))
     return told
 
 

@@ -37,7 +37,7 @@ from dpsgd_cli.recipe.loading import (
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
-from dpsgd_cli.results.result import NONPRIVATE, Result, Row, public
+from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, public
 
 _AT_ONCE = 16
 _RECORD = ".publishing"
@@ -111,7 +111,7 @@ def prepare_place(directory: Path) -> None:
         ) from error
 
 
-def stage_result(directory: Path, result: Result) -> Path:
+def stage_result(directory: Path, result: ResultContent) -> Path:
     """Write every file of `result` into a folder with a hidden name beside `directory`, and return the folder.
 
     Files that may hold a `nonprivate_` value can be read by their owner only. An OSError (a full disk) names the file,

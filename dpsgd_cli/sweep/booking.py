@@ -21,14 +21,14 @@ from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results import store
-from dpsgd_cli.results.book import Run, read
+from dpsgd_cli.results.book import BookedRun, read
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.pricing import BestOfCells, unscaled
 from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 from dpsgd_cli.training import charging
 
-Charged = tuple[SettledRecipe, Run]
+Charged = tuple[SettledRecipe, BookedRun]
 
 
 def book_of(cells: Sequence[Cell], sweep: Sweep | None = None) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
-from dpsgd_cli.results.document import Bullets, Heading, Table, Text, html
+from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
 _NOT_SHOWN = (NONPRIVATE, "directory", "accountant")
@@ -38,7 +38,9 @@ def page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> st
             Text(
                 "The best first. Whoever publishes or uses the best because it is the best owes the price of a choice."
             ),
-            Table([in_words(column) for column in columns], [[_cell(row.get(c)) for c in columns] for row in ordered]),
+            TableBlock(
+                [in_words(column) for column in columns], [[_cell(row.get(c)) for c in columns] for row in ordered]
+            ),
         ]
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.account.matching import SharedTerms, matched
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
@@ -149,7 +149,7 @@ def compared(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Call
 
     Raises one RecipeError for all recipes that cannot run, and RunError if a training fails.
     """
-    asked = matched(recipes, Terms(**terms))
+    asked = matched(recipes, SharedTerms(**terms))
     cells = [cell_of(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     problems = [
         f"{label}{'' if epsilon is None else f' at epsilon {epsilon:g}'}: {error}"

@@ -32,7 +32,7 @@ from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
 from dpsgd_cli.results.guarantee import scope
 from dpsgd_cli.results.result import (
     Released,
-    Result,
+    ResultContent,
     Row,
     Stopped,
     Unreleased,
@@ -80,7 +80,7 @@ class PrivacyCost:
     spent: Row | None = None
 
 
-def result(released: Released, unreleased: Unreleased) -> Result:
+def result(released: Released, unreleased: Unreleased) -> ResultContent:
     """Return the result of a finished run. Closes its ledgers first (`_close`)."""
     for ledger in released.ledgers:
         _close(ledger, released.plan, released.stopped)
@@ -95,7 +95,7 @@ def result(released: Released, unreleased: Unreleased) -> Result:
     )
     hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
     tests = {} if released.model_tests is None else {"model_tests": released.model_tests}
-    return Result(
+    return ResultContent(
         name=released.loaded.recipe.name,
         privacy=_privacy(released, spendings),
         metrics=summarise_columns({**released.metrics, **_columns(claimed)})

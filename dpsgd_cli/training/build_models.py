@@ -37,7 +37,7 @@ from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
     FAILURES,
-    Findings,
+    ModelTests,
     check_examples_stay_apart,
     check_outputs,
     examine,
@@ -198,13 +198,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds: float, origin: str) -> Findings:
+def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds: float, origin: str) -> ModelTests:
     """Test a user's own model, unless all that fits in `seconds` was tried before on the same code, and remember it."""
     kept = cache_folder() / "model-tests" / f"{origin}.json"
     try:
-        known = Findings(**json.loads(kept.read_text("utf-8")))
+        known = ModelTests(**json.loads(kept.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
-        known = Findings()
+        known = ModelTests()
     if known.tried and (not known.left or known.limit >= seconds):
         return replace(known, remembered=True)
     with tqdm(

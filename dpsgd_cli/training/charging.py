@@ -26,7 +26,7 @@ from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, resolved
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import prices, store
-from dpsgd_cli.results.book import Book, Run
+from dpsgd_cli.results.book import Book, BookedRun
 from dpsgd_cli.results.evaluated import run_of, tested_section
 from dpsgd_cli.training.start import Member
 
@@ -45,7 +45,7 @@ def common_book(recipes: Sequence[LoadedRecipe]) -> Path | None:
     return found.pop() if found else None
 
 
-def reserve(path: Path, out: Path, runs: Sequence[tuple[SettledRecipe, Run]], use_open: bool, what: str) -> None:
+def reserve(path: Path, out: Path, runs: Sequence[tuple[SettledRecipe, BookedRun]], use_open: bool, what: str) -> None:
     """Charge the book for runs whose results will be in `out`, all or none; see `book.reserve`.
 
     Raises PrivacyError for a run that the book cannot cover.
@@ -57,7 +57,7 @@ def reserve(path: Path, out: Path, runs: Sequence[tuple[SettledRecipe, Run]], us
     books.reserve(path, out, [run for _, run in runs], use_open, what)
 
 
-def run_for(loaded: SettledRecipe, plan: Plan, directory: str) -> Run:
+def run_for(loaded: SettledRecipe, plan: Plan, directory: str) -> BookedRun:
     """Return the run of a recipe as the book charges it: what one trial may release, times its trials.
 
     Its name is that of its result with a hash of what may be released. So a run that goes on with another plan, as
@@ -75,10 +75,10 @@ def run_for(loaded: SettledRecipe, plan: Plan, directory: str) -> Run:
     spending = Spending(releases, held_out=held_out)
     content = json.dumps([to_record(release) for release in (*releases, *held_out)])
     name = f"{directory}:{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    return Run(name, spending, recipe.trials, f"{records.left_out}{told}")
+    return BookedRun(name, spending, recipe.trials, f"{records.left_out}{told}")
 
 
-def _runs(members: Sequence[Member], directories: Sequence[Path]) -> list[tuple[SettledRecipe, Run]]:
+def _runs(members: Sequence[Member], directories: Sequence[Path]) -> list[tuple[SettledRecipe, BookedRun]]:
     found = []
     for member, directory in zip(members, directories, strict=True):
         assert member.plan is not None, "a recipe with a book has a plan"

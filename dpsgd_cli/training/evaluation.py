@@ -37,7 +37,7 @@ from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
-from dpsgd_cli.results.result import Released, Result, Unreleased
+from dpsgd_cli.results.result import Released, ResultContent, Unreleased
 from dpsgd_cli.training import assemble
 from dpsgd_cli.training.build_models import loss_of
 from dpsgd_cli.training.start import Member, Trials
@@ -339,7 +339,7 @@ def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict
     return counted, measured
 
 
-def results_of(trials: Trials) -> list[Result]:
+def results_of(trials: Trials) -> list[ResultContent]:
     """Return the result of each member of a pack, over the finished epochs, after its last releases."""
     trials.method.infer()
     final = _final(trials)

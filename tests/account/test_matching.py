@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.account.matching import SharedTerms, matched
 from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.main import main
@@ -47,7 +47,7 @@ def noise_of(entry: Entry) -> list[float]:
 
 def test_fixed_noise_becomes_what_the_budget_allows(tmp_path: Path) -> None:
     file = write(tmp_path, "{kind: exponential, initial: 3, decay: 0.1}", "2")
-    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)))
+    ((label, _, loaded),) = matched([file], SharedTerms(epsilons=(1.0,)))
     assert (label, loaded.recipe.epochs) == ("a (first noise solved)", 2)
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == ExponentialDecay(initial="auto", decay=0.1)
@@ -57,7 +57,7 @@ def test_fixed_noise_becomes_what_the_budget_allows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["{kind: uniform}", "{kind: exponential, initial: 3, decay: auto}"])
 def test_a_free_number_stays_the_one_that_is_solved_for(tmp_path: Path, schedule: str) -> None:
     file = write(tmp_path, schedule, "2")
-    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)))
+    ((label, _, loaded),) = matched([file], SharedTerms(epsilons=(1.0,)))
     assert label == "a"
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == load_recipe(file).recipe.privacy.schedule  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def test_where_only_the_run_tells_the_length_the_budget_decides_it(
         raise InfeasibleBudget(f"not one epoch of {loaded.source}")
 
     monkeypatch.setattr("dpsgd_cli.account.matching.plan_and_outline", nothing_fits)
-    ((label, _, loaded),) = matched([write(tmp_path, "{kind: uniform, initial: 4}")], Terms(epsilons=(1.0,)))
+    ((label, _, loaded),) = matched([write(tmp_path, "{kind: uniform, initial: 4}")], SharedTerms(epsilons=(1.0,)))
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == Uniform(initial=4)
@@ -107,7 +107,7 @@ def test_where_only_the_run_tells_the_length_the_budget_decides_it(
 
 def test_noise_that_follows_the_accuracy_keeps_its_start(tmp_path: Path) -> None:
     file = write(tmp_path, "{kind: validation, initial: 9, decay: 0.8}")
-    terms = Terms(epsilons=(1.0,), overrides=("data.validation={records: 100, public: true}",))
+    terms = SharedTerms(epsilons=(1.0,), overrides=("data.validation={records: 100, public: true}",))
     ((label, _, loaded),) = matched([file], terms)
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None and loaded.recipe.privacy.schedule.kind == "validation"
@@ -126,12 +126,12 @@ def test_the_baseline_is_found_by_its_name_without_what_was_solved(tmp_path: Pat
 def test_the_data_of_one_recipe_serves_all(tmp_path: Path) -> None:
     own = Path(write(tmp_path, "{kind: uniform}", "2"))
     own.write_text(own.read_text().replace("{name: digits}", "{path: mine.csv, target: y, bounds: [0, 1]}"))
-    ((_, _, loaded),) = matched(["quickstart"], Terms(data_of=str(own)))
+    ((_, _, loaded),) = matched(["quickstart"], SharedTerms(data_of=str(own)))
     assert (loaded.recipe.data.path, loaded.base) == ("mine.csv", own.parent)
 
 
 def test_the_shared_terms_reach_every_recipe() -> None:
-    found = matched(["quickstart", "lee2018/dp-agd"], Terms(epsilons=(1.0, 2.0), repeats=4))
+    found = matched(["quickstart", "lee2018/dp-agd"], SharedTerms(epsilons=(1.0, 2.0), repeats=4))
     assert [(label, epsilon, loaded.recipe.repeats) for label, epsilon, loaded in found] == [
         ("quickstart", 1.0, 4), ("quickstart", 2.0, 4), ("dp-agd", 1.0, 4), ("dp-agd", 2.0, 4),
     ]  # fmt: skip

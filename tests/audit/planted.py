@@ -28,7 +28,7 @@ from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.independence import Findings
+from dpsgd_cli.engine.independence import ModelTests
 from dpsgd_cli.engine.losses import evaluate
 from dpsgd_cli.evaluation import run as evaluation_run
 from dpsgd_cli.evaluation.price import held_out_release
@@ -221,7 +221,7 @@ def shuffled(patch: Patch, folder: Path) -> None:
 def mixing(patch: Patch, folder: Path) -> list[str]:
     # a whole batch at once, as only built-in models run, and untested
     patch.setattr(models, "BUILT_IN", {**models.BUILT_IN, "python": None})
-    patch.setattr(build_models, "examine", lambda *rest: Findings())
+    patch.setattr(build_models, "examine", lambda *rest: ModelTests())
     (folder / "mixing.py").write_text(MIXING)
     return [f"model={{kind: python, file: {folder / 'mixing.py'}, factory: model}}"]
 

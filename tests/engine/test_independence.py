@@ -169,7 +169,7 @@ BY_SIZE: dict[str, Build] = {
 }
 
 
-def check_all(pack: Pack, shape: tuple[int, ...]) -> independence.Findings:
+def check_all(pack: Pack, shape: tuple[int, ...]) -> independence.ModelTests:
     """What a user's model is put to (`training/build_models.py`), with time enough for all tests."""
     return independence.examine(pack, shape, pack.values, 20, 1e9, lambda told: None)
 

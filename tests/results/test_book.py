@@ -21,17 +21,17 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import BudgetExceeded, DataError, RunError, UsageError
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import book_text
-from dpsgd_cli.results.book import Book, Run, Terms
+from dpsgd_cli.results.book import Book, BookedRun, BookTerms
 
-TERMS = Terms({"patients.csv": "ab" * 32}, None, "add-remove", 3.0, 1e-5)
+TERMS = BookTerms({"patients.csv": "ab" * 32}, None, "add-remove", 3.0, 1e-5)
 # mu^2 of a book of epsilon 3 at 0.9e-5 is 0.5117 (tests/accounting/test_book_filter.py)
 HALF = 0.24
 ROOT = Path(__file__).parents[2]
 
 
-def run(name: str, mu_squared: float, left_out: str = "tested on 20%", trials: int = 1) -> Run:
+def run(name: str, mu_squared: float, left_out: str = "tested on 20%", trials: int = 1) -> BookedRun:
     release = Release(GaussianSum(mu_squared**-0.5, "add-remove"), trials)
-    return Run(name, Spending((release,)), trials, left_out)
+    return BookedRun(name, Spending((release,)), trials, left_out)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.book"
 
 
-def reserve(path: Path, *runs: Run, use_open: bool = False) -> None:
+def reserve(path: Path, *runs: BookedRun, use_open: bool = False) -> None:
     books.reserve(path, path.parent, runs, use_open, "train")
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpsgd_cli.results.result import (
     Released,
-    Result,
+    ResultContent,
     Unreleased,
     diverged,
     summarise,
@@ -44,7 +44,7 @@ def test_a_value_that_is_missing_leaves_no_mean_of_the_others(missing: Any) -> N
 
 
 def test_the_document_holds_everything_but_the_tables() -> None:
-    result = Result("a", {"epsilon": 1.0}, {}, {}, {}, [{"trial": 0}], [{"epoch": 0}], ["{}"], ["careful"])
+    result = ResultContent("a", {"epsilon": 1.0}, {}, {}, {}, [{"trial": 0}], [{"epoch": 0}], ["{}"], ["careful"])
     document = result.document()
     sections = {"name", "privacy", "metrics", "timing", "provenance", "trials"}
     assert set(document) == sections | {"warnings", "nonprivate_warnings", "diverged"}

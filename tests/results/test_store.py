@@ -22,13 +22,13 @@ from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import files, reading, store
-from dpsgd_cli.results.result import Result
+from dpsgd_cli.results.result import ResultContent
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 RESULT = toy_result(['{"trial": 0}', '{"trial": 1}'])
 
 
-def write(directory: Path, result: Result = RESULT) -> None:
+def write(directory: Path, result: ResultContent = RESULT) -> None:
     write_result(directory, result, "name: toy\n", Bundle([{"weight": torch.eye(2)}]).to_bytes())
 
 

@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.main import main
 from dpsgd_cli.results import book as books
-from dpsgd_cli.results.book import Terms
+from dpsgd_cli.results.book import BookTerms
 from dpsgd_cli.sweep.pricing import BestOfCells
 from dpsgd_cli.training import loop
 from tests.accounting.test_book_filter import delta_of
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
     (tmp_path / "mine.yaml").write_text(RECIPE)
     (tmp_path / "sweep.yaml").write_text(GRID)
-    books.create(tmp_path / "t.book", Terms({"t.csv": sha256(tmp_path / "t.csv")}, None, "add-remove", 5.0, 1e-5))
+    books.create(tmp_path / "t.book", BookTerms({"t.csv": sha256(tmp_path / "t.csv")}, None, "add-remove", 5.0, 1e-5))
     monkeypatch.chdir(tmp_path)
 
     def invoke(*words: str) -> Result:

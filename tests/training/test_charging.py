@@ -25,7 +25,7 @@ from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RecipeError, RunError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import store
-from dpsgd_cli.results.book import Terms
+from dpsgd_cli.results.book import BookTerms
 from dpsgd_cli.results.prices import unscaled
 from dpsgd_cli.training import charging, loop
 from dpsgd_cli.training.plans import resolve_auto
@@ -54,7 +54,7 @@ def recipe(write_recipe: WriteRecipe) -> Callable[..., Path]:
         }
         given |= {"epsilon": 3.0, "delta": 1e-3} | (terms or {})
         (path.parent / "tiny.book").unlink(missing_ok=True)
-        books.create(path.parent / "tiny.book", Terms(**given))
+        books.create(path.parent / "tiny.book", BookTerms(**given))
         return path
 
     return write

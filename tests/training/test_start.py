@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import entries_from_lines
-from dpsgd_cli.engine.independence import Findings
+from dpsgd_cli.engine.independence import ModelTests
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results import store
@@ -254,9 +254,9 @@ def test_a_users_model_is_tried_on_as_many_rows_as_all_trials_have_together(
     )
     tried: list[tuple[int, int]] = []
 
-    def examine(pack: Pack, shape: Any, like: Any, most: int, seconds: float, say: Any) -> Findings:
+    def examine(pack: Pack, shape: Any, like: Any, most: int, seconds: float, say: Any) -> ModelTests:
         tried.append((pack.trials, most))
-        return Findings(["one"], ["another"])
+        return ModelTests(["one"], ["another"])
 
     monkeypatch.setattr(build_models, "examine", examine)
     model, method = {"kind": "python", "file": "net.py"}, GRADIENT | {"batching": "poisson"}
