@@ -79,7 +79,7 @@ class Attacker:
 
     @property
     def exact(self) -> bool:
-        """Whether an attack reaches these bounds: the curve is that of one Gaussian."""
+        """True if an attack reaches these bounds, because the curve is that of one Gaussian."""
         return self.regret == 0 and self.mu < math.inf
 
 

@@ -457,7 +457,7 @@ class Data(Section):
         if self.evaluation is None and self.split is not None and self.split.test == 0:
             return self
         split = self.split if folds is not None else self.split or Split()
-        return self.model_copy(update={"evaluation": self.evaluation or "private", "split": split})
+        return self.changed(evaluation=self.evaluation or "private", split=split)
 
     def protecting(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> Data:
         """Return a copy that knows the recipe's unit, its number of folds, and if places decide a record's part."""

@@ -412,7 +412,7 @@ def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
 
 @dataclass
 class ModelTests:
-    """What was tried of a model, and what was left out because time was up: descriptions.
+    """Tests of a model that were made, and those left out because time was up, as descriptions.
 
     `seconds` is what the tests took, of at most `limit`; `remembered`: on an earlier run of the same code.
     """

@@ -64,7 +64,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Reading:
-    """How outputs (N, K) of a model of classes are read: logits of K classes, or for K = 1 the second's margin.
+    """A way to read outputs (N, K) of a model of classes: logits of K classes, or for K = 1 the second's margin.
 
     `clipped` is as in `probabilities_by`, or None for a loss without probabilities. `weights`: public weights of the
     classes' losses in training. `costs`: public costs of missing a record of each class; left out, the weights.

@@ -42,9 +42,10 @@ EVERYBODY = Grouping("", ("",), np.zeros(0, np.int64))
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How held-out rows count: `weights` (n,), private, add up to at most 1 for each record or user; None: 1 each.
+    """Weights and groups of held-out rows.
 
-    `groupings`: the columns by whose values metrics are also wanted. `users`: a unit is a user, with several rows.
+    `weights` (n,), private, add up to at most 1 for each record or user; None: 1 each. `groupings`: the columns by whose
+    values metrics are also wanted. `users`: a unit is a user, with several rows.
     """
 
     weights: np.ndarray | None = None

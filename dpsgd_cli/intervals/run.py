@@ -24,7 +24,7 @@ Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 @dataclass(frozen=True)
 class LogisticRelease:
-    """What the last round released: theta (D,), and the noisy sums H~, g~, S~ of `price.py`, without their factors.
+    """Release of the last round: theta (D,), and the noisy sums H~, g~, S~ of `price.py`, without their factors.
 
     `bound` is R. `deviation` is the standard deviation of the noise on the vector that was released.
     """
@@ -93,7 +93,7 @@ class LogisticRelease:
 
 @dataclass(frozen=True)
 class SquaresRelease:
-    """What least squares released: noisy sums A (D, D) of u u^T, Z (D, K) of u y^T, and Y (K,) of squared targets.
+    """Release of least squares: noisy sums A (D, D) of u u^T, Z (D, K) of u y^T, and Y (K,) of squared targets.
 
     `bound` is R. The noise has standard deviation `deviation` on A (as `preconditioning/second_moments.py` says), and
     `deviation` / `weight` on Z.

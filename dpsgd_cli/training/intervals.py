@@ -110,17 +110,16 @@ class Inference:
         for output, label in enumerate(outputs):
             own = self.of(self.coding.coded, np.eye(len(outputs))[output])
             for at, name in enumerate(names):
-                made = Coefficient(feature=name, output=label, weight=float(weights[at, output]), note=HIDDEN)
                 number = self.coding.free.index(at) if at in self.coding.free else None
+                weight, value, ends = float(weights[at, output]), None, None
+                note = REFERENCE if at in self.coding.references else HIDDEN
                 if number is not None and own.told[number]:
-                    weight, ends = float(coded[number, output]), (float(own.low[number]), float(own.high[number]))
+                    weight, value = float(coded[number, output]), float(own.value[number])
+                    ends = (float(own.low[number]), float(own.high[number]))
                     note = "" if ends[0] <= weight <= ends[1] else OUTSIDE
-                    value = float(own.value[number])
-                    known = {"weight": weight, "estimate": value, "ends": ends, "note": note}
-                    made = made.model_copy(update=known)
-                elif at in self.coding.references:
-                    made = made.model_copy(update={"note": REFERENCE})
-                found.append(made)
+                found.append(
+                    Coefficient(feature=name, output=label, weight=weight, estimate=value, ends=ends, note=note)
+                )
         return found
 
 

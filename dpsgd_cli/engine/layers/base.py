@@ -247,7 +247,7 @@ class Layer(nn.Module, ABC):
 
 
 class Described(Tensor):
-    """What may be read of a trained parameter: shape, dtype, device. Any other use of it is refused by name."""
+    """Facts that may be read of a trained parameter: shape, dtype, device. Any other use of it is refused by name."""
 
     _said: str
 
