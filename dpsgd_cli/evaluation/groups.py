@@ -44,8 +44,8 @@ EVERYBODY = Grouping("", ("",), np.zeros(0, np.int64))
 class HeldOut:
     """Weights and groups of held-out rows.
 
-    `weights` (n,), private, add up to at most 1 for each record or user; None: 1 each. `groupings`: the columns by whose
-    values metrics are also wanted. `users`: a unit is a user, with several rows.
+    `weights` (n,), private, add up to at most 1 for each record or user; None: 1 each. `groupings`: the columns by
+    whose values metrics are also wanted. `users`: a unit is a user, with several rows.
     """
 
     weights: np.ndarray | None = None
