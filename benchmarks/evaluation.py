@@ -418,6 +418,13 @@ def page() -> str:
         "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. `benchmarks/evaluation.py`"
         " describes the populations. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
         " 100.",
+    ]
+    return "\n".join([*lines, *_coverage_table(intervals), *_widths_table(intervals), *_sets_table(of_sets), ""])
+
+
+def _coverage_table(intervals: list[dict[str, str]]) -> list[str]:
+    """Return the lines of the coverage of intervals, by population and metric."""
+    lines = [
         "",
         "## Coverage of 95% intervals",
         "",
@@ -435,7 +442,12 @@ def page() -> str:
             beside = f"{np.mean(plain):.3f}" if plain else ""
             numbers = f"{min(found):.3f} | {np.mean(found):.3f} | {max(found):.3f} | {beside}"
             lines.append(f"| {population} | {cells[0]['simulations']} | {metric.replace('_', ' ')} | {numbers} |")
-    lines += [
+    return lines
+
+
+def _widths_table(intervals: list[dict[str, str]]) -> list[str]:
+    """Return the lines of the widths of intervals, for the metrics of `WIDTHS`."""
+    lines = [
         "",
         "## Widths",
         "",
@@ -455,7 +467,12 @@ def page() -> str:
                 if cells:
                     told = " | ".join(f"{row['half_width']} ({row['plain_half_width'] or '-'})" for row in cells)
                     lines.append(f"| {population} | {metric.replace('_', ' ')} | {epsilon:g} | {told} |")
-    lines += [
+    return lines
+
+
+def _sets_table(of_sets: list[dict[str, str]]) -> list[str]:
+    """Return the lines of prediction sets and intervals."""
+    lines = [
         "",
         "## Prediction sets and intervals",
         "",
@@ -470,7 +487,7 @@ def page() -> str:
         measured = [row[key] if some else "-" for key in ("coverage", "size", "split_coverage", "split_size")]
         counts = [row[key] for key in ("sets", "records", "epsilon", "simulations", "refused", "everything")]
         lines.append(f"| {' | '.join([*counts, *measured])} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 WIDTHS = {
