@@ -101,8 +101,14 @@ class Noised:
         return self.shown(Estimate(point, low, high))
 
     def shown(self, found: Estimate) -> Estimate:
-        """Return an estimate without its point if the noise is larger than the sampling error."""
-        return found if self.information >= LEAST_INFORMATION else Estimate(None, found.low, found.high)
+        """Return an estimate without its point if the noise is larger than the sampling error, else with it inside.
+
+        Points come from projected counts and intervals from linear ones, so a point may lie outside; it is then moved
+        to the nearest end.
+        """
+        if found.value is None or self.information < LEAST_INFORMATION:
+            return Estimate(None, found.low, found.high)
+        return Estimate(min(max(found.value, found.low), found.high), found.low, found.high)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,21 @@ def test_without_noise_metrics_of_two_classes_are_those_of_scikit_learn() -> Non
     assert found["brier"].value == pytest.approx(metrics.brier_score_loss(y, 1 / (1 + np.exp(-margin))), abs=1e-3)
 
 
+def test_a_point_lies_within_its_own_interval() -> None:
+    """Few records at epsilon 2: projected counts put some points beyond the ends that linear counts give."""
+    release, rng = (
+        held_out_releases(held_out_release("gaussian", 2.0, 1e-5, "add-remove"), False),
+        np.random.default_rng(0),
+    )
+    shown = 0
+    for seed in range(20):
+        y, margin = drawn(120, rng)
+        for one in run.measure_classes(y, margin[:, None], release, SeededStreams(seed), len(y)).metrics.values():
+            shown += one.value is not None
+            assert one.value is None or one.low <= one.value <= one.high
+    assert shown > 20
+
+
 def test_without_noise_metrics_of_ten_classes_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     y, logits = rng.integers(0, 10, 20_000), rng.normal(0, 2, (20_000, 10))
