@@ -27,7 +27,7 @@ from dpsgd_cli.recipe.loading import SettledRecipe
 
 _RECORDS = 40
 _DRAWS = 20_000
-_TIMES = 4000
+_TIMES = 8000
 _SEEN = 0.01
 _WRONG = 1.5
 _CLOSE = 1 + 1e-9
