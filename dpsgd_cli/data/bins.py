@@ -159,22 +159,24 @@ class BinColumns(Step):
         return Length(1.0, 0.0)
 
     def plan(self, layout: Layout) -> Layout:
-        found = self._one_hots(layout)
         if self.settings.steps is not None and _texts(layout):
             raise DataError("bin: grid is for numbers and categories, and there is a text; leave grid out")
-        columns = [
-            Column(name, (0.0, 1.0), indicator=True, category=f"{number} {names[0].partition(' ')[0]}")
-            for number, names in enumerate([one.names for one in found[0]] + [_joined(pair) for pair in found[1]])
-            for name in names
-        ]
-        columns += [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
-        columns += [(layout.columns or ())[at] for text in _texts(layout) for at in text]
-        products = self._products(layout)
-        if len(columns) + sum(len(one.names) * len(other.names) for one, other in products) >= _MOST_FEATURES:
+        (single, pairs), waves = self._one_hots(layout), self._waves(layout)
+        texts, products = [at for text in _texts(layout) for at in text], self._products(layout)
+        plain = sum(len(one.names) for one in (*single, *waves)) + len(texts)
+        plain += sum(len(one.names) * len(other.names) for one, other in pairs)
+        if plain + sum(len(one.names) * len(other.names) for one, other in products) >= _MOST_FEATURES:
             raise DataError(
-                f"bin: {count(len(columns), 'feature')} and their products, but {_MOST_FEATURES} are the most; use"
+                f"bin: {count(plain, 'feature')} and their products, but {_MOST_FEATURES} are the most; use"
                 " fewer bins or waves, or leave pairs or products out"
             )
+        columns = [
+            Column(name, (0.0, 1.0), indicator=True, category=f"{number} {names[0].partition(' ')[0]}")
+            for number, names in enumerate([one.names for one in single] + [_joined(pair) for pair in pairs])
+            for name in names
+        ]
+        columns += [Column(name, (-1.0, 1.0)) for one in waves for name in one.names]
+        columns += [(layout.columns or ())[at] for at in texts]
         columns += [Column(name, (-1.0, 1.0)) for pair in products for name in _joined(pair, " x ")]
         constant = Column("constant", (0.0, 1.0), indicator=True, category="constant")
         return Layout((len(columns) + 1,), (*columns, constant))
