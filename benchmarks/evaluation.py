@@ -105,7 +105,7 @@ def adult() -> Population:
     from dpsgd_cli.recipe.loading import load_recipe
     from dpsgd_cli.training.plans import resolve_auto
 
-    loaded = resolve_auto(load_recipe("tabular/adult", ["folds=null"]))
+    loaded = resolve_auto(load_recipe("tabular/adult", ["data.split=null", "data.evaluation=public"]))
     data = loaded.recipe.data
     made = prepare(data, loaded.base, 1, lambda trial, purpose, exact, *_: exact, "add-remove")
     x, y = np.concatenate([made.train_x, made.test_x]), np.concatenate([made.train_y, made.test_y])
