@@ -160,6 +160,17 @@ def test_the_calibration_gap_of_many_classes_is_covered_as_stated() -> None:
     assert abs(np.mean(values) - truth) < 0.01
 
 
+def test_the_interval_of_a_calibration_gap_holds_the_noise_of_both_sums() -> None:
+    """500 records that are all right and certain, so that all is noise; of 100 releases at least 89 hold 0."""
+    release = held_out_releases(held_out_release("gaussian", 1.0, 1e-5, "add-remove"), False)
+    y = np.arange(500) % 4
+    made = [
+        run.measure_classes(y, 30.0 * np.eye(4)[y], release, SeededStreams(seed), 500).metrics["calibration_gap"]
+        for seed in range(100)
+    ]
+    assert sum(one.low <= 0 <= one.high for one in made) >= 89
+
+
 def test_the_stated_noise_of_counts_is_that_of_repeated_releases() -> None:
     """Numbers of records of groups, all, and a confusion matrix's rows, over 120 releases of nothing."""
     held = HeldOut(None, tuple(Grouping(name, tuple(values), np.zeros(0, int)) for name, values in NAMES))
