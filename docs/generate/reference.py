@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +17,11 @@ from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, 
 from dpsgd_cli.recipe.loading import question, shipped_recipes
 
 SECTIONS = ("data", "model", "method", "privacy", "runtime")
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = ("data.columns", "data.missing", "data.categorical", "data.bounds")
+"""Mappings from columns to sections: their entries have the key NAME."""
+LONGEST = 80
+"""Characters of an example that is taken from a recipe."""
 NO_GUARANTEE = ("runtime", "name", "description", "save_model")
 """Keys that cannot change what is guaranteed; everything that begins with them, too."""
 
@@ -139,23 +146,37 @@ def _inside(path: str, section: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _keys(title: str, section: Schema) -> str:
     """Return the table of the keys of one section; `title` is its dotted key and its kind."""
-    path, rows = title.partition(",")[0], []
-    for key, inner in section["properties"].items():
-        dotted = f"{path}.{key}".lstrip(".")
-        required = key in section.get("required", ())
-        whole = resolve(inner)
-        default = "needed" if required else f"`{json.dumps(inner.get('default'))}`" if "default" in inner else ""
-        rows.append(
-            (
-                f"`{key}`",
-                whole.get("description", ""),
-                words(inner),
-                "left out" if default == "`null`" else default,
-                _guarantee(dotted),
-                _example(dotted, inner),
-            )
-        )
+    rows = [_row(title.partition(",")[0], key, section) for key in section["properties"]]
     return _table(("key", "meaning", "type and range", "default", "guarantee", "example"), rows)
+
+
+def _row(path: str, key: str, section: Schema) -> tuple[str, ...]:
+    inner, dotted = section["properties"][key], f"{path}.{key}".lstrip(".")
+    default = "needed" if key in section.get("required", ()) else _default(inner)
+    return f"`{key}`", _meaning(inner), words(inner), default, _guarantee(dotted), _example(dotted, inner)
+
+
+def told() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the row of every key of the reference by its section's title in the schema and its name."""
+    schema = recipe_schema()
+    inside = [found for name in SECTIONS for found in _sections(name, resolve(schema["properties"][name]))]
+    return {
+        (section["title"], key): _row(path.partition(",")[0], key, section)
+        for path, section in [("", schema), *inside]
+        for key in section["properties"]
+    }
+
+
+def _meaning(schema: Schema) -> str:
+    whole = resolve(schema)
+    return "Chooses the section that this table is about." if "const" in whole else str(whole.get("description", ""))
+
+
+def _default(schema: Schema) -> str:
+    """Return the default of a key that may be left out; a list or mapping of the user's own is empty then."""
+    empty = {"array": [], "object": {}}.get(resolve(schema).get("type", ""))
+    value = schema.get("default", empty)
+    return "left out" if value is None else f"`{json.dumps(value)}`"
 
 
 def _guarantee(dotted: str) -> str:
@@ -164,10 +185,11 @@ def _guarantee(dotted: str) -> str:
 
 
 def _example(dotted: str, schema: Schema) -> str:
-    """Return a value of the key: one that a shipped recipe has and that is no section, else one that is allowed."""
-    value = next((found for found in _used().get(dotted, []) if len(json.dumps(found)) <= 60), None)
-    value = placeholder(schema) if value is None else value
-    return "" if value is None or len(json.dumps(value)) > 60 else f"`{dotted.rpartition('.')[2]}: {_plain(value)}`"
+    """Return a value of the key: the schema's example, one of a shipped recipe or a page, else one that is allowed."""
+    used = [found for found in _used().get(dotted, []) if found not in (None, [], {})]
+    whole = [found for found in used if len(_plain(found)) <= LONGEST]
+    value = next(iter(resolve(schema).get("examples", [])), None) or next(iter(whole), placeholder(schema))
+    return "" if value is None else f"`{dotted.rpartition('.')[2]}: {_plain(value)}`"
 
 
 def _plain(value: Any) -> str:
@@ -176,17 +198,26 @@ def _plain(value: Any) -> str:
 
 @functools.cache
 def _used() -> dict[str, list[Any]]:
-    """Return every value that shipped recipes give to a dotted key; entries of lists and mappings have numbers."""
+    """Return every value that shipped recipes and recipes on pages give to a dotted key.
+
+    Entries of lists and of mappings with names of the user's own have the numbers and names of `_sections`.
+    """
     found: dict[str, list[Any]] = {}
 
     def walk(path: str, value: Any) -> None:
         found.setdefault(path, []).append(value)
         entries = value.items() if isinstance(value, dict) else ((0, one) for one in value) if _is_list(value) else ()
         for key, inner in entries:
-            walk(f"{path}.{key}".lstrip("."), inner)
+            named = path in NAMED and isinstance(value, dict)
+            walk(f"{path}.{'NAME' if named else key}".lstrip("."), inner)
 
     for file in shipped_recipes().values():
         walk("", yaml.safe_load(file.read_text(encoding="utf-8")))
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(
+            r"^```yaml\n(# [\w-]+\.yaml: .*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            walk("", yaml.safe_load(block))
     return found
 
 

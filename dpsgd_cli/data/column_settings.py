@@ -43,7 +43,9 @@ class TableFormat(Section):
         None, description="Between groups of three digits; a space stands for every kind of space."
     )
     symbols: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list, description="Signs before or after a number, such as $ or %; 12% is read as 12."
+        default_factory=list,
+        description="Signs before or after a number, such as $ or %; 12% is read as 12.",
+        examples=[["$", "%"]],
     )
     missing: list[str] | str | None = Field(
         None, description="Cells that hold no value, beside empty ones and the usual words (NA, null, ?, ...)."
@@ -104,6 +106,7 @@ class DateColumn(Section):
         None,
         description="Which cycles: year (12 months), month (31 days), week (7 days), day (24 hours). Left out: year and"
         " week, and day if the form has hours.",
+        examples=[["month", "week"]],
     )
 
     @model_validator(mode="after")

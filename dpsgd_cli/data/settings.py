@@ -253,14 +253,18 @@ class Data(Section):
         None,
         description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
         " them, so the price is the same.",
+        examples=[[1, 50]],
     )
     balanced: Balanced | None = Field(
-        None, description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%."
+        None,
+        description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%.",
+        examples=[{"rate": 0.02}],
     )
     costs: Costs | None = Field(
         None,
         description="Public costs of mistakes about two classes, {false-negative: 10, false-positive: 1}: predictions"
         " are those that cost least. Left out, class weights count as costs, or the likelier class is predicted.",
+        examples=[{"false-negative": 10, "false-positive": 1}],
     )
     categorical: dict[str, Values | Private] | list[str] | None = Field(
         None,
@@ -279,6 +283,7 @@ class Data(Section):
         None,
         description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
         " are clamped); metrics are in its own unit.",
+        examples=[[0, 100_000]],
     )
     target_transform: Literal["log", "auto"] | None = Field(
         None,
@@ -298,6 +303,7 @@ class Data(Section):
         None,
         description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
         " columns): the statement says that it does not cover it.",
+        examples=[["scaler"]],
     )
     on_disk: bool | None = Field(
         None,

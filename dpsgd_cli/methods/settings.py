@@ -31,7 +31,9 @@ class PythonMethod(Gradient):
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")
     factory: str = Field("method", description="The Method class (or a factory of one) in that file.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Whatever the method reads for itself.")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Whatever the method reads for itself.", examples=[{"decay": 0.9}]
+    )
 
 
 Method = Annotated[

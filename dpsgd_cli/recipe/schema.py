@@ -127,8 +127,8 @@ class Recipe(Section):
     )
     description: str = Field("", description="The question that the experiment answers.")
     data: Data
-    model: Model
-    method: Method
+    model: Model = Field(description="What is trained.")
+    method: Method = Field(description="How it is trained, and how records reach a step.")
     privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
     runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget", "auto"] = Field(
