@@ -186,10 +186,10 @@ def _guarantee(dotted: str) -> str:
 
 def _example(dotted: str, schema: Schema) -> str:
     """Return a value of the key: the schema's example, one of a shipped recipe or a page, else one that is allowed."""
-    used = [found for found in _used().get(dotted, []) if found not in (None, [], {})]
-    whole = [found for found in used if len(_plain(found)) <= LONGEST]
-    value = next(iter(resolve(schema).get("examples", [])), None) or next(iter(whole), placeholder(schema))
-    return "" if value is None else f"`{dotted.rpartition('.')[2]}: {_plain(value)}`"
+    used = (_plain(found) for found in _used().get(dotted, []) if found not in (None, [], {}))
+    told = next(map(_plain, resolve(schema).get("examples", [])), None)
+    told = told or next((found for found in used if len(found) <= LONGEST), None) or _plain(placeholder(schema))
+    return "" if told == "null" else f"`{dotted.rpartition('.')[2]}: {told}`"
 
 
 def _plain(value: Any) -> str:
