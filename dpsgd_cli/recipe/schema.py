@@ -38,7 +38,7 @@ def _accountant(name: str) -> str:
 
 class Privacy(Section):
     adjacency: Adjacency | None = Field(
-        None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
+        None, description="Which data sets count as neighbours; left out, the batching's own (docs/guarantees.md)."
     )
     unit: Unit | None = Field(
         None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
