@@ -52,9 +52,9 @@ class TableFormat(Section):
     )
     header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
     skip: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Lines above the header, or the first record.")
-    comment: Mark | None = Field(None, description="What follows this character in a line is skipped.")
+    comment: Mark | None = Field(None, description="What follows this character in a line is skipped.", examples=["#"])
     trim: bool = Field(True, description="Blanks before a cell are no part of it.")
-    sheet: str | None = Field(None, description="Of an Excel file; left out, the first.")
+    sheet: str | None = Field(None, description="Of an Excel file; left out, the first.", examples=["2024"])
 
     @model_validator(mode="after")
     def _no_record_decides_how_the_file_is_read(self) -> TableFormat:

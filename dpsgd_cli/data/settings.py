@@ -100,7 +100,9 @@ class PublicSet(Section):
         " public.",
     )
     path: str | None = Field(
-        None, description="All records of a file instead, relative to the recipe, with the training records' columns."
+        None,
+        description="All records of a file instead, relative to the recipe, with the training records' columns.",
+        examples=["public.csv"],
     )
     records: Count | None = Field(None, description="How many are cut. A coin decides for each record.")
     seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
@@ -204,8 +206,13 @@ class PretrainedFeatures(Extractor):
     """A network that another recipe trained on public data, without its last layer."""
 
     kind: Literal["pretrained"] = "pretrained"
-    result: str = Field(description="Its result directory (save_model: true), relative to the recipe.")
-    public: bool = Field(False, description="true declares that the data it was trained on are public.")
+    result: str = Field(
+        description="Its result directory (save_model: true), relative to the recipe.",
+        examples=["results/public-net-1a2b3c4d"],
+    )
+    public: bool = Field(
+        False, description="true declares that the data it was trained on are public.", examples=[True]
+    )
 
     @model_validator(mode="after")
     def _public(self) -> PretrainedFeatures:
@@ -235,18 +242,24 @@ class Data(Section):
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
     )
-    cards: str | None = Field(None, description="A folder of cards of your own, relative to the recipe, to look in.")
+    cards: str | None = Field(
+        None, description="A folder of cards of your own, relative to the recipe, to look in.", examples=["cards"]
+    )
     path: str | None = Field(
         None,
         description="Your own .csv, .tsv, .jsonl, .parquet or .npz file, relative to the recipe; or a .npy file of"
         " features, which stays on disk and may be larger than memory.",
     )
-    test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
+    test_path: str | None = Field(
+        None, description="A second file that holds the test rows; otherwise see `split`.", examples=["later.csv"]
+    )
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
     format: TableFormat | None = Field(
         None, description="How your own table is written; `dpsgd recipe new` finds it out, training only reads it here."
     )
-    test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
+    test_target: str | None = Field(
+        None, description="The file of test labels, where test_path is a .npy file.", examples=["labels_test.npy"]
+    )
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(

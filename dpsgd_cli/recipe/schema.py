@@ -61,6 +61,7 @@ class Privacy(Section):
         None,
         description="The budget book of the table, relative to the recipe: `dpsgd budget create` makes one. What a"
         " run may release is charged to it before the run starts.",
+        examples=["patients.book"],
     )
     noise: Noise | None = Field(
         None, description="Correlation of the noise between steps; left out, all noise is independent."

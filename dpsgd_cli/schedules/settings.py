@@ -428,7 +428,9 @@ class PythonSchedule(NoiseSchedule):
     adaptive = False
     follows_initial = False
     kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file; a relative path starts from the recipe's folder.")
+    file: str = Field(
+        description="A Python file; a relative path starts from the recipe's folder.", examples=["waves.py"]
+    )
     function: str = Field(
         "noise_multiplier", description="Its function of the epoch, 0, 1, ..., to a noise multiplier."
     )
