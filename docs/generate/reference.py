@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import yaml
+from markdown.extensions.toc import slugify, unique
 
 from dpsgd_cli.main import COMMANDS, main
 from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, recipe_schema, resolve, words
@@ -114,25 +115,36 @@ LEGEND = (
 def section_page(name: str) -> str:
     """Return the page of one section, with a table of keys for each kind and for each section inside it."""
     schema = resolve(recipe_schema()["properties"][name])
-    told = [f"# Recipe keys: {name}", schema.get("description", ""), LEGEND]
+    told: list[str] = []
     seen: set[str] = set()
+    places: dict[str, str] = {}
     for title, section in _sections(name, schema):
-        if section["title"] + title.partition(",")[0] in seen:
+        shown = section["title"] + title.partition(",")[0].replace(".0", "")  # one of a list is as one alone
+        if shown in seen:
             continue
-        seen.add(section["title"] + title.partition(",")[0])
+        seen.add(shown)
+        places[unique(slugify(title, "-"), set(places))] = title
         told += [f"## {title}", section.get("description", "") if title != name else "", _keys(title, section)]
-    return "\n\n".join(filter(None, told)) + "\n"
+    # the tables need the width of the page: its sections are listed above them, not beside
+    links = "Sections: " + " · ".join(f"[{title}](#{place})" for place, title in places.items())
+    head = ["---\nhide: [toc]\n---", f"# Recipe keys: {name}", schema.get("description", ""), LEGEND, links]
+    return "\n\n".join(filter(None, [*head, *told])) + "\n"
 
 
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield (title, section) of a schema and, depth first, of what its keys hold. `path` is its dotted key."""
-    for option in alternatives(resolve(schema)):
+    options = alternatives(resolve(schema))
+    plain = [option for option in options if "properties" in option]
+    for option in options:
         choices = kinds(option)
         for kind, section in choices.items():
             yield f"{path}, kind: {kind}", section
             yield from _inside(path, section)
         if not choices and "properties" in option:
-            yield path, option
+            yield (
+                path if len(plain) == 1 else f"{path}, with {next(iter(option.get('required', option['properties'])))}",
+                option,
+            )
             yield from _inside(path, option)
         for key in ("items", "additionalProperties"):
             if isinstance(option.get(key), dict):
