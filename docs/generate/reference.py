@@ -142,7 +142,7 @@ def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield from _inside(path, section)
         if not choices and "properties" in option:
             yield (
-                path if len(plain) == 1 else f"{path}, with {next(iter(option.get('required', option['properties'])))}",
+                path if len(plain) == 1 else f"{path}, with {[*option.get('required', []), *option['properties']][0]}",
                 option,
             )
             yield from _inside(path, option)
@@ -186,8 +186,8 @@ def _meaning(schema: Schema) -> str:
 
 def _default(schema: Schema) -> str:
     """Return the default of a key that may be left out; a list or mapping of the user's own is empty then."""
-    empty = {"array": [], "object": {}}.get(resolve(schema).get("type", ""))
-    value = schema.get("default", empty)
+    empty: dict[str, Any] = {"array": [], "object": {}}
+    value = schema.get("default", empty.get(resolve(schema).get("type", "")))
     return "left out" if value is None else f"`{json.dumps(value)}`"
 
 
