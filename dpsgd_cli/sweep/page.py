@@ -39,7 +39,7 @@ def page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> st
             *([] if chosen is None else [Text("One of the runs was chosen privately; its price is above.")]),
             Heading("The cells"),
             Text(
-                "The best first. Whoever publishes or uses the best because it is the best owes the price of a choice."
+                "The best first. If you publish or use the best because it is the best, you owe the price of a choice."
             ),
             TableBlock(
                 [in_words(column) for column in columns], [[_with_interval(row, c) for c in columns] for row in ordered]
