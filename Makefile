@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-dist test-lowest mutants fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -81,6 +81,9 @@ picture: docs ## Draw the README's picture of a report again (apt install chromi
 
 dist: venv ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m build --quiet
+
+test-dist: venv ## Install the wheel and the sdist into clean, read-only environments, and use them (minutes)
+	DPSGD_DIST=1 $(BIN)/python -m pytest tests/test_dist.py $(ARGS)
 
 test-lowest: ## Run the fast tests with the lowest stated versions, in .venv-lowest (torch stays at the pinned one)
 	$(PYTHON) -m venv .venv-lowest

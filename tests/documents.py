@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib
 import io
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
 """They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
@@ -140,9 +144,56 @@ def _dpsgd(arguments: Sequence[str]) -> tuple[Any, str]:
     return code, said.getvalue()
 
 
-if __name__ == "__main__":
+def read_page(page: str | Path) -> int:
+    """Read a page in the current folder; return how many commands were run."""
     reader = Reader()
-    for one in blocks(Path(sys.argv[1]).read_text(encoding="utf-8")):
+    for one in blocks(Path(page).read_text(encoding="utf-8")):
         reader.read(one)
     reader.close()
-    print(len(reader.ran))
+    return len(reader.ran)
+
+
+def serve() -> None:
+    """Read one page for each line of standard input: page, folder, PATH and a file for what it says, as JSON.
+
+    Answers each with a line: the number of commands, or -1. Every page has a process of its own, which begins with all
+    of the package loaded: loading takes longer than most pages.
+    """
+    from dpsgd_cli.main import COMMANDS
+
+    for module in ("pandas", "sklearn.datasets", "dpsgd_cli.training.loop", *(name for name, _ in COMMANDS.values())):
+        importlib.import_module(module)
+    for line in sys.stdin:
+        page, folder, path, said = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _child(page, folder, path, said)
+        _, status = os.waitpid(child, 0)
+        commands = int(Path(said).read_text("utf-8").splitlines()[-1]) if status == 0 else -1
+        print(commands, flush=True)
+
+
+def _child(page: str, folder: str, path: str, said: str) -> NoReturn:
+    """Read a page, and end this process: with 0, or with 1 and the traceback at the end of what was said."""
+    os.chdir(folder)
+    os.environ["PATH"] = path
+    code = 1
+    try:
+        with open(said, "w", encoding="utf-8") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        print(read_page(page))
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # nothing of the parent is cleaned up twice
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+    else:
+        print(read_page(sys.argv[1]))

@@ -3,11 +3,13 @@ what they and the map of the house point to exists."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,21 +21,35 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """`tests.documents --serve`, which reads pages in processes of their own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.documents", "--serve"]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as started:
+        yield started
+        assert started.stdin is not None
+        started.stdin.close()
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
+def test_a_page_works_as_written(page: str, server: subprocess.Popen[str], tmp_path: Path) -> None:
     shim = tmp_path / "bin"
     shim.mkdir()
     for name, arguments in (("dpsgd", "-m dpsgd_cli"), ("python", "")):
         (shim / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n', encoding="utf-8")
         (shim / name).chmod(0o755)
-    here = tmp_path / "here"
+    here, said = tmp_path / "here", tmp_path / "said.txt"
     here.mkdir()
-    environment = {**os.environ, "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    read = [sys.executable, "-m", "tests.documents", str(ROOT / page)]
-    done = subprocess.run(read, cwd=here, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    path = f"{shim}{os.pathsep}{os.environ['PATH']}"
+    assert server.stdin is not None and server.stdout is not None
+    print(json.dumps([str(ROOT / page), str(here), path, str(said)]), file=server.stdin, flush=True)
+    commands = int(server.stdout.readline())
+    assert commands >= 0, said.read_text(encoding="utf-8")
     if page != "docs/glossary.md":
-        assert int(done.stdout.splitlines()[-1]) >= 2, "a page without commands is read by nobody"
+        assert commands >= 2, "a page without commands is read by nobody"
 
 
 @pytest.mark.parametrize("page", PAGES)

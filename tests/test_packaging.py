@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,3 +168,16 @@ def test_the_lowest_versions_are_those_that_are_stated() -> None:
     tested = {name: Version(version) for name, version in (line.split("==") for line in lines)}
     assert tested.pop("torch") and stated.pop("torch")  # the pinned build: see constraints-lowest.txt
     assert tested == {name: Version(version) for name, version in stated.items()}
+
+
+def test_the_workflow_of_a_fork_runs_targets_that_exist_on_pythons_that_are_allowed() -> None:
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    assert {"lint", "test", "lowest", "docs", "build"} <= set(flow["jobs"])
+    for job in flow["jobs"].values():
+        assert job["steps"][0]["uses"].startswith("actions/checkout@")
+        run = [step["run"].split() for step in job["steps"] if "run" in step]
+        assert run and all(words[0] == "make" and set(words[1:]) <= targets for words in run)
+    tested = flow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert len(tested) == 3 and all(Version(python) >= Version("3.11") for python in tested)

@@ -6,17 +6,21 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
+from dpsgd_cli.common.sections import Section
 from dpsgd_cli.main import COMMANDS
 from dpsgd_cli.recipe.expected import recipe_schema
 
 pytest.importorskip("mkdocs", reason="the site needs the packages of `pip install '.[docs]'` (make venv)")
 
+from docs.generate import reference
 from docs.generate.gallery import EXHIBITS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for exhibit in EXHIBITS:
         file = made / exhibit.made.replace("*", "x")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("<svg></svg>" if file.suffix != ".md" else "# An audit\n")
+        file.write_text("<svg></svg>" if file.suffix != ".md" else "# An audit\n\n![](trade-off.svg)\n")
+        file.with_name("trade-off.svg").write_text("<svg></svg>")
     built = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "DPSGD_GALLERY": str(made), "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
@@ -66,7 +71,7 @@ def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
     ids = {page: set(re.findall(r"\bid=\"?([^\" >]+)", page.read_text("utf-8"))) for page in site.rglob("*.html")}
     broken, count = [], 0
     for page in ids:
-        if page.name == "404.html" or (page.parent.name == "gallery" and page.name != "index.html"):
+        if page.name == "404.html" or (page.parent.name == "gallery" and page.name not in ("index.html", "audit.html")):
             continue
         for link, file, fragment in pointed_to(page):
             count += 1
@@ -90,17 +95,40 @@ def test_ten_questions_are_answered_two_clicks_from_the_front_page(site: Path) -
     assert {question for question, page in QUESTIONS.items() if site / page not in first | second} == set()
 
 
-def test_every_page_of_docs_is_in_the_navigation_and_every_command_and_key_in_the_reference(site: Path) -> None:
+def test_every_page_of_docs_is_in_the_navigation_and_every_command_in_the_reference(site: Path) -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"[\w./-]+\.md\b", text))
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - listed == set()
     assert isinstance(yaml.safe_load(text)["nav"], list)
     commands = (site / "reference" / "commands.html").read_text("utf-8")
     assert [name for name in COMMANDS if f'id="dpsgd-{name}"' not in commands] == []
-    pages = "".join(page.read_text("utf-8") for page in (site / "reference").glob("recipe*.html"))
-    keys = {
-        key
-        for section in [recipe_schema(), *recipe_schema()["$defs"].values()]
+
+
+def test_every_key_has_a_meaning_a_type_a_default_a_bearing_on_the_guarantee_and_an_example() -> None:
+    """Each section of the schema has a table, and each key a row of it in which no cell is empty."""
+    wanted = {
+        (title, key) for title, section in [("Recipe", recipe_schema()), *recipe_schema()["$defs"].items()]
         for key in section.get("properties", {})
-    }
-    assert {key for key in keys if f"<code>{key}</code>" not in pages} == set()
+    }  # fmt: skip
+    told = reference.told()
+    assert wanted - set(told) == set()
+    bare = [(key, row) for key, row in told.items() if len(row) != 6 or "" in row]
+    assert bare == [] and len(wanted) > 250
+    assert [key for key, row in told.items() if row[-1].endswith(": x`")] == [], "a text without an example"
+
+
+def test_examples_of_the_schema_are_allowed_by_it() -> None:
+    found = 0
+    for section in every_section(Section):
+        for field in section.model_fields.values():
+            for example in field.examples or []:
+                found += 1
+                TypeAdapter(field.rebuild_annotation()).validate_python(example)
+    assert found >= 20
+
+
+def every_section(section: type[Section]) -> Iterator[type[Section]]:
+    """Yield a class and all its subclasses."""
+    yield section
+    for inner in section.__subclasses__():
+        yield from every_section(inner)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 import yaml
+from markdown.extensions.toc import slugify, unique
 
 from dpsgd_cli.main import COMMANDS, main
 from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, recipe_schema, resolve, words
 from dpsgd_cli.recipe.loading import question, shipped_recipes
 
 SECTIONS = ("data", "model", "method", "privacy", "runtime")
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = ("data.columns", "data.missing", "data.categorical", "data.bounds")
+"""Mappings from columns to sections: their entries have the key NAME."""
+LONGEST = 80
+"""Characters of an example that is taken from a recipe."""
 NO_GUARANTEE = ("runtime", "name", "description", "save_model")
 """Keys that cannot change what is guaranteed; everything that begins with them, too."""
 
@@ -107,25 +115,36 @@ LEGEND = (
 def section_page(name: str) -> str:
     """Return the page of one section, with a table of keys for each kind and for each section inside it."""
     schema = resolve(recipe_schema()["properties"][name])
-    told = [f"# Recipe keys: {name}", schema.get("description", ""), LEGEND]
+    told: list[str] = []
     seen: set[str] = set()
+    places: dict[str, str] = {}
     for title, section in _sections(name, schema):
-        if section["title"] + title.partition(",")[0] in seen:
+        shown = section["title"] + title.partition(",")[0].replace(".0", "")  # one of a list is as one alone
+        if shown in seen:
             continue
-        seen.add(section["title"] + title.partition(",")[0])
+        seen.add(shown)
+        places[unique(slugify(title, "-"), set(places))] = title
         told += [f"## {title}", section.get("description", "") if title != name else "", _keys(title, section)]
-    return "\n\n".join(filter(None, told)) + "\n"
+    # the tables need the width of the page: its sections are listed above them, not beside
+    links = "Sections: " + " · ".join(f"[{title}](#{place})" for place, title in places.items())
+    head = ["---\nhide: [toc]\n---", f"# Recipe keys: {name}", schema.get("description", ""), LEGEND, links]
+    return "\n\n".join(filter(None, [*head, *told])) + "\n"
 
 
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield (title, section) of a schema and, depth first, of what its keys hold. `path` is its dotted key."""
-    for option in alternatives(resolve(schema)):
+    options = alternatives(resolve(schema))
+    plain = [option for option in options if "properties" in option]
+    for option in options:
         choices = kinds(option)
         for kind, section in choices.items():
             yield f"{path}, kind: {kind}", section
             yield from _inside(path, section)
         if not choices and "properties" in option:
-            yield path, option
+            yield (
+                path if len(plain) == 1 else f"{path}, with {[*option.get('required', []), *option['properties']][0]}",
+                option,
+            )
             yield from _inside(path, option)
         for key in ("items", "additionalProperties"):
             if isinstance(option.get(key), dict):
@@ -139,23 +158,37 @@ def _inside(path: str, section: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _keys(title: str, section: Schema) -> str:
     """Return the table of the keys of one section; `title` is its dotted key and its kind."""
-    path, rows = title.partition(",")[0], []
-    for key, inner in section["properties"].items():
-        dotted = f"{path}.{key}".lstrip(".")
-        required = key in section.get("required", ())
-        whole = resolve(inner)
-        default = "needed" if required else f"`{json.dumps(inner.get('default'))}`" if "default" in inner else ""
-        rows.append(
-            (
-                f"`{key}`",
-                whole.get("description", ""),
-                words(inner),
-                "left out" if default == "`null`" else default,
-                _guarantee(dotted),
-                _example(dotted, inner),
-            )
-        )
+    rows = [_row(title.partition(",")[0], key, section) for key in section["properties"]]
     return _table(("key", "meaning", "type and range", "default", "guarantee", "example"), rows)
+
+
+def _row(path: str, key: str, section: Schema) -> tuple[str, ...]:
+    inner, dotted = section["properties"][key], f"{path}.{key}".lstrip(".")
+    default = "needed" if key in section.get("required", ()) else _default(inner)
+    return f"`{key}`", _meaning(inner), words(inner), default, _guarantee(dotted), _example(dotted, inner)
+
+
+def told() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the row of every key of the reference by its section's title in the schema and its name."""
+    schema = recipe_schema()
+    inside = [found for name in SECTIONS for found in _sections(name, resolve(schema["properties"][name]))]
+    return {
+        (section["title"], key): _row(path.partition(",")[0], key, section)
+        for path, section in [("", schema), *inside]
+        for key in section["properties"]
+    }
+
+
+def _meaning(schema: Schema) -> str:
+    whole = resolve(schema)
+    return "Chooses the section that this table is about." if "const" in whole else str(whole.get("description", ""))
+
+
+def _default(schema: Schema) -> str:
+    """Return the default of a key that may be left out; a list or mapping of the user's own is empty then."""
+    empty: dict[str, Any] = {"array": [], "object": {}}
+    value = schema.get("default", empty.get(resolve(schema).get("type", "")))
+    return "left out" if value is None else f"`{json.dumps(value)}`"
 
 
 def _guarantee(dotted: str) -> str:
@@ -164,10 +197,11 @@ def _guarantee(dotted: str) -> str:
 
 
 def _example(dotted: str, schema: Schema) -> str:
-    """Return a value of the key: one that a shipped recipe has and that is no section, else one that is allowed."""
-    value = next((found for found in _used().get(dotted, []) if len(json.dumps(found)) <= 60), None)
-    value = placeholder(schema) if value is None else value
-    return "" if value is None or len(json.dumps(value)) > 60 else f"`{dotted.rpartition('.')[2]}: {_plain(value)}`"
+    """Return a value of the key: the schema's example, one of a shipped recipe or a page, else one that is allowed."""
+    used = (_plain(found) for found in _used().get(dotted, []) if found not in (None, [], {}))
+    told = next(map(_plain, resolve(schema).get("examples", [])), None)
+    told = told or next((found for found in used if len(found) <= LONGEST), None) or _plain(placeholder(schema))
+    return "" if told == "null" else f"`{dotted.rpartition('.')[2]}: {told}`"
 
 
 def _plain(value: Any) -> str:
@@ -176,17 +210,26 @@ def _plain(value: Any) -> str:
 
 @functools.cache
 def _used() -> dict[str, list[Any]]:
-    """Return every value that shipped recipes give to a dotted key; entries of lists and mappings have numbers."""
+    """Return every value that shipped recipes and recipes on pages give to a dotted key.
+
+    Entries of lists and of mappings with names of the user's own have the numbers and names of `_sections`.
+    """
     found: dict[str, list[Any]] = {}
 
     def walk(path: str, value: Any) -> None:
         found.setdefault(path, []).append(value)
         entries = value.items() if isinstance(value, dict) else ((0, one) for one in value) if _is_list(value) else ()
         for key, inner in entries:
-            walk(f"{path}.{key}".lstrip("."), inner)
+            named = path in NAMED and isinstance(value, dict)
+            walk(f"{path}.{'NAME' if named else key}".lstrip("."), inner)
 
     for file in shipped_recipes().values():
         walk("", yaml.safe_load(file.read_text(encoding="utf-8")))
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(
+            r"^```yaml\n(# [\w-]+\.yaml: .*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            walk("", yaml.safe_load(block))
     return found
 
 

@@ -12,9 +12,9 @@ release that, with probability d_i whatever the data are, shows the data, and el
 exactly this delta at every e >= 0, by symmetry at every e < 0 too, and these numbers decide which of two pairs of
 distributions can be made from the other (Blackwell 1953; Kairouz, Oh and Viswanath 2017).
 
-Guarantee: if mu_i and d_i are functions of what was released before run i, every run is dominated, and the sums never
-exceed M and L, then all runs together are (e, D(sqrt M, e) + L)-DP for every e >= 0. Whoever chooses the next run, its
-price, or that there is none, may have seen everything before.
+Guarantee: let mu_i and d_i be functions of what was released before run i, let every run be dominated, and let the sums
+never exceed M and L. Then all runs together are (e, D(sqrt M, e) + L)-DP for every e >= 0. The choice of the next run,
+of its price, or to have none, may depend on everything before.
 Proof: Let the simulation stop at the first release that shows the data. While it runs, each release is
 mu_i-Gaussian-DP, or is the stop, whose probability no data change. So the stopped simulation is sqrt(M)-Gaussian-DP
 (fully adaptive composition: Smith and Thakurta 2022, arXiv 2210.17520; Koskela, Tobaben and Honkela 2023, arXiv

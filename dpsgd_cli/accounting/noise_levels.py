@@ -1,10 +1,10 @@
 """Many noise levels as few: each use of one level is a public coin between uses of two neighbours. NumPy.
 
 Statement. Let H_a(z) be the hockey-stick divergence of one use at noise multiplier z, all else fixed, w = 1 / z and
-s(z) = erf(k w / sqrt 8) for a k >= 1 that the batching has. For Poisson batches of a record that comes or goes, for
-batches of fixed size, and for truncated batches of a record that comes or goes, H_a is a convex function of s for every
-a >= 0, in both directions. So for z_1 <= z <= z_2 and s(z) = l s(z_1) + (1 - l) s(z_2), the pair that reveals a coin of
-probability l, and is that of z_1 or of z_2, dominates the pair of z. So do compositions with anything else.
+s(z) = erf(k w / sqrt 8) for a k >= 1 that the batching has. H_a is a convex function of s for every a >= 0, in both
+directions, for batches of fixed size, and for Poisson and truncated batches of a record that comes or goes. So for z_1
+<= z <= z_2 and s(z) = l s(z_1) + (1 - l) s(z_2), the pair that reveals a coin of probability l, and is that of z_1 or
+of z_2, dominates the pair of z. So do compositions with anything else.
 
 Proof. Let C(w, b) = H_b(N(w, 1), N(0, 1)), b > 0. Its derivative by w is phi(w / 2 - log(b) / w), phi the normal
 density; that of s, at k = 1, is a constant times phi(w / 2). So the derivative of C by s is a constant times
@@ -20,7 +20,7 @@ so both are convex in s. A batch of fixed size has H_a(P, Q) of this for a >= 1 
 (`sampled_pairs._without_replacement`). A truncated batch is a public mixture, by a probability that no z moves, of the
 first at w and of the second at 2 w. For k > 1 the derivative of s at 1 by s at k is a constant times
 e^((k^2 - 1) w^2 / 8), which grows with w, so s at 1 is a convex function of s at k; H_a grows with s and is convex in
-it, so it is convex in s at k too. Truncated batches take k = 2. A use whose losses are told by a coin has
+it, so it is convex in s at k too. Truncated batches take k = 2. A use of two levels by a coin has
 l H_a(z_1) + (1 - l) H_a(z_2), and compositions are means over the other uses' losses.
 
 Other samples (replaced records of Poisson batches, groups, epochs of random allocation) have no such statement here.
@@ -46,7 +46,7 @@ Places = NDArray[np.integer]
 _COIN_STEP = 0.03
 """Distance of neighbours between which a coin decides, in log z, at large z; times z^2 / (z^2 + k^2)."""
 _LOWER_STEP = 4e-4
-"""Distance of neighbours of which the lower one is taken."""
+"""Distance of neighbours where the lower one is taken."""
 
 
 @dataclass(frozen=True)

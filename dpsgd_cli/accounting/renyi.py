@@ -185,8 +185,8 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: the divergence of the losses that dominate
     such a batch (`sampled_pairs._without_replacement`): Renyi divergences are integrals of hockey-stick divergences
-    with weights that are no less than 0. With R = 1 - q + q e^((x - 1/2) / z^2) and E_0 over x > 1/2 of N(0, z^2), the
-    losses log R have masses R, the losses -log R masses 1, and the rest of the mass, at loss 0, makes them add up to 1:
+    with weights that are no less than 0. Let R = 1 - q + q e^((x - 1/2) / z^2), and E_0 the mean over x > 1/2 of
+    N(0, z^2). The losses log R have masses R, the losses -log R masses 1, and loss 0 has the rest of the mass:
 
         e^((alpha - 1) D) - 1 = E_0 [R^alpha - R + R^(1 - alpha) - 1] = E_0 [f_alpha(R - 1) + f_(1 - alpha)(R - 1)],
 

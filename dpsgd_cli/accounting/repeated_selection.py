@@ -156,9 +156,9 @@ class BestByCurve(Accountant):
     """Accountant of the published best trial, from the privacy profile of ONE trial.
 
     Guarantee: let a trial, in both directions of the adjacency, have the profile delta(t). A trial's score is any
-    function of what the trial releases, of public numbers and of coins of its own; ties go to the first. For every
-    epsilon >= 0 the published best is (epsilon, H(epsilon))-DP, with v = e^epsilon q / p, P and Q a pair that has this
-    profile, and
+    function of what the trial releases, of public numbers and of coins of its own; ties go to the first. Let P and
+    Q be a pair that has this profile, and v = e^epsilon q / p. Then the published best is (epsilon, H(epsilon))-DP for
+    every epsilon >= 0:
 
         H(epsilon) = E_P[G(v)],  G(v) = max over u in [0, 1] of (phi(u) - v phi(L(u)))_+,
         L(u) = max over t >= 0 of 0, e^-t (u - delta(t)) and 1 - delta(t) - e^t (1 - u).

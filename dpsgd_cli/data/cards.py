@@ -290,7 +290,10 @@ def plain_card(data: Data, base: Path) -> Card:
     """Return the card that a recipe names, shipped or a user's own (relative to `base`), unchanged."""
     assert data.name is not None
     if data.card_file is None:
-        return load_card(data.name)
+        try:
+            return load_card(data.name)
+        except UsageError as error:
+            raise UsageError(f"data.name: {error}") from None
     path = base / data.card_file
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")

@@ -43,16 +43,18 @@ class TableFormat(Section):
         None, description="Between groups of three digits; a space stands for every kind of space."
     )
     symbols: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list, description="Signs before or after a number, such as $ or %; 12% is read as 12."
+        default_factory=list,
+        description="Signs before or after a number, such as $ or %; 12% is read as 12.",
+        examples=[["$", "%"]],
     )
     missing: list[str] | str | None = Field(
         None, description="Cells that hold no value, beside empty ones and the usual words (NA, null, ?, ...)."
     )
     header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
     skip: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Lines above the header, or the first record.")
-    comment: Mark | None = Field(None, description="What follows this character in a line is skipped.")
+    comment: Mark | None = Field(None, description="What follows this character in a line is skipped.", examples=["#"])
     trim: bool = Field(True, description="Blanks before a cell are no part of it.")
-    sheet: str | None = Field(None, description="Of an Excel file; left out, the first.")
+    sheet: str | None = Field(None, description="Of an Excel file; left out, the first.", examples=["2024"])
 
     @model_validator(mode="after")
     def _no_record_decides_how_the_file_is_read(self) -> TableFormat:
@@ -104,6 +106,7 @@ class DateColumn(Section):
         None,
         description="Which cycles: year (12 months), month (31 days), week (7 days), day (24 hours). Left out: year and"
         " week, and day if the form has hours.",
+        examples=[["month", "week"]],
     )
 
     @model_validator(mode="after")

@@ -67,9 +67,9 @@ def read(
     own_table.check_columns(frame, layout, None, str(path))
     reasons: list[str | None] = [None] * len(frame)
     ignored: dict[int, list[int]] = {}
-    for at, column in enumerate(columns):
-        for row, reason in _unusable(frame, column, data.format or PLAIN).items():
-            if unknown == "ignore" and column.values is not None:
+    for at, together in _looked_at(columns).items():
+        for row, reason in _unusable(frame, together, data.format or PLAIN).items():
+            if unknown == "ignore" and columns[at].values is not None:
                 ignored.setdefault(at, []).append(row)
             else:
                 reasons[row] = reasons[row] or reason
@@ -89,14 +89,27 @@ def read(
     return NewRows(x, reasons, kept)
 
 
-def _unusable(frame: pd.DataFrame, column: Column, written: TableFormat) -> dict[int, str]:
-    """Return the rows whose cell a model cannot use, each with what `table.to_matrix` says of it.
+def _looked_at(columns: Sequence[Column]) -> dict[int, list[Column]]:
+    """Return columns that are looked at together by the place of the first.
+
+    A category is alone, because it may be ignored. All numbers of one source, such as the buckets of a text, are one.
+    """
+    first: dict[str, int] = {}
+    found: dict[int, list[Column]] = {}
+    for at, column in enumerate(columns):
+        place = at if column.values is not None else first.setdefault(column.source, at)
+        found.setdefault(place, []).append(column)
+    return found
+
+
+def _unusable(frame: pd.DataFrame, columns: Sequence[Column], written: TableFormat) -> dict[int, str]:
+    """Return the rows whose cell of one source a model cannot use, each with what `table.to_matrix` says of it.
 
     Equal cells are looked at once. Halves of the others are searched, so a few bad cells among many are found fast.
     """
     import pandas as pd
 
-    own = frame[[column.source]]
+    own = frame[[columns[0].source]]
     if isinstance(own.dtypes.iloc[0], pd.CategoricalDtype):
         own = own.astype(object)  # a part of it would keep all categories
     try:
@@ -110,7 +123,7 @@ def _unusable(frame: pd.DataFrame, column: Column, written: TableFormat) -> dict
     while left:
         cells = left.pop()
         try:
-            table.to_matrix(own.iloc[first[cells]], [column], "", written)
+            table.to_matrix(own.iloc[first[cells]], columns, "", written)
         except DataError as error:
             if len(cells) > 1:
                 left += np.array_split(cells, 2)

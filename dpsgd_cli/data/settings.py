@@ -100,7 +100,9 @@ class PublicSet(Section):
         " public.",
     )
     path: str | None = Field(
-        None, description="All records of a file instead, relative to the recipe, with the training records' columns."
+        None,
+        description="All records of a file instead, relative to the recipe, with the training records' columns.",
+        examples=["public.csv"],
     )
     records: Count | None = Field(None, description="How many are cut. A coin decides for each record.")
     seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
@@ -204,8 +206,13 @@ class PretrainedFeatures(Extractor):
     """A network that another recipe trained on public data, without its last layer."""
 
     kind: Literal["pretrained"] = "pretrained"
-    result: str = Field(description="Its result directory (save_model: true), relative to the recipe.")
-    public: bool = Field(False, description="true declares that the data it was trained on are public.")
+    result: str = Field(
+        description="Its result directory (save_model: true), relative to the recipe.",
+        examples=["results/public-net-1a2b3c4d"],
+    )
+    public: bool = Field(
+        False, description="true declares that the data it was trained on are public.", examples=[True]
+    )
 
     @model_validator(mode="after")
     def _public(self) -> PretrainedFeatures:
@@ -235,32 +242,42 @@ class Data(Section):
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
     )
-    cards: str | None = Field(None, description="A folder of cards of your own, relative to the recipe, to look in.")
+    cards: str | None = Field(
+        None, description="A folder of cards of your own, relative to the recipe, to look in.", examples=["cards"]
+    )
     path: str | None = Field(
         None,
         description="Your own .csv, .tsv, .jsonl, .parquet or .npz file, relative to the recipe; or a .npy file of"
         " features, which stays on disk and may be larger than memory.",
     )
-    test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
+    test_path: str | None = Field(
+        None, description="A second file that holds the test rows; otherwise see `split`.", examples=["later.csv"]
+    )
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
     format: TableFormat | None = Field(
         None, description="How your own table is written; `dpsgd recipe new` finds it out, training only reads it here."
     )
-    test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
+    test_target: str | None = Field(
+        None, description="The file of test labels, where test_path is a .npy file.", examples=["labels_test.npy"]
+    )
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
         None,
         description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
         " them, so the price is the same.",
+        examples=[[1, 50]],
     )
     balanced: Balanced | None = Field(
-        None, description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%."
+        None,
+        description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%.",
+        examples=[{"rate": 0.02}],
     )
     costs: Costs | None = Field(
         None,
         description="Public costs of mistakes about two classes, {false-negative: 10, false-positive: 1}: predictions"
         " are those that cost least. Left out, class weights count as costs, or the likelier class is predicted.",
+        examples=[{"false-negative": 10, "false-positive": 1}],
     )
     categorical: dict[str, Values | Private] | list[str] | None = Field(
         None,
@@ -279,6 +296,7 @@ class Data(Section):
         None,
         description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
         " are clamped); metrics are in its own unit.",
+        examples=[[0, 100_000]],
     )
     target_transform: Literal["log", "auto"] | None = Field(
         None,
@@ -298,6 +316,7 @@ class Data(Section):
         None,
         description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
         " columns): the statement says that it does not cover it.",
+        examples=[["scaler"]],
     )
     on_disk: bool | None = Field(
         None,

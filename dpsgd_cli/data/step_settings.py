@@ -13,7 +13,9 @@ from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Secti
 
 
 class OneHot(Section):
-    columns: list[str] | None = Field(None, description="Categorical columns to expand; all of them when left out.")
+    columns: list[str] | None = Field(
+        None, description="Categorical columns to expand; all of them when left out.", examples=[["job"]]
+    )
 
 
 class Scale(Section):
@@ -191,10 +193,14 @@ class PreprocessStep(Section):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    one_hot: OneHot | None = Field(None, alias="one-hot", description="Expand categorical columns.")
+    one_hot: OneHot | None = Field(
+        None, alias="one-hot", description="Expand categorical columns.", examples=[{"columns": ["job"]}]
+    )
     bin: Bin | None = Field(None, description="Cosines or one-hots of every column, over public bounds.")
     scale: Scale | None = Field(None, description="Scale numeric columns.")
-    unit_norm: UnitNorm | None = Field(None, alias="unit-norm", description="Divide each row by its L2 norm.")
+    unit_norm: UnitNorm | None = Field(
+        None, alias="unit-norm", description="Divide each row by its L2 norm.", examples=[{"at_most": True}]
+    )
     bias: Bias | None = Field(None, description="Append a constant column.")
     pca: Pca | None = Field(None, description="Project onto principal directions.")
     rotate: Rotate | None = Field(None, description="Project onto principal directions of synthetic images.")

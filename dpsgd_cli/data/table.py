@@ -198,8 +198,8 @@ class TargetScale:
     Clipped gradients bound the length of a step, so a model needs many steps to reach large outputs: thousands for
     targets of some hundreds. Training therefore scales the recipe's public target bounds to [-1, 1], whatever the data
     are. Metrics and predictions are in the targets' own unit. `engine/losses.py` clamps targets out of bounds in
-    training. `log_unit` u, if not 0, scales log(1 + d / u) of the distance d from the lower bound, and below it
-    -log(1 + |d| / u), so that every target has its place.
+    training. A `log_unit` u other than 0 scales log(1 + d / u), where d is the distance from the lower bound. Below the
+    bound it scales -log(1 + |d| / u), so every target has its place.
 
     >>> scale = TargetScale(100.0, 200.0)
     >>> scale.inward(np.array([100.0, 175.0])).tolist(), scale.outward(np.array([-1.0, 0.5])).tolist()

@@ -153,12 +153,16 @@ class Weights(Section):
     file: str | None = Field(
         None,
         description="Tensors by the model's names (.safetensors, or .pt with a state dict), relative to the recipe.",
+        examples=["public.safetensors"],
     )
     constant: list[str] = Field(
         default_factory=list,
         description="Parameters and buffers that code computes without any data: a table of positions, say.",
+        examples=[["positions"]],
     )
-    public: bool = Field(description="Must be written as true: no private record shaped these numbers.")
+    public: bool = Field(
+        description="Must be written as true: no private record shaped these numbers.", examples=[True]
+    )
 
     @model_validator(mode="after")
     def _declared(self) -> Weights:
@@ -173,11 +177,15 @@ class Weights(Section):
 
 class PythonModel(ModelKind):
     kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file, relative to the recipe.")
+    file: str = Field(description="A Python file, relative to the recipe.", examples=["net.py"])
     factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of the factory.")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Further keyword arguments of the factory.", examples=[{"width": 64}]
+    )
     weights: Weights | None = Field(
-        None, description="What the model holds that is not drawn from the seed; loaded into it by name."
+        None,
+        description="What the model holds that is not drawn from the seed; loaded into it by name.",
+        examples=[{"file": "public.safetensors", "public": True}],
     )
 
 

@@ -6,8 +6,8 @@ D(e) = N(e) - (1 - a) n. D^ is D from the unbiased counts, with Gaussian noise o
 s_max. T is the lowest edge if D^ is below a constant c there or everywhere; else it is the highest edge such that D^ is
 at least c at it and at all edges below it.
 
-Coverage. Over the held-out records and a new record, drawn exchangeably, and over the noise, the set of the new record
-holds its class with probability at least
+Coverage. The probability is over the noise, the held-out records and a new record, all records drawn exchangeably. The
+set of the new record holds its class with probability at least
 
     1 / (n + 1) sum_{i = 0..n} Phi((c + (1 - a) n - i) / s_i),  s_i = s_max if the numerator is positive, else s_min.
 
@@ -103,8 +103,8 @@ def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> in
 def _constant(coverage: float, fewest: float, most: float, deviations: tuple[float, float], users: bool) -> float:
     """Return a constant c that is enough for every number of records between `fewest` and `most`.
 
-    `deviations`: s_min and s_max. Where a n > 12 s_max, the terms that the sum leaves out, of i > n, are below
-    Phi(-12 + c / s_max), and c solves (1 - a) n + c + constant = (1 - a) (n + 1): it no longer depends on n. So the
+    `deviations`: s_min and s_max. Where a n > 12 s_max, the terms of i > n, which the sum leaves out, are below
+    Phi(-12 + c / s_max). Then c solves (1 - a) n + c + constant = (1 - a) (n + 1), so it no longer depends on n. The
     bound is solved at each number up to there, and once beyond.
     """
     apart = math.ceil(12 * deviations[1] / (1 - coverage))

@@ -29,9 +29,11 @@ class PythonMethod(Gradient):
         only_convex=False,
     )
     kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file, relative to the recipe.")
+    file: str = Field(description="A Python file, relative to the recipe.", examples=["halved.py"])
     factory: str = Field("method", description="The Method class (or a factory of one) in that file.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Whatever the method reads for itself.")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Whatever the method reads for itself.", examples=[{"decay": 0.9}]
+    )
 
 
 Method = Annotated[

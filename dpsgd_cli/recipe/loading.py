@@ -25,7 +25,7 @@ from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
 from dpsgd_cli.data.settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import PythonModel
-from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.errors import PrivacyError, RecipeError, UsageError
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides, plain_value
@@ -93,10 +93,10 @@ class LoadedRecipe:
 
     @contextlib.contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Add the place in the recipe to every PrivacyError that the block raises."""
+        """Add the place in the recipe to every PrivacyError and UsageError that the block raises."""
         try:
             yield
-        except PrivacyError as error:
+        except (PrivacyError, UsageError) as error:
             raise type(error)(self.with_location(str(error))) from error.__cause__
 
 

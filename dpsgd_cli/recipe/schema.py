@@ -38,7 +38,7 @@ def _accountant(name: str) -> str:
 
 class Privacy(Section):
     adjacency: Adjacency | None = Field(
-        None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
+        None, description="Which data sets count as neighbours; left out, the batching's own (docs/guarantees.md)."
     )
     unit: Unit | None = Field(
         None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
@@ -61,6 +61,7 @@ class Privacy(Section):
         None,
         description="The budget book of the table, relative to the recipe: `dpsgd budget create` makes one. What a"
         " run may release is charged to it before the run starts.",
+        examples=["patients.book"],
     )
     noise: Noise | None = Field(
         None, description="Correlation of the noise between steps; left out, all noise is independent."
@@ -127,8 +128,8 @@ class Recipe(Section):
     )
     description: str = Field("", description="The question that the experiment answers.")
     data: Data
-    model: Model
-    method: Method
+    model: Model = Field(description="What is trained.")
+    method: Method = Field(description="How it is trained, and how records reach a step.")
     privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
     runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget", "auto"] = Field(

@@ -16,8 +16,8 @@ Guarantee: if every run on the table charges its book (`training/charging.py`), 
 records). `accounting/book_filter.py` has the proof, also for runs that were chosen after seeing earlier ones.
 
 Several processes may charge a book at once. Each holds a lock (`flock`) on the file from reading to replacing it. A
-new version is written beside the book, forced to disk and renamed, so a process that is killed at any moment leaves the
-old or the new version, and has released nothing that the version on disk does not contain. The header has a random
+new version is written beside the book, forced to disk and renamed. So a process that is killed at any moment leaves the
+old or the new version. It has released nothing that the version on disk does not contain. The header has a random
 number, so that the hashes which results publish reveal nothing about the table's own hash.
 """
 

@@ -18,12 +18,15 @@ h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px sol
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
-td:last-child,th:last-child{white-space:normal;text-align:left;min-width:9rem}th{vertical-align:bottom;white-space:normal}
+.said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:9rem}
+th{vertical-align:bottom;white-space:normal}
 th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
 th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
 figure{margin:1rem 0}img,svg{max-width:100%;height:auto}
 pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
 """
+_SENTENCE = 25
+"""Characters from which the last column of a table is prose, which is wrapped and begins at the left."""
 SCRIPT = """
 const number = text => parseFloat(text.replace(/^(about|at most) /, ""));
 for (const head of document.querySelectorAll("table.sortable th")) {
@@ -116,7 +119,7 @@ def html(blocks: Sequence[Block]) -> str:
     """Return the blocks as an HTML page. Its title is the first heading; its only script sorts tables."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
     body = html_part(blocks)
-    script = f"<script>{SCRIPT}</script>" if 'class="sortable"' in body else ""
+    script = f"<script>{SCRIPT}</script>" if 'class="sortable' in body else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
@@ -159,12 +162,13 @@ def _in_html(block: Block) -> str:
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in items)}</ul>"
         case TableBlock(header, rows, sortable):
-            names = [
-                f'<button type="button">{_marked(name)}</button>' if sortable else _marked(name) for name in header
-            ]
+            names = [re.sub(r"(?<=[a-z])([._])(?=[a-z])", r"\1<wbr>", _marked(name)) for name in header]
+            names = [f'<button type="button">{name}</button>' if sortable else name for name in names]
             head = "".join(f'<th scope="col">{name}</th>' for name in names)
             body = "\n".join(f"<tr>{''.join(f'<td>{_marked(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            kind = ' class="sortable"' if sortable else ""
+            said = any(len(row[-1]) >= _SENTENCE for row in rows)
+            kinds = ["sortable"] * sortable + ["said"] * said
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
             table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
             return f'<div class="wide">{table}</div>'
         case Definitions(items):

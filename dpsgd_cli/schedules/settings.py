@@ -234,7 +234,15 @@ class Piecewise(NoiseSchedule):
     adaptive = False
     follows_initial = False
     kind: Literal["piecewise"] = "piecewise"
-    parts: Annotated[list[Stretch], Field(min_length=1)] = Field(description="In order.")
+    parts: Annotated[list[Stretch], Field(min_length=1)] = Field(
+        description="In order.",
+        examples=[
+            [
+                {"epochs": 20, "schedule": {"kind": "time", "initial": 8, "decay": 0.1}},
+                {"schedule": {"kind": "uniform", "initial": 4}},
+            ]
+        ],
+    )
 
     @model_validator(mode="after")
     def _only_the_last_is_open(self) -> Piecewise:
@@ -420,7 +428,9 @@ class PythonSchedule(NoiseSchedule):
     adaptive = False
     follows_initial = False
     kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file; a relative path starts from the recipe's folder.")
+    file: str = Field(
+        description="A Python file; a relative path starts from the recipe's folder.", examples=["waves.py"]
+    )
     function: str = Field(
         "noise_multiplier", description="Its function of the epoch, 0, 1, ..., to a noise multiplier."
     )

@@ -9,15 +9,18 @@ from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
 from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
-_NOT_SHOWN = (NONPRIVATE, "directory", "accountant")
+_NOT_SHOWN = (NONPRIVATE, "directory", "accountant", "constant_")
+_INTERVAL = "_ci95"
 
 
 def page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> str:
     """Return the page as HTML, of a sweep's result, the rows of its table, and the lines about its privacy.
 
-    Cells are in the order of their usual test metric, the best first. That order is no choice which is priced.
+    Cells are in the order of their usual test metric, the best first. That order is not a choice that is priced. The
+    baseline's metrics are left out: they are the same for all cells of a data set.
     """
-    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(_NOT_SHOWN)))
+    columns = [key for row in rows for key in row if not key.startswith(_NOT_SHOWN) and not key.endswith(_INTERVAL)]
+    columns = list(dict.fromkeys(columns))
     metric = usual_metric(columns)
     ordered = list(rows)
     if metric is not None:
@@ -36,13 +39,19 @@ def page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> st
             *([] if chosen is None else [Text("One of the runs was chosen privately; its price is above.")]),
             Heading("The cells"),
             Text(
-                "The best first. Whoever publishes or uses the best because it is the best owes the price of a choice."
+                "The best first. If you publish or use the best because it is the best, you owe the price of a choice."
             ),
             TableBlock(
-                [in_words(column) for column in columns], [[_cell(row.get(c)) for c in columns] for row in ordered]
+                [in_words(column) for column in columns], [[_with_interval(row, c) for c in columns] for row in ordered]
             ),
         ]
     )
+
+
+def _with_interval(row: Row, column: str) -> str:
+    """Return a cell, with its 95% interval where the row has one."""
+    around = row.get(f"{column}{_INTERVAL}")
+    return _cell(row.get(column)) + ("" if around is None else f" +- {_cell(around)}")
 
 
 def _cell(value: Any) -> str:

@@ -70,7 +70,8 @@ def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
             tensorboard.check_installed()
         if loaded.recipe.runtime.track is not None:
             mlflow.check_installed()
-        outline = data.outline(loaded.recipe.data, loaded.base)
+        with loaded.locating_errors():
+            outline = data.outline(loaded.recipe.data, loaded.base)
         return plans.plan_of(loaded, outline), outline
 
 

@@ -71,7 +71,8 @@ def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[AutoChoice, ...
 
 def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...], data.Outline]:
     """Return the recipe with its features resolved, the choices, and the outline of the data with these features."""
-    outline = data.outline(loaded.recipe.data, loaded.base)
+    with loaded.locating_errors():
+        outline = data.outline(loaded.recipe.data, loaded.base)
 
     def count(recipe: Recipe) -> int:
         return _known(recipe, data.outline(recipe.data, loaded.base)).features

@@ -173,7 +173,7 @@ MISTAKES: dict[str, tuple[dict[str, Any] | Callable[[Path], None], list[str], in
     "damaged data": (damaged, [], 2, "tiny.npz cannot be read as npz arrays"),
     "NaN": (not_a_number, [], 2, "x: NaN or infinite values in 1 row, the first is row 4"),
     "labels that are no classes": ({"data": OWN | {"classes": [0, 1]}}, [], 2, "tiny.npz: "),
-    "unknown card": ({"data": {"name": "mnits"}}, [], 2, "mnist"),
+    "unknown card": ({"data": {"name": "mnits"}}, [], 2, "tiny.yaml:2: data.name: unknown data set 'mnits'"),
     "batch larger than the data": (NOTHING, ["method.batch_size=49"], 2, "batch_size is 49, more than the 48 training"),
     "the same without privacy": (
         {"method": POISSON | {"kind": "sgd", "batch_size": 50}, "privacy": None},

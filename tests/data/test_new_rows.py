@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import opening
+from dpsgd_cli.data import computed_columns, new_rows, opening, text_features
 from dpsgd_cli.data.cards import card_of
+from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -122,3 +125,19 @@ def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
     digits = Data.model_validate({"name": "digits"})
     pixels = np.full((1, 1, 8, 8), 4, np.uint8)
     assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits, Path()).layout)).tolist() == [0.25]
+
+
+def test_a_text_is_counted_for_all_of_its_buckets_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
+        counted.append(len(texts))
+        return text_features.features(texts, rule)
+
+    monkeypatch.setattr(computed_columns, "features", features)
+    rule = Computed("note", "text", buckets=50, words=1)
+    columns = tuple(Column(f"note {at}", (0, 1), computed=replace(rule, bucket=at)) for at in range(50))
+    path = write(tmp_path, "notes.csv", "note\ngood\nbad bad\n")
+    rows = new_rows.read(path, Layout((50,), columns), DATA)
+    assert rows.x.shape == (2, 50) and rows.x.max(axis=1).tolist() == pytest.approx([1, 1], abs=1e-6)
+    assert len(counted) == 2  # to find rows that cannot be used, and to use the others

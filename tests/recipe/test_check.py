@@ -157,7 +157,7 @@ BROKEN = [
     (
         "model: {kind: linear}",
         "",
-        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python",
+        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python (What is trained.)",
     ),
     (
         ", decay: 0.01",

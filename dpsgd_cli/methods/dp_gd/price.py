@@ -16,8 +16,8 @@ contraction below. It is charged before the first step.
 gradient phi'(t) x, clipped to norm C, is k(t) x with k = phi' clamped to [-C / |x|, C / |x|]. phi' grows, so k grows,
 and by at most h a unit. So k(t) x is the gradient of a convex loss whose Hessian is at most h |x|^2 <= h B^2: clipping
 to one norm keeps convexity and smoothness. (It does not with several outputs, several layers or other clipping: a
-clamped vector is no gradient.) The mean objective with its L2 term has a Hessian between m and M = m + h B^2 (n + 1) /
-n, where n + 1 covers the neighbour with one record more. So w -> w - eta gradient changes distances by at most the
+clamped vector is not a gradient.) The mean objective with its L2 term has a Hessian between m and M = m + h B^2 (n + 1)
+/ n, where n + 1 covers the neighbour with one record more. So w -> w - eta gradient changes distances by at most the
 factor c = max(|1 - eta m|, |1 - eta M|), which is below 1 if m > 0 and eta < 2 / M. P does not increase distances.
 
 *Shifted interpolation* (Bok, Su and Altschuler 2024, arXiv 2403.00278; here again from its idea). Let X_t = P(f(X_t-1)

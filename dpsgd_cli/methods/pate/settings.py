@@ -95,14 +95,16 @@ class Training(Gradient):
     batching: Literal["shuffle", "full", "poisson"] = Field("full", description="How records reach a step.")
     batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size, none (full).")
     learning_rate: Positive | Rate = Field(0.1, description="Step length, or how it changes with the epoch.")
-    averaging: Averaging | None = Field(None, description="Use averaged weights instead of the last.")
+    averaging: Averaging | None = Field(
+        None, description="Use averaged weights instead of the last.", examples=[{"kind": "tail", "fraction": 0.5}]
+    )
 
 
 class Teachers(Training):
     """Training of every teacher on its part."""
 
     count: Annotated[int, Field(ge=2)] = Field(description="n: teachers, and parts of the training records.")
-    model: Model | None = Field(None, description="Left out, the student's (`model`).")
+    model: Model | None = Field(None, description="Left out, the student's (`model`).", examples=[{"kind": "linear"}])
 
 
 class Supervised(Training):
@@ -164,8 +166,16 @@ class PateMethod(FullBatch):
         per_trial_keys=(*ITS_BUDGET, "method.aggregation"),
     )
     kind: Literal["pate"] = "pate"
-    teachers: Teachers = Field(description="Trained without privacy, never published.")
+    teachers: Teachers = Field(
+        description="Trained without privacy, never published.", examples=[{"count": 250, "epochs": 30}]
+    )
     aggregation: Aggregation = Field(description="How a query's votes are released.")
     queries: Count | None = Field(None, description="Public records that are asked about; left out, all of them.")
-    student: Student = Field(description="How the published model learns.")
-    sanitised: Sanitised | None = Field(None, description="Publish the price that the votes themselves show.")
+    student: Student = Field(
+        description="How the published model learns.", examples=[{"kind": "supervised", "epochs": 30}]
+    )
+    sanitised: Sanitised | None = Field(
+        None,
+        description="Publish the price that the votes themselves show.",
+        examples=[{"order": 20, "smoothness": 0.02, "noise": 6}],
+    )

@@ -24,6 +24,7 @@ class PrivateSelectionMethod(Gradient):
     )
     kind: Literal["private-selection"] = "private-selection"
     candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
-        description="Schedules, each a section as under privacy.schedule; a part of the records for each, and one more."
+        description="Schedules, as under privacy.schedule; a part of the records for each, and one more.",
+        examples=[[{"kind": "uniform", "initial": 8}, {"kind": "exponential", "initial": 10, "decay": 0.01}]],
     )
     epsilon: Positive = Field(1.0, description="Of the exponential mechanism that chooses: rho epsilon^2 / 8.")
