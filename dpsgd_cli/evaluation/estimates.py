@@ -188,7 +188,7 @@ class Measured:
 def fieller(
     over: float, under: float, over_variance: float, shared: float, under_variance: float, least: float, most: float
 ) -> tuple[float, float]:
-    """Return the 95% interval of a ratio, cut to [least, most]; all of it if `under` may be 0.
+    """Return the 95% interval of a ratio in [least, most] (`in_range`); all of it if `under` may be 0.
 
     `over`, `under`: unbiased estimates with the given variances and covariance.
 
@@ -201,8 +201,20 @@ def fieller(
     inside = b**2 - a * c
     if a <= 0 or under <= 0 or inside < 0:
         return least, most
-    low, high = (b - math.sqrt(inside)) / a, (b + math.sqrt(inside)) / a
-    return min(max(low, least), most), max(min(high, most), least)
+    return in_range((b - math.sqrt(inside)) / a, (b + math.sqrt(inside)) / a, least, most)
+
+
+def in_range(low: float, high: float, least: float, most: float) -> tuple[float, float]:
+    """Return the part of [low, high] in [least, most], widened where the middle is outside of the range.
+
+    Noise may place an interval partly or wholly outside, where its part inside would be too short to be believed. It
+    then reaches as far in as one whose middle is at the end of the range, so that it holds what it held and more.
+
+    >>> in_range(0.4, 0.6, 0.0, 1.0), in_range(0.9, 1.3, 0.0, 1.0), in_range(1.5, 1.7, 0.0, 1.0)
+    ((0.4, 0.6), (0.8, 1.0), (0.9, 1.0))
+    """
+    half = (high - low) / 2
+    return max(min(low, most - half), least), min(max(high, least + half), most)
 
 
 def mean_of(parts: list[Estimate]) -> Estimate:
@@ -214,4 +226,4 @@ def mean_of(parts: list[Estimate]) -> Estimate:
     down = math.hypot(*(c - one.low for c, one in zip(centres, parts, strict=True))) / len(parts)
     up = math.hypot(*(one.high - c for c, one in zip(centres, parts, strict=True))) / len(parts)
     point = sum(values) / len(parts) if len(values) == len(parts) else None
-    return Estimate(point, max(centre - down, 0.0), min(centre + up, 1.0))
+    return Estimate(point, *in_range(centre - down, centre + up, 0.0, 1.0))

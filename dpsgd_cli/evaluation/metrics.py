@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dpsgd_cli.evaluation import groups
-from dpsgd_cli.evaluation.estimates import Estimate, Noised, Z, fieller, mean_of
+from dpsgd_cli.evaluation.estimates import Estimate, Noised, Z, fieller, in_range, mean_of
 from dpsgd_cli.evaluation.strategy import (
     BINS,
     EDGES,
@@ -149,7 +149,7 @@ def _average_precision(noised: Noised) -> Estimate:
     gradient = np.concatenate([of_both, of_second])
     centre = value + float(gradient @ noised.linear)
     wide = Z * math.hypot(noised.deviation_of(gradient), math.sqrt(float(noised.projected @ gradient**2)))
-    return Estimate(value, min(max(centre - wide, 0.0), 1.0), max(min(centre + wide, 1.0), 0.0))
+    return Estimate(value, *in_range(centre - wide, centre + wide, 0.0, 1.0))
 
 
 def _auc(noised: Noised) -> Estimate:

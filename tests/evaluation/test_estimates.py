@@ -127,3 +127,11 @@ def test_the_linear_estimate_is_unbiased_and_its_noise_is_known() -> None:
     known = Noised(counts, plan, 2.0).deviation_of(np.ones(cells))
     assert found.mean() == pytest.approx(counts.sum(), abs=4 * known / math.sqrt(2000))
     assert found.std() == pytest.approx(known, rel=0.06)
+
+
+def test_an_interval_beyond_the_range_of_its_metric_keeps_a_width() -> None:
+    """Of 60 records that a model tells apart, noise puts many an AUC above 1: nobody can be as sure as [1, 1]."""
+    y, release = np.arange(60) % 2, held_out_releases(held_out_release("gaussian", 2.0, 1e-5, "add-remove"), False)
+    for seed in range(20):
+        found = run.measure_classes(y, (6.0 * y - 3)[:, None], release, SeededStreams(seed), 60).metrics
+        assert all(one.high - one.low > 0.01 for one in found.values()), seed
