@@ -72,8 +72,11 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     trained.check_trial(trial)
     outputs, unit = _outputs_of(trained)
     columns = trained.layout.columns or ()
-    usable = [at for at, column in enumerate(columns) if column.marks is None and _grid(column) is not None]
+    texts = dict.fromkeys(column.source for column in columns if _of_text(column))
+    shown = [at for at, column in enumerate(columns) if column.marks is None and not _of_text(column)]
+    usable = [at for at in shown if _grid(columns[at]) is not None]
     left = [f"{quoted(column.name)} (no public bounds)" for column in columns if _grid(column) is None]
+    left += [f"{quoted(name)} (buckets of words)" for name in texts]
     if not columns:
         left = ["shapes: they are for the columns of a table"]
     elif len(usable) > _MOST_COLUMNS:
@@ -216,6 +219,10 @@ def _grid(column: Column) -> list[float] | None:
     if float(low).is_integer() and float(high).is_integer() and high - low < _POINTS:
         return [float(number) for number in range(int(low), int(high) + 1)]
     return [float(value) for value in np.linspace(low, high, _POINTS)]
+
+
+def _of_text(column: Column) -> bool:
+    return column.computed is not None and column.computed.kind == "text"
 
 
 def _references(columns: Sequence[Column], number: int) -> np.ndarray:

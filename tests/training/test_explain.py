@@ -45,6 +45,18 @@ def table_of(folder: Path) -> dict[str, Any]:
             "categorical": {"job": ["nurse", "smith"]}, "split": {"test": 50}}  # fmt: skip
 
 
+def test_the_buckets_of_a_text_are_left_out_by_name(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """A bucket holds many words: its shape says nothing to a reader."""
+    data = table_of(tmp_path)
+    pd.read_csv(tmp_path / "own.csv").assign(note="a few words").to_csv(tmp_path / "own.csv", index=False)
+    recipe = write_recipe(
+        data=data | {"columns": {"note": {"text": 8}}}, model={"kind": "linear"}, epochs=1, repeats=1, **PLAIN
+    )
+    found = explain.explain(Trained.load(train(recipe, save_models=True)))
+    assert {shape.column for shape in found.shapes} == {"age", "job"}
+    assert found.left_out == ["'note' (buckets of words)"]
+
+
 def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
     write_recipe: WriteRecipe, train: Train, line: pd.DataFrame
 ) -> None:
