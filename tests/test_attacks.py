@@ -31,6 +31,7 @@ data:
   preprocess: [{scale: {}}]
 model: {kind: linear}
 method: {kind: dp-sgd, batching: full}
+epochs: 20
 privacy: {budget: {epsilon: 0.5, delta: 1.0e-5}, noise_source: secure}
 """
 OF_USERS = {"privacy.unit": {"column": "who", "most_rows": 1}}
