@@ -202,12 +202,12 @@ def _process(arguments: list[str]) -> tuple[float, float]:
 def allocation_truth() -> None:
     """Print stated over true epsilons of one epoch: the truth by draws of the ratio under P, tilted to large ratios.
 
-    Draws: y_1 of the record's step is normal around 1 + `push`, reweighted; the others are as without it. Intervals are
-    two standard errors. Where delta is not seen to a tenth, nothing is printed.
+    Draws: y_1 of the record's step is normal around 1 / z + `push`, reweighted; the others are as without it. Of
+    several pushes, the one counts that shows delta with the least relative error; above 3% nothing is printed.
     """
     pld = accountants.get("pld")
     print(f"{'z':>5}{'steps':>7}{'delta':>9}{'stated':>10}{'true':>10}{'stated/true':>13}")
-    for noise in (0.2, 0.4, 0.7, 1.0, 2.0, 4.0):
+    for noise in (0.2, 0.4, 1.0, 2.0, 4.0):
         for steps in (10, 100, 1000):
             for delta in (1e-3, 1e-5, 1e-9, 1e-13):
                 release = [Release(GaussianSum(noise, "add-remove", "random-allocation", 1 / steps))]
@@ -217,14 +217,14 @@ def allocation_truth() -> None:
                 print(f"{noise:>5}{steps:>7}{delta:>9.0e}{stated:>10.4f}{shown}", flush=True)
 
 
-def _true_epsilon(noise: float, steps: int, delta: float, draws: int = 100_000) -> float:
+def _true_epsilon(noise: float, steps: int, delta: float, draws: int = 20_000) -> float:
     """Return epsilon of one epoch in the direction that removes the record, by importance sampling."""
     random = np.random.default_rng(5)
     rest = np.zeros(draws)
     for _ in range(steps - 1):
         rest += np.exp(random.standard_normal(draws, dtype=np.float32) / noise - 0.5 / noise**2)
-    best = 0.0
-    for push in np.linspace(0, 7, 15):
+    best, least = 0.0, 0.03
+    for push in np.linspace(0, 7, 8):
         own = 1 / noise + push + random.standard_normal(draws)
         weights = np.exp(push**2 / 2 - push * (own - 1 / noise))
         logs = np.log((rest + np.exp(own / noise - 0.5 / noise**2)) / steps)
@@ -234,12 +234,12 @@ def _true_epsilon(noise: float, steps: int, delta: float, draws: int = 100_000) 
             return float(parts.mean()), float(parts.std()) / math.sqrt(draws)
 
         low, high = 0.0, float(logs.max())
-        for _ in range(50):
+        for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if seen(middle)[0] > delta else (low, middle)
         mean, error = seen(low)
-        if error < 0.05 * mean:
-            best = max(best, low)
+        if 0 < error < least * mean:
+            best, least = low, error / mean
     return best
 
 

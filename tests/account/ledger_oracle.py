@@ -176,7 +176,7 @@ def _on_grid(pair: Pair, width: float, shift: float) -> tuple[Floats, Floats, fl
     p, q = pair.p[held], pair.q[held]
     places = np.floor(np.log(p / q) / width - shift + 0.5).astype(np.int64)
     _, at = np.unique(places, return_inverse=True)
-    p, q = np.bincount(at, p), np.bincount(at, q)
+    p, q = (np.bincount(at, own).astype(np.float64) for own in (p, q))
     low = np.floor(np.log(p / q) / width + 1e-9)
     return low, p, float(pair.p[(pair.p > 0) & (pair.q == 0)].sum())
 
