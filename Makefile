@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-dist test-lowest mutants fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-dist test-lowest mutants ledgers fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -36,6 +36,9 @@ audit-alarms: venv ## Audit a true claim 200 times: how often is it refuted? (mi
 
 mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
 	DPSGD_LONG=1 $(BIN)/python tests/mutants/run.py $(ARGS)
+
+ledgers: venv ## Price 2,000 random ledgers of all kinds, and compare with a bound from below (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.account.mixed_ledgers $(ARGS)
 
 fuzz: venv ## Put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)

@@ -1,35 +1,49 @@
-"""How long accounting takes, beside dp-accounting and Opacus, in one run on one machine.
+"""How long accounting takes, beside dp-accounting, Opacus, prv_accountant and Opake, in one run on one machine.
 
     pip install -e '.[bench]'
-    python benchmarks/accounting.py            # 1 to 2 minutes
+    pip install --no-deps prv_accountant opake-accounting opake-base opake-dpsgd opake-engine; pip install optree
+    python benchmarks/accounting.py            # some minutes
     python benchmarks/accounting.py --quick    # without the slow peers
+    python benchmarks/accounting.py --truth    # random allocation beside a bound from below
 
-Every line is the least of several repeats, measured inside one process after imports, but for `command`, which is a
-whole process less a bare interpreter's. Peers answer the same question; the epsilons beside the times show that they
-do. Never imported by the package.
+Every line is the least of several repeats, in processor time, measured inside one process after imports. Whole commands
+are processes, with their most memory; `command` leaves out a bare interpreter's time. Peers answer the same question;
+the epsilons beside the times show that they do. A peer that is not installed answers nan. Never imported by the
+package.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib
 import logging
 import math
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from dpsgd_cli.account.cases import Target, afforded
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.allocation_pairs import law_of_ratio
+from dpsgd_cli.accounting.ledger import LedgerEntry, to_lines
+from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Release
+from dpsgd_cli.accounting.tradeoff import nearest_gaussian
 
 RATE, STEPS, DELTA = 0.01, 100, 1e-5
 NOISES = [10 * math.exp(-0.005 * epoch) for epoch in range(200)]
+ALLOCATED = "random allocation, 10 epochs of 100 steps"
 FAST = [name for name in accountants.USUAL if name != "pld"]
 
 
@@ -48,19 +62,30 @@ def main() -> None:
     """Measure everything and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="leave out peers that take seconds")
-    quick = parser.parse_args().quick
+    parser.add_argument("parts", nargs="*", help="query, levels, calibration, history, new or commands; all of them")
+    parser.add_argument("--truth", action="store_true", help="compare random allocation with a bound from below")
+    asked = parser.parse_args()
+    if asked.truth:
+        allocation_truth()
+        return
+    parts: dict[str, Callable[[bool], Iterable[Line]]] = {
+        "query": one_query, "levels": many_multipliers, "calibration": calibration, "history": history,
+        "new": new_questions, "commands": whole_commands,
+    }  # fmt: skip
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    lines = [*one_query(), *many_multipliers(quick), *calibration(quick), *history(), command()]
-    print(f"{'question':<44}{'by':<22}{'ms':>10}{'bar':>8}  {'epsilon or z':>13}")
-    for line in lines:
-        bar = "" if line.bar is None else f"{1e3 * line.bar:.0f}"
-        beaten = "" if line.bar is None else "  ok" if line.seconds < line.bar else "  MISSED"
-        print(f"{line.what:<44}{line.who:<22}{1e3 * line.seconds:>10.2f}{bar:>8}  {line.answer:>13.6g}{beaten}")
+    print(f"{'question':<44}{'by':<22}{'ms':>10}{'bar':>8}  {'answer':>13}")
+    for part in asked.parts or parts:
+        for line in parts[part](asked.quick):
+            bar = "" if line.bar is None else f"{1e3 * line.bar:.0f}"
+            beaten = "" if line.bar is None else "  ok" if line.seconds < line.bar else "  MISSED"
+            print(f"{line.what:<44}{line.who:<22}{1e3 * line.seconds:>10.2f}{bar:>8}  {line.answer:>13.6g}{beaten}",
+                  flush=True)  # fmt: skip
 
 
-def one_query() -> list[Line]:
+def one_query(quick: bool) -> list[Line]:
     """q = 0.01, z = 4, 10^4 steps, delta 1e-5."""
+    del quick
     releases = [Release(GaussianSum(4.0, "add-remove", "poisson", RATE), 10**4)]
     rdp, pld = accountants.get("rdp"), accountants.get("pld")
     measured = [
@@ -68,6 +93,8 @@ def one_query() -> list[Line]:
         timed("pld", lambda: pld.epsilon(releases, DELTA)),
         timed("dp-accounting rdp", lambda: peer_rdp([(4.0, 10**4)]), 3),
         timed("dp-accounting pld", lambda: peer_pld([(4.0, 10**4)]), 3),
+        timed("prv_accountant", lambda: peer_prv(4.0, 10**4), 1),
+        timed("Opake", lambda: peer_opake([(4.0, 10**4)]), 2),
     ]
     return [Line("one query: 10^4 equal steps", *line) for line in measured]
 
@@ -86,6 +113,7 @@ def many_multipliers(quick: bool) -> list[Line]:
         lines.append(Line(what, *timed("dp-accounting pld", lambda: peer_pld(counts), 1)))
         lines.append(Line(what, *timed("opacus rdp", lambda: peer_opacus("rdp", counts), 1)))
         lines.append(Line(what, *timed("opacus prv", lambda: peer_opacus("prv", counts), 1)))
+        lines.append(Line(what, *timed("Opake", lambda: peer_opake(counts), 1)))
     return lines
 
 
@@ -114,14 +142,105 @@ def calibration(quick: bool) -> list[Line]:
     return lines
 
 
-def history() -> list[Line]:
+def history(quick: bool) -> list[Line]:
     """Epsilon after each of the 200 epochs, as `history.csv` needs it."""
+    del quick
     epochs = [[Release(GaussianSum(noise, "add-remove", "poisson", RATE), STEPS)] for noise in NOISES]
     rdp, pld = accountants.get("rdp"), accountants.get("pld")
     return [
         Line("epsilon after each of 200 epochs", *timed("rdp", lambda: rdp.curve(epochs, DELTA)[-1])),
         Line("epsilon after each of 200 epochs", *timed("pld", lambda: pld.curve(epochs, DELTA)[-1], 2)),
     ]
+
+
+def new_questions(quick: bool) -> Iterator[Line]:
+    """Groups, random allocation, mu, and very long trainings, of noise 1 and rate 0.01 if nothing else is said."""
+    pld, rdp = accountants.get("pld"), accountants.get("rdp")
+    for size in (10, 100):
+        group, what = GroupSum(1.0, "add-remove", "poisson", RATE, size=size), f"a group of {size}, 1000 steps"
+        yield Line(what, *timed("pld", partial(pld.epsilon, [Release(group, 1000)], DELTA), 2), bar=2.0)
+    epoch = [Release(GaussianSum(1.0, "add-remove", "random-allocation", RATE), 10)]
+    law_of_ratio.cache_clear()
+    yield Line(ALLOCATED, *timed("pld", partial(pld.epsilon, epoch, DELTA), 1))
+    yield Line("2 of 200 steps, 5 epochs: the same", *timed("pld", partial(pld.epsilon, epoch, DELTA), 2))
+    sampled = [Release(GaussianSum(1.0, "add-remove", "poisson", RATE), 1000)]
+    yield Line("mu, 1000 steps", *timed("pld", lambda: nearest_gaussian(pld.profile(sampled, 1e-9))[0], 2), bar=0.2)
+    long = [Release(GaussianSum(1000.0, "add-remove", "poisson", 1e-4), 10**12)]
+    yield Line("10^12 steps, z 1000, rate 1e-4", *timed("pld", partial(pld.epsilon, long, DELTA), 2))
+    yield Line("10^12 steps, z 1000, rate 1e-4", *timed("rdp", partial(rdp.epsilon, long, DELTA)))
+    if not quick:
+        yield Line(ALLOCATED, *timed("Opake", partial(peer_allocation, 1), 1))
+        yield Line("2 of 200 steps, 5 epochs", *timed("Opake", partial(peer_allocation, 2), 1))
+        yield Line("a group of 10, 1000 steps", *timed("dp-accounting pld", partial(peer_group, 10), 1))
+
+
+def whole_commands(quick: bool) -> Iterator[Line]:
+    """`dpsgd account` by rdp; and of ledgers of many noise multipliers by pld, with their most memory in MiB."""
+    yield command()
+    simple = ["--noise-multiplier", "4", "--sampling-rate", str(RATE), "--steps", "10000", "--accountant", "rdp"]
+    yield Line("the whole command, one query", "rdp", min(_process(simple)[0] for _ in range(5)), math.nan, bar=0.25)
+    for count, bar in ((1000, 1.0), (20_000, 10.0), (100_000, 60.0))[: 1 if quick else 3]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ledger.jsonl")
+            noises = [4 + 2 * math.cos(i / count * 3) for i in range(count)]
+            entries = [LedgerEntry(Release(GaussianSum(z, "add-remove", "poisson", RATE)), "train", 0) for z in noises]
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("\n".join(to_lines(entries, 0, None)))
+            seconds, memory = min(_process([path, "--accountant", "pld"]) for _ in range(3 if count == 1000 else 1))
+        yield Line(f"the whole command, {count:,} noise levels", "pld (MiB)", seconds, memory, bar=bar)
+
+
+def _process(arguments: list[str]) -> tuple[float, float]:
+    """Return the processor seconds of `dpsgd account`, and its most memory in MiB."""
+    made = subprocess.Popen([sys.executable, "-m", "dpsgd_cli", "account", *arguments], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(made.pid, 0)
+    if status:
+        raise SystemExit(f"account {' '.join(arguments)} failed")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def allocation_truth() -> None:
+    """Print stated over true epsilons of one epoch: the truth by draws of the ratio under P, tilted to large ratios.
+
+    Draws: y_1 of the record's step is normal around 1 / z + `push`, reweighted; the others are as without it. Of
+    several pushes, the one counts that shows delta with the least relative error; above 3% nothing is printed.
+    """
+    pld = accountants.get("pld")
+    print(f"{'z':>5}{'steps':>7}{'delta':>9}{'stated':>10}{'true':>10}{'stated/true':>13}")
+    for noise in (0.2, 0.4, 1.0, 2.0, 4.0):
+        for steps in (10, 100, 1000):
+            for delta in (1e-3, 1e-5, 1e-9, 1e-13):
+                release = [Release(GaussianSum(noise, "add-remove", "random-allocation", 1 / steps))]
+                stated = pld.epsilon(release, delta)
+                true = _true_epsilon(noise, steps, delta)
+                shown = f"{true:>10.4f}{stated / true:>13.4f}" if true > 1e-3 else f"{'-':>10}{'-':>13}"
+                print(f"{noise:>5}{steps:>7}{delta:>9.0e}{stated:>10.4f}{shown}", flush=True)
+
+
+def _true_epsilon(noise: float, steps: int, delta: float, draws: int = 20_000) -> float:
+    """Return epsilon of one epoch in the direction that removes the record, by importance sampling."""
+    random = np.random.default_rng(5)
+    rest = np.zeros(draws)
+    for _ in range(steps - 1):
+        rest += np.exp(random.standard_normal(draws, dtype=np.float32) / noise - 0.5 / noise**2)
+    best, least = 0.0, 0.03
+    for push in np.linspace(0, 7, 8):
+        own = 1 / noise + push + random.standard_normal(draws)
+        weights = np.exp(push**2 / 2 - push * (own - 1 / noise))
+        logs = np.log((rest + np.exp(own / noise - 0.5 / noise**2)) / steps)
+
+        def seen(epsilon: float, logs: Any = logs, weights: Any = weights) -> tuple[float, float]:
+            parts = weights * np.maximum(0, -np.expm1(epsilon - logs))
+            return float(parts.mean()), float(parts.std()) / math.sqrt(draws)
+
+        low, high = 0.0, float(logs.max())
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if seen(middle)[0] > delta else (low, middle)
+        mean, error = seen(low)
+        if 0 < error < least * mean:
+            best, least = low, error / mean
+    return best
 
 
 def command() -> Line:
@@ -163,6 +282,65 @@ def peer_pld(uses: list[tuple[float, int]]) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
+def peer_prv(noise: float, steps: int) -> float:
+    """prv_accountant's upper bound, at its usual errors; nan where it is not installed."""
+    try:
+        from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+    except ImportError:
+        return math.nan
+    own = PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=RATE)
+    accountant = PRVAccountant(prvs=[own], max_self_compositions=[steps], eps_error=0.01, delta_error=DELTA / 1000)
+    return float(accountant.compute_epsilon(DELTA, [steps])[2])
+
+
+def _opake() -> Any:
+    """Opake's accounting; None where it is not installed.
+
+    Opake 0.16.1 asks Python 3.11 and 3.12 for weak references in classes that have them: the request is left out.
+    """
+    usual = dataclasses.dataclass
+
+    def without(*classes: Any, weakref_slot: bool = False, **options: Any) -> Any:
+        return usual(*classes, **options)
+
+    dataclasses.dataclass = without  # type: ignore[assignment]
+    try:
+        return importlib.import_module("opake.dpsgd.accounting")
+    except ImportError:
+        return None
+    finally:
+        dataclasses.dataclass = usual
+
+
+def peer_opake(uses: list[tuple[float, int]]) -> float:
+    """Opake's loss distributions (Rust)."""
+    if (opake := _opake()) is None:
+        return math.nan
+    made = [opake.poisson(opake.gaussian(noise), sample_rate=RATE) * steps for noise, steps in uses]
+    whole = made[0]
+    for one in made[1:]:
+        whole = whole | one
+    return float(whole.epsilon_at(DELTA))
+
+
+def peer_allocation(each: int) -> float:
+    """Opake's random allocation: 10 epochs of 1 in 100, or 5 of 2 in 200."""
+    if (opake := _opake()) is None:
+        return math.nan
+    one = opake.k_out_of_t(opake.gaussian(1.0), k=each, t=100 * each, allocation="total")
+    return float((one * (10 // each)).epsilon_at(DELTA))
+
+
+def peer_group(size: int) -> float:
+    """dp-accounting's mixture of Gaussians."""
+    from dp_accounting.pld import privacy_loss_distribution
+    from scipy.stats import binom
+
+    weights = [float(binom.pmf(j, size, RATE)) for j in range(size + 1)]
+    one = privacy_loss_distribution.from_mixture_gaussian_mechanism(1.0, list(range(size + 1)), weights)
+    return float(one.self_compose(1000).get_epsilon_for_delta(DELTA))
+
+
 def peer_opacus(mechanism: str, uses: list[tuple[float, int]]) -> float:
     """Opacus' accountants of the same names; nan where it is not installed."""
     try:
@@ -199,14 +377,20 @@ def peer_opacus_calibrate() -> float:
 
 
 def timed(who: str, work: Callable[[], float], repeats: int = 5) -> tuple[str, float, float]:
-    """Who, the least seconds of some repeats (after one more, which imports), and the answer."""
+    """Who, the least processor seconds of some repeats (after one more, which imports), and the answer."""
     answer, least = math.nan, math.inf
     for repeat in range(repeats + (repeats > 1)):
-        begun = time.perf_counter()
+        begun = _used()
         answer = work()
         if repeat or repeats == 1:
-            least = min(least, time.perf_counter() - begun)
+            least = min(least, _used() - begun)
     return who, least, answer
+
+
+def _used() -> float:
+    """Return the processor seconds of this process and of its children, which a busy machine changes little."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 if __name__ == "__main__":

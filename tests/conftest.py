@@ -257,7 +257,7 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "fixed": {"method": GRADIENT | {"batching": "fixed"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
     "random-allocation": {
-        "method": GRADIENT | {"batching": "random-allocation"},
+        "method": GRADIENT | {"batching": "random-allocation", "participations": 2},
         "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
     },
     "shuffle": {"method": GRADIENT | {"batching": "shuffle"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},

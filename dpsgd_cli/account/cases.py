@@ -288,6 +288,7 @@ class FlagCase(Case):
     epochs: int | None = None
     records: int | None = None
     largest_batch: int | None = None
+    participations: int | None = None
     label: str = ""
     together: int | None = None
 
@@ -312,21 +313,31 @@ class FlagCase(Case):
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches of an epoch; 1 for full batches."""
+        return self.uses_per_epoch * self._batches
+
+    @property
+    def _batches(self) -> int:
         if self.batching == "full" or self.sampling_rate is None:
             return 1
         return max(1, math.ceil(1 / self.sampling_rate - 1e-9))
 
     @property
+    def uses_per_epoch(self) -> int:
+        """Number of uses of the mechanism in an epoch of shuffled or allocated records."""
+        return self.participations or 1
+
+    @property
     def uses(self) -> int:
-        """Number of uses of the mechanism: steps, or epochs for shuffled batches (a partial epoch counts as whole)."""
+        """Number of uses of the mechanism: steps, or where an epoch is one or several, those of all begun epochs."""
         if self.kind.by_epoch:
             if self.epochs is not None:
-                return self.epochs
+                return self.epochs * self.uses_per_epoch
             if self.sampling_rate is None:
                 raise UsageError(
                     f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
                 )
-            return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
+            epochs = math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
+            return epochs * self.uses_per_epoch
         if self.steps is not None:
             return self.steps
         return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
@@ -340,7 +351,7 @@ class FlagCase(Case):
         if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
         if self.kind.by_epoch and self.kind.sampled:
-            rate = 1 / self.steps_per_epoch
+            rate = 1 / self._batches
         if self.kind.recorded != "truncated":
             return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
         records, largest = _given(self.records, "--records"), _given(self.largest_batch, "--largest-batch")
@@ -358,7 +369,7 @@ class FlagCase(Case):
 
     def each_curve(self) -> list[list[list[Release]]]:
         left = self.uses
-        size = 1 if self.kind.by_epoch else self.steps_per_epoch
+        size = self.uses_per_epoch if self.kind.by_epoch else self.steps_per_epoch
         if left / size > 1_000_000:
             raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
         whole = self.release(size)

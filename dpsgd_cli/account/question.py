@@ -35,6 +35,7 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "batch_size": _COUNT,
     "records": _COUNT,
     "largest_batch": _COUNT,
+    "participations": _COUNT,
     "steps": _COUNT,
     "epochs": _COUNT,
     "delta": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
@@ -54,8 +55,8 @@ _FORM = ("format",)
 _RECORDS = ("events", "opacus_history")
 _PRICED = ("delta", "accountant", "trials", "best_of", "law", *_RECORDS, *_FORM)
 _OF_NUMBERS = (
-    "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "steps", "epochs", "batching",
-    "adjacency",
+    "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "participations", "steps", "epochs",
+    "batching", "adjacency",
 )  # fmt: skip
 _TARGETS = ("target_epsilon", "target_rho", "target_mu", "target_advantage", "target_tpr", "target_reconstruction")
 _USES: dict[str, tuple[str, ...]] = {
@@ -86,6 +87,7 @@ class AccountOptions:
     batch_size: int | None
     records: int | None
     largest_batch: int | None
+    participations: int | None
     steps: int | None
     epochs: int | None
     batching: tuple[str, ...]
@@ -239,6 +241,7 @@ def _flag_cases(asked: AccountOptions) -> list[Case]:
             sampling_rate=sampling_rate,
             records=asked.records,
             largest_batch=asked.largest_batch,
+            participations=asked.participations,
             steps=asked.steps,
             epochs=asked.epochs,
         )
@@ -255,6 +258,8 @@ def _check_flags(asked: AccountOptions, batchings: Sequence[str], rate: float | 
             f"--largest-batch is for truncated batches, not for {', '.join(batchings)}: add --batching"
             " truncated-poisson, or leave it out"
         )
+    if asked.participations is not None and not all(kind.sampled and kind.by_epoch for kind in kinds):
+        raise UsageError("--participations is for --batching random-allocation alone: leave it out")
     if rate is not None and not any(kind.sampled or kind.by_epoch for kind in kinds):
         raise UsageError(f"{', '.join(batchings)} batches have no sampling rate: leave it out")
     if asked.records is None:

@@ -85,7 +85,7 @@ class BatchingKind:
     a batch is all records.
     `sampled`: a record is in a batch at some rate, which amplifies the guarantee. Otherwise it takes part in every use.
     `by_epoch`: one use of the mechanism is an epoch, not a step. If it is sampled, too, the rate is 1 over the steps of
-    an epoch.
+    an epoch in which a record is once.
     `recorded`: the kind of mechanism that holds all that the price depends on.
     `losses`: a function from a mechanism and the width of a cell to its dominating losses. `divergence`: a function
     from a mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if
@@ -206,7 +206,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
     ),
     "random-allocation": BatchingKind(
         adjacency="add-remove",
-        claim="an epoch is one draw of a step for each record (pld); add-remove or zero-out",
+        claim="an epoch is one draw of a step, or k uses of k steps, for each record (pld); add-remove or zero-out",
         sampler="dpsgd_cli.batching.run:AllocationSampler",
         sampled=True,
         by_epoch=True,

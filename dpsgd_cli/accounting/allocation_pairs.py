@@ -15,13 +15,14 @@ of y and of noise that carries no information, and epochs, whose steps are drawn
 Wang 2022, Theorem 10). The pair: Chua et al. 2024 (arXiv 2412.16802, "Balls-and-Bins"), Feldman and Shenfeld 2025
 (arXiv 2502.08202). A replaced record has no such pair: refused.
 
-k of t steps. If each record is in k steps of an epoch of t, drawn uniformly without replacement, the epoch is dominated
-by k uses of the pair, of floor(t / k) steps each, composed. Proof. Draw a uniform order of the t steps, cut it into k
-blocks of at least floor(t / k) steps, and draw one step of each block: by symmetry all k-subsets are equally likely.
-The order and the cuts do not depend on data, so they may be revealed (joint convexity). Given them, the numbers y of
-the blocks are independent pairs, from which the epoch is simulated step by step, in whatever order blocks interleave.
-More steps only help: leave out all but floor(t / k) of a block's, at random, and reveal which (Feldman and Shenfeld
-2025).
+k of t steps (`participations`). If each record is in k steps of an epoch of t, drawn uniformly without replacement, the
+epoch is dominated by k uses of the pair, of floor(t / k) steps each, composed. Samplers draw t = k T steps, so nothing
+is lost to rounding, and a ledger counts k uses of T steps when an epoch begins. Proof. Draw a uniform order of the t
+steps, cut it into k blocks of at least floor(t / k) steps, and draw one step of each block: by symmetry all k-subsets
+are equally likely. The order and the cuts do not depend on data, so they may be revealed (joint convexity). Given them,
+the numbers y of the blocks are independent pairs, from which the epoch is simulated step by step, in whatever order
+blocks interleave. More steps only help: leave out all but floor(t / k) of a block's, at random, and reveal which
+(Feldman and Shenfeld 2025).
 
 Numbers. Under Q the ratio dP/dQ is the mean of T independent log-normal numbers Y_t = e^(x_t / z - 1 / 2z^2) of mean 1,
 x_t standard normal. Both H_a(P, Q) = E (R - a)_+ and H_a(Q, P) = E (1 - a R)_+ are means of convex functions of R. So

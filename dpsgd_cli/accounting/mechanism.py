@@ -15,7 +15,8 @@ shuffle       One EPOCH: noisy sums over all the disjoint batches of a random pa
               does not depend on the data. By parallel composition it costs one Gaussian
               (Yu et al. 2019, Theorem 2 and Corollary 1).
 random-       One EPOCH of T = 1 / `sampling_rate` steps. Each record is in one of them, drawn uniformly and
-allocation    independently of all other records (`accounting/allocation_pairs.py`).
+allocation    independently of all other records (`accounting/allocation_pairs.py`). An epoch of k T steps, of
+              which each record is in k, is k counts.
 ============  =========================================================================================
 
 If noise is correlated across steps, one count covers all the steps that a record may take part in once: see

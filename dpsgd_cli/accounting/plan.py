@@ -34,6 +34,7 @@ class Sampling:
     adjacency: Adjacency
     groups: int = 1
     largest_batch: int | None = None
+    participations: int = 1
 
     @property
     def kind(self) -> BatchingKind:
@@ -41,9 +42,9 @@ class Sampling:
         return BATCHINGS[self.batching]
 
     @property
-    def truncation(self) -> dict[str, int]:
-        """Extra fields of the mechanism of a truncated batch; empty for other batchings."""
-        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
+    def further(self) -> dict[str, int]:
+        """Further numbers that the sampler takes: `further_numbers`."""
+        return further_numbers(self.largest_batch, self.participations)
 
     @property
     def rate(self) -> float:
@@ -51,12 +52,26 @@ class Sampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.records // self.batch_size)
+        return self.participations * -(-self.records // self.batch_size)
 
     @property
     def releases_per_epoch(self) -> int:
-        """Number of uses of a mechanism that an epoch spends; 1 for shuffled batches, which compose in parallel."""
-        return 1 if self.kind.by_epoch else self.steps_per_epoch
+        """Number of uses of a mechanism that an epoch spends.
+
+        1 for shuffled batches, which compose in parallel. k for random allocation of k steps to each record
+        (`accounting/allocation_pairs.py`): an epoch has k times as many steps as one use.
+        """
+        return self.participations if self.kind.by_epoch else self.steps_per_epoch
+
+
+def further_numbers(largest_batch: int | None, participations: int) -> dict[str, int]:
+    """Return what a sampler needs beside the number of records and the batch size, without usual values.
+
+    >>> further_numbers(None, 1), further_numbers(9, 1), further_numbers(None, 3)
+    ({}, {'largest_batch': 9}, {'participations': 3})
+    """
+    found = {} if largest_batch is None else {"largest_batch": largest_batch}
+    return found if participations == 1 else {**found, "participations": participations}
 
 
 @dataclass(frozen=True)

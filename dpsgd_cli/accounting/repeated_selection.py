@@ -1,4 +1,6 @@
-"""Price of publishing only the best of a random number of trials: by Renyi divergences, pure epsilons, or the curve.
+"""Price of publishing one of a random number of trials: the best, or the first that is good enough.
+
+By Renyi divergences, pure epsilons, or the curve of one trial.
 
 The number of trials must itself be random, drawn without looking at the data. Not for publishing every trial (their
 releases simply compose), nor for the best of a FIXED number, for which nothing better than composition is proved here.
@@ -30,13 +32,19 @@ _LEAST_DELTA = 1e-12
 _SHARE = 1e-3
 _STRIKES = 500
 _SHARES = 1500
-LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-"""Shape eta of each law; the Poisson law is the limit of large shapes."""
+UNTIL = "until"
+"""The law of trying until a trial is good enough: at most a geometric number of trials."""
+LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf, UNTIL: 0.0}
+"""Shape eta of each law; the Poisson law is the limit of large shapes. Pure trials cost (2 + eta) epsilon."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice of the best of K trials, E[K] = `mean` >= 1, by one of `LAWS`; if K = 0 (Poisson) nothing is published."""
+    """Choice of the best of K trials, E[K] = `mean` >= 1, by one of `LAWS`; if K = 0 (Poisson) nothing is published.
+
+    Law `until`: trials are made until one is good enough, which is published, or until K were made, K geometric; then
+    it is published that none was.
+    """
 
     mean: float
     law: str = "geometric"
@@ -51,7 +59,8 @@ class Choice:
         """Return phi(u) = sum over k of k P(K = k) u^(k - 1), the derivative of K's generating function; `share` is u.
 
         It grows with u, and phi(1) = E[K]. If the best of K trials has the value y, and a trial has a lower score with
-        probability u, then y is phi(u) times as likely as in one trial.
+        probability u, then y is phi(u) times as likely as in one trial. Law `until`: 1 / (1 - (1 - gamma) u), the
+        expected number of trials if each is rejected with probability u.
         """
         import numpy as np
 
@@ -59,6 +68,8 @@ class Choice:
             return self.mean * np.exp(self.mean * (share - 1))
         gamma = math.exp(-self.log_inverse_gamma)
         rest = 1 - (1 - gamma) * share
+        if self.law == UNTIL:
+            return 1 / rest
         if self.law == "geometric":
             return gamma / rest**2
         return (1 - gamma) / (rest * self.log_inverse_gamma) if gamma < 1 else np.ones_like(share)
@@ -66,7 +77,7 @@ class Choice:
     @cached_property
     def log_inverse_gamma(self) -> float:
         """The log(1/gamma) at which the truncated negative binomial has this mean, rounded up."""
-        if self.law == "geometric":
+        if self.law in ("geometric", UNTIL):
             return math.log(self.mean)
         if self.mean == 1:
             return 0.0
@@ -96,6 +107,8 @@ class BestOfTrials(Rdp):
         self.choice = choice
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
+        if self.choice.law == UNTIL:
+            return "trials until one is good enough: their price is proved by the curve of one trial; use pld"
         if isinstance(mechanism, ApproximateDP):
             return "a choice among trials with (epsilon, delta)-DP releases, which have no Renyi divergence"
         return super().uncovered(mechanism)
@@ -104,14 +117,14 @@ class BestOfTrials(Rdp):
         if not kept:
             return 0.0
         divergence = self.divergence(Profile(kept))
-        by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
-        return max(0.0, min(by_order, self._pure(kept)))
+        by_order = self.least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
+        return max(0.0, min(by_order, self.pure(kept)))
 
     def _delta(self, kept: list[Release], epsilon: float) -> float:
-        if self._pure(kept) <= epsilon:
+        if self.pure(kept) <= epsilon:
             return 0.0
         divergence = self.divergence(Profile(kept))
-        log_delta = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
+        log_delta = self.least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
         return math.exp(min(log_delta, 0.0))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
@@ -132,7 +145,7 @@ class BestOfTrials(Rdp):
 
         return at
 
-    def _pure(self, releases: Sequence[Release]) -> float:
+    def pure(self, releases: Sequence[Release]) -> float:
         """Return (2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""
         pure = [(r.count, m) for r in releases if isinstance(m := r.mechanism, PureDP)]
         if len(pure) < len(releases) or self.choice.law == "poisson":
@@ -141,13 +154,13 @@ class BestOfTrials(Rdp):
 
     def trial_delta(self, profile: Profile, epsilon: float) -> float:
         """Return delta of one trial at `epsilon`, over all orders."""
-        best = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+        best = self.least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
         return math.exp(min(best, 0.0))
 
     def stopping_cost(self, profile: Profile) -> float:
         """Return the min over lambda^ of (1 + eta)((1 - 1/lambda^) D(lambda^) + log(1/gamma) / lambda^)."""
         log = self.choice.log_inverse_gamma
-        return (1 + LAWS[self.choice.law]) * self._least(
+        return (1 + LAWS[self.choice.law]) * self.least(
             lambda order: (1 - 1 / order) * profile.total(order) + log / order
         )
 
@@ -178,6 +191,19 @@ class BestByCurve(Accountant):
     under P is sum_k c_k s_k delta(-log s_k). For t < 0, delta(t) is at most 1 - e^t (1 - delta(-t)). Between two u of a
     grid, phi is taken at the larger and phi(L) at the smaller one. So every approximation is upwards.
 
+    Until a trial is good enough (`UNTIL`). A trial is accepted or rejected by a rule that is fixed beforehand, from
+    what it releases, public numbers and coins of its own; after a rejection all ends with probability gamma, else there
+    is another trial. The first accepted trial is published, or that there was none. With w(u) = 1 / (1 - (1 - gamma) u)
+    and rejection probabilities u on one data set and r on the other, an accepted y has density p(y) w(u) on the one and
+    q(y) w(r) on the other, and nothing is published with probability gamma u w(u), or gamma r w(r). Rejection is an
+    event of one trial, so r >= L(u); w(r) and r w(r) grow. Accepted y have the mass 1 - u under P. So the published
+    trial is (epsilon, H(epsilon))-DP with H(epsilon) the max over u in [0, 1] of
+
+        w(u) min(1 - u, delta(epsilon + log(w(L(u)) / w(u)))) + gamma (u w(u) - e^epsilon L(u) w(L(u)))_+.
+
+    For pure trials that is 2 epsilon (Liu and Talwar 2019, arXiv 1811.07971, Theorem 3.1), as w and u w change by a
+    factor e^epsilon at most.
+
     Renyi divergences pay for scores that no trade-off curve allows. At epsilon .9 (one Gaussian, delta 1e-5) the best
     of 10 costs 1.41 by this and 2.10 by Papernot and Steinke 2022, of 100 1.89 and 2.65. Source of the idea, to see a
     selection through the curve of one trial: Xiang, Wang and Wang 2024 (arXiv 2402.13087). The bound is ours.
@@ -194,7 +220,10 @@ class BestByCurve(Accountant):
         self._trial = Pld()
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        at = self.profile(releases, delta)
+        return self.least_epsilon(self.profile(releases, delta), delta)
+
+    def least_epsilon(self, at: Callable[[float], float], delta: float) -> float:
+        """Return the least epsilon at which `at`, a profile, is at most `delta`; inf beyond 60."""
         if at(0.0) <= delta:
             return 0.0
         return (
@@ -206,23 +235,43 @@ class BestByCurve(Accountant):
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
         """Return H as a function of epsilon >= 0."""
-        import numpy as np
-
         self.check(releases)
         if not any(release.count for release in releases):
             return lambda epsilon: 0.0
-        one = self._trial.profile(releases, least * _SHARE / self.choice.mean)
+        return self.of_trial(self._trial.profile(releases, self.least_of_trial(least)))
+
+    def least_of_trial(self, least: float) -> float:
+        """Return the delta of a trial's profile that matters for a delta of `least`."""
+        return least * _SHARE / self.choice.mean
+
+    def of_trial(self, one: Callable[[float], float]) -> Callable[[float], float]:
+        """Return H as a function of epsilon >= 0, if `one` is the profile of one trial."""
+        import numpy as np
+
         # finer where deltas change: at small losses
         positive = _FARTHEST * np.linspace(0.0, 1.0, _STRIKES) ** 2
         deltas = np.array([min(1.0, one(float(t))) for t in positive])
+        behind = -np.expm1(-positive) + np.exp(-positive) * deltas
+        losses, sticks = np.concatenate([-positive[:0:-1], positive]), np.concatenate([behind[:0:-1], deltas])
         # finer near 1, where phi grows
         shares = 1 - np.append(np.geomspace(1.0, 1e-12, _SHARES), 0.0)
+        if self.choice.law == UNTIL:
+            shares = np.unique(np.concatenate([shares, np.geomspace(1e-18, 0.1, _SHARES)]))
         lower = _least_share(shares, positive, deltas)
-        envelope = _Envelope(self.choice.weight(shares[1:]), self.choice.weight(lower[:-1]))
+        above, below = self.choice.weight(shares[1:]), self.choice.weight(lower[:-1])
+        if self.choice.law == UNTIL:
+            none, none_behind = shares[1:] * above / self.choice.mean, lower[:-1] * below / self.choice.mean
+
+            def until(epsilon: float) -> float:
+                factor = math.exp(epsilon)
+                # convex in the ratio, so a chord is above it
+                seen = np.interp(factor * below / above, np.append(0.0, np.exp(losses)), np.append(1.0, sticks))
+                accepted = above * np.minimum(seen, 1 - shares[:-1])
+                return min(1.0, float((accepted + np.maximum(none - factor * none_behind, 0.0)).max()))
+
+            return until
+        envelope = _Envelope(above, below)
         most = float(self.choice.weight(np.ones(1))[0])
-        losses = np.concatenate([-positive[:0:-1], positive])
-        behind = -np.expm1(-positive) + np.exp(-positive) * deltas
-        sticks = np.concatenate([behind[:0:-1], deltas])
 
         def at(epsilon: float) -> float:
             ratios = np.exp(-losses)  # falling

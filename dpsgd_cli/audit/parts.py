@@ -278,34 +278,49 @@ def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     staged = watch.staged
     sizes = np.full(staged.plan.sampling.steps_per_epoch, staged.plan.sampling.batch_size)
     sizes[-1] -= sizes.sum() - staged.plan.sampling.records
-    yield from _once_an_epoch(watch, float(np.square(sizes / sizes.sum()).sum()))
+    yield from _in_each_epoch(watch, float(np.square(sizes / sizes.sum()).sum()))
 
 
 def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
-    """Check that every record is used once an epoch (exact), in a step drawn independently of all other records."""
-    yield from _once_an_epoch(watch, mechanism.sampling_rate)
-    sizes, rate = np.stack(watch.batches.sizes), mechanism.sampling_rate
+    """Check that every record is used as often in an epoch as is charged (exact), in steps drawn independently.
+
+    The sizes of an epoch's t batches have a fixed sum. Each record is in k of them: the covariance matrix of the sizes
+    is N (k / t) (1 - k / t) t / (t - 1) times a projection of rank t - 1.
+    """
     staged = watch.staged
+    entries = staged.trials.context.ledgers[0].entries
+    each = max(e.release.count for e in entries if e.release.mechanism.label == mechanism.label)
+    yield from _in_each_epoch(watch, mechanism.sampling_rate / each, each)
+    sizes, rate, records = np.stack(watch.batches.sizes), mechanism.sampling_rate, staged.plan.sampling.records
+    steps = each * mechanism.steps
     if mechanism.steps > 1:
-        # an epoch's T sizes have a fixed sum, so T - 1 degrees of freedom: Pearson's statistic for each epoch
-        squares = float(np.square(sizes - staged.plan.sampling.records * rate).sum())
-        squares /= staged.plan.sampling.records * rate
-        free = sizes.size // mechanism.steps * (mechanism.steps - 1)
+        squares = float(np.square(sizes - records * rate).sum()) / (records * rate * (1 - rate) * steps / (steps - 1))
+        free = sizes.size // steps * (steps - 1)
         yield _check("spread of batch sizes", f"{squares / free:.3f} times a multinomial's", "1",
                     _two_sided(squares, free), _two_sided(squares / _WRONG**2, free))  # fmt: skip
 
 
-def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Finding]:
-    """Check that two partitions put a record into the same batch with probability `rate`."""
+def _in_each_epoch(watch: Watch, rate: float, each: int = 1) -> Iterator[Finding]:
+    """Check that a record is in `each` batches of an epoch, of which one is that of another epoch at `rate`.
+
+    For `each` above 1, also check how often it is in both of the first two batches of t: k (k - 1) / (t (t - 1)).
+    """
     staged = watch.staged
     held, per_epoch = watch.held(), staged.plan.sampling.steps_per_epoch
     whole = held[: len(held) // per_epoch * per_epoch].reshape(-1, per_epoch, *held.shape[1:])
-    once = whole.sum(axis=1)
-    broken = float((once != 1).mean())
-    yield _check("records of an epoch", f"{broken:.4%} of records not once", "each once", 0.0 if broken else 1.0, 0.0)
+    times = "once" if each == 1 else f"{each} times"
+    broken = float((whole.sum(axis=1) != each).mean())
+    yield _check("records of an epoch", f"{broken:.4%} of records not {times}", f"each {times}",
+                0.0 if broken else 1.0, 0.0)  # fmt: skip
     if per_epoch < 2:
         return
-    batch = whole.argmax(axis=1)  # (E, R, W): the step of each record
+    chances = np.random.default_rng(5).random(whole.shape, dtype=np.float32) if each > 1 else np.float32(1)
+    batch = (whole * chances).argmax(axis=1)  # (E, R, W): one step of each record
+    if each > 1:
+        both, rare = whole[:, 0] & whole[:, 1], each * (each - 1) / (per_epoch * (per_epoch - 1))
+        yield _check("records in both of two batches", f"{both.mean():.4f}", f"{rare:.4f}",
+                    far_from(int(both.sum()), both.size, rare),
+                    far_from(int(whole[:, 0].sum()), both.size, rare))  # fmt: skip
     for what, pair in (("epochs", (batch[:-1:2], batch[1::2])), ("trials", (batch[:, :-1:2], batch[:, 1::2]))):
         one, other = pair[0], pair[1]
         if not one.size:

@@ -111,8 +111,9 @@ def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
     if sampling.batching == "fixed" and batch == 1:
         return min(records, max(least, _FIXED_RECORDS)), batch
     if sampling.kind.by_epoch:
-        small = -(-least // sampling.steps_per_epoch)
-        return (small * sampling.steps_per_epoch, small) if small < batch else (records, batch)
+        in_a_use = sampling.steps_per_epoch // sampling.participations
+        small = -(-least // in_a_use)
+        return (small * in_a_use, small) if small < batch else (records, batch)
     # share of all records, also if groups of them take turns
     rate = sampling.rate / sampling.groups
     # a fixed batch of one record would be another method

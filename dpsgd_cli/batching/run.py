@@ -265,22 +265,28 @@ class FixedSampler(Sampler):
 
 
 class AllocationSampler(Sampler):
-    """Each record in one step of each epoch, drawn uniformly and independently of all others ("balls and bins").
+    """Each record in k of the t steps of each epoch, drawn uniformly and independently of all others.
 
-    Guarantee: the step of a record depends on no record, not even on which other records exist. An epoch has
-    ceil(records / batch_size) steps; batch sizes are random and may be 0. The sampler stores 8 bytes per record and
-    trial.
+    Guarantee: the steps of a record depend on no record, not even on which other records exist. All sets of
+    k = `participations` steps are equally likely: Floyd's algorithm draws x of 0..j for j = t - k, ..., t - 1, and
+    takes j where x was taken before. An epoch has t = k ceil(records / batch_size) steps; batch sizes are random and
+    may be 0. The sampler stores 8 bytes per participation of a record and trial.
 
     >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[2], [1, 4, 5, 6], [0, 3]]
+    >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3, participations=2)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[2, 4, 6], [5], [1, 3, 4], [2, 5, 6], [0, 3], [0, 1]]
     """
 
     varies = True
 
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int, participations: int = 1) -> None:
         super().__init__(streams, records, batch_size)
+        self._each = participations
+        self.steps_per_epoch *= participations
         self._epoch = -1
         self._batches: list[list[np.ndarray]] = []
 
@@ -292,9 +298,13 @@ class AllocationSampler(Sampler):
         return _padded([batches[place] for batches in self._batches])
 
     def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
-        steps = stream.integers("allocation", epoch, self.steps_per_epoch, self._records)
-        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
-        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
+        steps = np.empty((self._records, self._each), dtype=np.int64)
+        for i, j in enumerate(range(self.steps_per_epoch - self._each, self.steps_per_epoch)):
+            drawn = stream.integers("allocation", epoch * self._each + i, j + 1, self._records)
+            again = (steps[:, :i] == drawn[:, None]).any(axis=1)
+            steps[:, i] = np.where(again, j, drawn)
+        sizes = np.bincount(steps.ravel(), minlength=self.steps_per_epoch)
+        return np.split(np.argsort(steps.ravel(), kind="stable") // self._each, np.cumsum(sizes)[:-1])
 
 
 class ShuffleSampler(Sampler):

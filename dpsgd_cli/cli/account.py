@@ -37,6 +37,7 @@ class Rate(click.ParamType):
 @click.option("--batch-size", type=int, metavar="B", help="Expected batch size; with --records, instead of Q.")
 @click.option("--records", type=int, metavar="N", help="Number of training records.")
 @click.option("--largest-batch", type=int, metavar="M", help="Largest size of a truncated batch.")
+@click.option("--participations", type=int, metavar="K", help="Random allocation: steps of an epoch with each record.")
 @click.option("--steps", type=int, metavar="T", help="Number of steps.")
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(
@@ -100,8 +101,8 @@ class Rate(click.ParamType):
 )
 @click.option(
     "--law",
-    type=click.Choice(["geometric", "logarithmic", "poisson"]),
-    help="Law of the number of trials; geometric.",
+    type=click.Choice(["geometric", "logarithmic", "poisson", "until"]),
+    help="Law of the number of trials; geometric. until: the first that is good enough of at most a geometric number.",
 )
 @click.option("--curve", is_flag=True, help="Print epsilon by epoch, as CSV.")
 @click.option(

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from dpsgd_cli.accounting.book_filter import Spending
 from dpsgd_cli.accounting.mechanism import PureDP, Release
-from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results import store
@@ -74,7 +73,7 @@ def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomSto
     """
     found = [one for one in (_planned(cell, name) for cell in cells) if one is not None]
     runs = [unscaled(_one_trial(cell)) for cell in cells if planning.shared_planner().plan(cell).plan is not None]
-    profile = BestOfCells(Choice(select.mean, select.law)).profile_of_any(runs)
+    profile = BestOfCells(select.priced).profile_of_any(runs)
     for loaded, _ in found:
         charging.check_covered(read(path), loaded)
     loaded, run = found[0]

@@ -122,8 +122,9 @@ def steps_of(planned: Planned) -> int:
         return len(plan.epochs) * plan.sampling.steps_per_epoch
     if planned.outline is None or not isinstance(recipe.epochs, int):
         return 0
-    batch = recipe.method.batch or planned.outline.train_records
-    return recipe.epochs * -(-planned.outline.train_records // batch)
+    records = planned.outline.train_records
+    per_epoch = recipe.method.steps_per_epoch(records) if isinstance(recipe.method, Gradient) else 1
+    return recipe.epochs * per_epoch
 
 
 def records_of(cell: Cell) -> int:

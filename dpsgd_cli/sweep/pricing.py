@@ -5,7 +5,9 @@ random stopping The number of runs is random and each run is a cell drawn unifor
                 if a Poisson number is 0, that there is none. The price depends on the law, not on the number drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13). `accounting/repeated_selection.py` has the theorem on the best run. The theorem covers the
+                Theorem 13), and its delta is at most the mean of the cells', epsilon by epsilon (both labels have one
+                law). `accounting/repeated_selection.py` has the theorems on the best run, and on the first that
+                reaches a `threshold`; what is stated is the least that they prove. They cover the
                 output of ONE run: its settings, its weights, and its score, which costs nothing because it is measured
                 on test records that no cell trains on. It does not cover the number of runs, the cells that were drawn,
                 the results of the others, or which of the runs is the best: `private_tuning.py` keeps and shows none of
@@ -19,22 +21,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from dpsgd_cli.accounting import accountants, conversions
+from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.rdp import Profile
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
 from dpsgd_cli.accounting.mechanism import PureDP, Release, merge
-from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
 
 _FEW = 64
+_LEAST_DELTA = 1e-12
 MEASURED = (
     "a private choice among runs whose held-out records are private has no proof here; state data.evaluation: public,"
     " which declares them public"
@@ -135,7 +140,7 @@ def _added_up(spent: Sequence[Spent], of: Callable[[Spent], Sequence[Release]]) 
 
 def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
     """Return the statement on the best run. It depends on the law, not on the draw, even if no run was drawn."""
-    told: dict[str, Any] = {"kind": select.kind, "law": select.law, "mean": select.mean, "epsilon": None}
+    told: dict[str, Any] = {"kind": select.kind, "law": select.priced.law, "mean": select.mean, "epsilon": None}
     told["randomness"] = describe_noise(_noise_of(cells or (), select.seed))
     if cells is None:
         return {**told, "note": "what bounds the cells that did not run is not known"}
@@ -149,7 +154,7 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
         return {**told, "note": MEASURED}
     delta = min(one.delta for one in private)
     try:
-        accountant = BestOfCells(Choice(select.mean, select.law))
+        accountant = BestOfCells(select.priced)
         epsilon = accountant.epsilon_of_any([unscaled(one.releases) for one in private], delta)
     except PrivacyError as error:
         return {**told, "note": str(error)}
@@ -192,37 +197,65 @@ def unscaled(releases: Sequence[Release]) -> list[Release]:
     return [prices.unscaled(release) for release in releases]
 
 
-class BestOfCells(BestOfTrials):
-    """The theorem of `BestOfTrials` for runs that are a uniformly drawn cell: the worst cell, order by order."""
+class BestOfCells:
+    """The theorems of `BestOfTrials` and `BestByCurve` for runs that are a uniformly drawn cell; the least of both."""
 
-    name = BestOfTrials.name
-    bound = "upper"
-    note = "best of a random number of runs"
-    mechanisms = BestOfTrials.mechanisms
-    adjacencies = BestOfTrials.adjacencies
+    def __init__(self, choice: Choice) -> None:
+        self._by_order, self._by_curve = BestOfTrials(choice), BestByCurve(choice)
 
     def epsilon_of_any(self, cells: Sequence[Sequence[Release]], delta: float) -> float:
-        """Return epsilon at `delta` of publishing the best run; `cells` holds the releases of one run of each cell."""
-        for releases in cells:
-            self.check(releases)
-        divergence = self.divergence(_Worst(cells))
-        by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
-        return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
+        """Return epsilon at `delta` of publishing one run; `cells` holds the releases of one run of each cell.
+
+        Raises UnsupportedMechanism if neither theorem covers all cells.
+        """
+        found: list[float] = []
+        if self._covers(self._by_order, cells):
+            divergence = self._by_order.divergence(_Worst(cells))
+            found.append(self._by_order.least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta)))
+            found.append(max(self._by_order.pure(releases) for releases in cells))
+        if self._covers(self._by_curve, cells):
+            found.append(self._by_curve.least_epsilon(self._curve(cells, delta), delta))
+        return max(0.0, min(found)) if found else self._refused(cells)
 
     def profile_of_any(self, cells: Sequence[Sequence[Release]]) -> Callable[[float], float]:
-        """Return delta as a function of epsilon >= 0, of publishing the best run."""
-        for releases in cells:
-            self.check(releases)
-        pure = max(self._pure(releases) for releases in cells)
-        divergence = functools.cache(self.divergence(_Worst(cells)))
+        """Return delta as a function of epsilon >= 0, of publishing one run. Raises as `epsilon_of_any` does."""
+        found: list[Callable[[float], float]] = []
+        if self._covers(self._by_order, cells):
+            pure = max(self._by_order.pure(releases) for releases in cells)
+            divergence = functools.cache(self._by_order.divergence(_Worst(cells)))
 
-        def delta(epsilon: float) -> float:
-            if pure <= epsilon:
-                return 0.0
-            least = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
-            return math.exp(min(least, 0.0))
+            def delta(epsilon: float) -> float:
+                if pure <= epsilon:
+                    return 0.0
+                least = self._by_order.least(
+                    lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon)
+                )
+                return math.exp(min(least, 0.0))
 
-        return delta
+            found.append(delta)
+        if self._covers(self._by_curve, cells):
+            found.append(self._curve(cells, _LEAST_DELTA))
+        return (lambda epsilon: min(one(epsilon) for one in found)) if found else self._refused(cells)
+
+    def _curve(self, cells: Sequence[Sequence[Release]], least: float) -> Callable[[float], float]:
+        distinct = Counter(tuple(merge(list(releases))) for releases in cells)
+        one = [
+            (count / len(cells), accountants.get("pld").profile(releases, self._by_curve.least_of_trial(least)))
+            for releases, count in distinct.items()
+        ]
+        return self._by_curve.of_trial(lambda epsilon: math.fsum(share * delta(epsilon) for share, delta in one))
+
+    def _covers(self, accountant: Accountant, cells: Sequence[Sequence[Release]]) -> bool:
+        return all(accountant.refusal(release.mechanism) is None for releases in cells for release in releases)
+
+    def _refused(self, cells: Sequence[Sequence[Release]]) -> NoReturn:
+        reasons = [
+            one.refusal(release.mechanism)
+            for one in (self._by_order, self._by_curve)
+            for releases in cells
+            for release in releases
+        ]
+        raise UnsupportedMechanism("; ".join(dict.fromkeys(reason for reason in reasons if reason)))
 
 
 class _Worst(Profile):

@@ -1,10 +1,11 @@
 """A private choice among the cells of a sweep: the number of runs, their cells, and the run that is published.
 
-random stopping The price of the best of a random number of runs holds if that number is drawn from its law, without
-                looking at data, and if nobody who sees the best run knows the number. So the number comes from the
-                operating system's entropy, and is kept in the sweep's folder before the first run: a sweep that resumes
-                after a kill makes the runs that were drawn. Drawing anew because of how the first runs ended would make
-                the number depend on data. With `select.seed` it can be repeated, and is an experiment.
+random stopping The price of the best of a random number of runs (or of the first that reaches a `threshold`, of at
+                most a geometric number) holds if that number is drawn from its law, without looking at data, and if
+                nobody who sees the best run knows the number. So the number comes from the operating system's entropy,
+                and is kept in the sweep's folder before the first run: a sweep that resumes after a kill makes the runs
+                that were drawn. Drawing anew because of how the first runs ended would make the number depend on data.
+                With `select.seed` it can be repeated, and is an experiment.
 exponential     The choice by the exponential mechanism is a release: it is made once and kept in the folder.
 
 Random stopping shows the output of one run, and the price. It shows nothing about other runs, not even whether there
@@ -140,6 +141,8 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
     if isinstance(select, RandomStopping):
         chosen = _best(trials, select)
+        if select.threshold is not None:
+            return _kept_first(trials, select, kept)
     else:
         chosen = _exponential(trials, select, records)
     if chosen is None:
@@ -149,6 +152,28 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     if isinstance(select, ExponentialChoice):
         files.write_whole(kept, files.to_json(told))
     return told
+
+
+def _kept_first(trials: Sequence[tuple[Cell, Any]], select: RandomStopping, kept: Path) -> dict[str, Any]:
+    """Return the first run that reaches the threshold; of several processes, the first one chooses for all.
+
+    Runs are drawn independently of each other, so that given which of them reach the threshold, the first is any of
+    these with equal probability.
+    """
+    sign = -1 if less_is_better(select.metric) else 1
+    assert select.threshold is not None
+    least = sign * select.threshold
+    good = [
+        (cell, row) for cell, row in trials if (found := row.get(select.metric)) is not None and sign * found >= least
+    ]
+    if not good:
+        return {"directory": None, "note": "no trial chosen: none was drawn that reached the threshold"}
+    source = random.SystemRandom() if select.seed is None else random.Random(select.seed)
+    cell, row = good[source.randrange(len(good))]
+    told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
+    with contextlib.suppress(FileExistsError):
+        files.write_whole(kept, files.to_json(told), owner_only=True, replace=False)
+    return files.read_json(kept)
 
 
 def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[Cell, Any] | None:

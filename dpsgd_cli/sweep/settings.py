@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from dpsgd_cli.accounting.repeated_selection import UNTIL, Choice
 from dpsgd_cli.common.sections import Count, Interval, Positive, Section
 from dpsgd_cli.common.text_format import any_of, similar
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, read_tree, undotted
@@ -62,7 +63,7 @@ class RandomStopping(Section):
     """The best of a random number of cells drawn uniformly, with repetition (Papernot and Steinke 2022).
 
     A cell that is drawn n times runs n trials, whatever `repeats` says. If no randomness comes from a seed, only the
-    best run is kept and shown.
+    best run is kept and shown. With a `threshold`, it is the first run that reaches it, if any does.
     """
 
     kind: Literal["random-stopping"] = "random-stopping"
@@ -77,6 +78,20 @@ class RandomStopping(Section):
     metric: Annotated[str, Field(pattern=r"^test_[a-z_]+$")] = Field(
         "test_accuracy", description="What the best is best in, on test records, which are declared public."
     )
+    threshold: float | None = Field(
+        None, description="Publish the first run whose metric is at least as good, instead of the best; law geometric."
+    )
+
+    @model_validator(mode="after")
+    def _threshold_goes_with_its_law(self) -> RandomStopping:
+        if self.threshold is not None and self.law != "geometric":
+            raise ValueError(f"threshold: its price is proved for law geometric, not {self.law}")
+        return self
+
+    @property
+    def priced(self) -> Choice:
+        """Return the choice that `accounting/repeated_selection.py` prices."""
+        return Choice(self.mean, self.law if self.threshold is None else UNTIL)
 
 
 class ExponentialChoice(Section):

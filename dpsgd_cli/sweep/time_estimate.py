@@ -62,8 +62,7 @@ class Rehearsals:
         if key not in self._known:
             self._known[key] = _pace(first, outline, trials)
         pace = self._known[key]
-        per_epoch = -(-outline.train_records // (recipe.method.batch or outline.train_records))
-        epochs = -(-steps // max(1, per_epoch))
+        epochs = -(-steps // max(1, recipe.method.steps_per_epoch(outline.train_records)))
         looks = -(-epochs // recipe.runtime.evaluate_every)
         rows = looks * outline.test_records + outline.train_records
         return steps * pace.step + rows * pace.row

@@ -329,7 +329,8 @@ def _epochs(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     if known is None or not _solves_noise(recipe):
         return AutoChoice("epochs", recipe.length, "")
     steps, why = _steps(RuleProblem(recipe, known))
-    per_epoch = -(-known.records // (recipe.method.batch or known.records))
+    assert isinstance(recipe.method, Gradient), "the rule is one of gradient methods"
+    per_epoch = recipe.method.steps_per_epoch(known.records)
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
     return AutoChoice("epochs", -(-steps // per_epoch), why)

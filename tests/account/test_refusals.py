@@ -90,6 +90,7 @@ def test_an_option_that_a_question_does_not_use_is_refused(question: str, name: 
     [
         ([*PLAIN, "--largest-batch", "9"], "--largest-batch is for truncated batches"),
         ([*PLAIN, "--largest-batch", "9", "--max-epsilon", "9"], "--largest-batch is for truncated batches"),
+        ([*PLAIN, "--participations", "2"], "--participations is for --batching random-allocation alone"),
         ([*PLAIN, "--records", "10"], "--records with --sampling-rate"),
         (
             [*PLAIN, "--records", "10", "--largest-batch", "2", "--batching", "truncated-poisson"],

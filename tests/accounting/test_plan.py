@@ -281,6 +281,19 @@ def test_the_rate_of_an_allocation_is_one_over_the_steps_of_its_epoch() -> None:
     assert mechanism.steps == made.sampling.steps_per_epoch == -(-made.sampling.records // made.sampling.batch_size)
 
 
+def test_k_steps_of_an_epoch_are_charged_k_times_for_an_epoch_k_times_as_long() -> None:
+    """700 records in batches of 100: an epoch of 3 x 7 steps costs three uses of one in 7."""
+    one = recipe("random-allocation", 2, budget={"epsilon": 3, "delta": 1e-5})
+    method = one.method.changed(batch_size=100, participations=3)
+    made = plan_for(one.changed(method=method), Facts(700))
+    mechanism = made.releases[0].mechanism
+    assert isinstance(mechanism, GaussianSum)
+    assert mechanism.steps == 7 and made.sampling.steps_per_epoch == 21
+    assert [release.count for release in made.releases] == [3, 3]
+    with pytest.raises(ValueError, match="participations: is for batching random-allocation, not poisson"):
+        method.changed(batching="poisson")
+
+
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(PrivacyError, match="batch_size is 600, more than the 599 training records"):
         plan("shuffle", 10, records=599)

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting import sampled_pairs
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
@@ -53,6 +55,7 @@ Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
 ALLOCATED = [*POISSON, "method.batching=random-allocation"]
+TWICE = [*ALLOCATED, "method.participations=2"]
 TRUNCATED = [*POISSON, "method.batching=truncated-poisson", "method.largest_batch=200"]
 FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
@@ -60,6 +63,7 @@ PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind:
 COUNTED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: marginals}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 USERS = ["epochs=4", "privacy.budget.epsilon=6"]
+ROWS = [*USERS, "privacy.unit={column: fnlwgt, most_rows: 2, sampling: rows}", "method.batch_size=2048"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
           "privacy.schedule={kind: exponential, initial: 4, decay: 0.3}"]  # fmt: skip
 LAYERS = [
@@ -203,6 +207,40 @@ def shared_noise(patch: Patch, folder: Path) -> None:
 
 def not_allocated(patch: Patch, folder: Path) -> None:
     patch.setattr(sampling, "AllocationSampler", sampling.ShuffleSampler)
+
+
+def with_replacement(patch: Patch, folder: Path) -> None:
+    """A record's two steps drawn one by one, which may be the same step."""
+
+    def allocated(self: Any, stream: Any, epoch: int) -> list[np.ndarray]:
+        drawn = stream.integers("allocation", epoch, self.steps_per_epoch, 2 * self._records)
+        sizes = np.bincount(drawn, minlength=self.steps_per_epoch)
+        return np.split(np.argsort(drawn, kind="stable") // 2, np.cumsum(sizes)[:-1])
+
+    patch.setattr(sampling.AllocationSampler, "_allocated", allocated)
+
+
+def charged_once(patch: Patch, folder: Path) -> None:
+    patch.setattr(Sampling, "releases_per_epoch", 1)
+
+
+def one_row_charged(patch: Patch, folder: Path) -> None:
+    """A user with several rows priced as a single record."""
+    own = sampled_pairs.grouped
+    patch.setattr(sampled_pairs, "grouped", lambda mechanism, width: own(replace(mechanism, size=1), width))
+
+
+def one_coin_a_user(patch: Patch, folder: Path) -> None:
+    """All places of a user drawn by one coin, where each is charged with its own."""
+    own = sampling.PoissonSampler.batch
+
+    def batch(self: Any, step: int) -> Any:
+        drawn = own(self, step)
+        masks = np.ones(drawn.rows.shape, dtype=bool) if drawn.mask is None else drawn.mask
+        first = [row[mask & (row % 2 == 0)] for row, mask in zip(drawn.rows, masks, strict=True)]
+        return sampling._padded([np.concatenate([rows, rows + 1]) for rows in first])
+
+    patch.setattr(sampling.PoissonSampler, "batch", batch)
 
 
 def not_cut(patch: Patch, folder: Path) -> None:
@@ -413,6 +451,8 @@ BUGS: dict[str, Bug] = {
     "replace-one's sensitivity halved": Bug(REPLACED, halved, "BCD"),
     "clipping after averaging": Bug(POISSON, clipped_mean, "CD"),
     "rows clipped instead of users": Bug(USERS, by_row, "CD", "beyond/adult-users"),
+    "rows of users charged as single records": Bug(ROWS, one_row_charged, "C", "beyond/adult-users"),
+    "rows of a user drawn together": Bug(ROWS, one_coin_a_user, "C", "beyond/adult-users"),
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "the same batches again": Bug(POISSON, same_batch, "C"),
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),
@@ -422,6 +462,8 @@ BUGS: dict[str, Bug] = {
     "one noise for two trials": Bug(FULL, shared_noise, "C"),
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
     "shuffled batches priced as allocated ones": Bug(ALLOCATED, not_allocated, "C"),
+    "two steps of an epoch charged as one": Bug(TWICE, charged_once, "C"),
+    "two steps of an epoch that may be the same": Bug(TWICE, with_replacement, "C"),
     "truncated batches that are not cut": Bug([*TRUNCATED, "method.largest_batch=150"], not_cut, "C"),
     "fixed batches drawn once": Bug(FIXED, same_set, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),

@@ -218,6 +218,23 @@ def test_allocated_records_choose_by_themselves(make: MakeStreams) -> None:
         assert not even(own, beside, 1 / 5)
 
 
+def test_allocated_records_are_in_each_set_of_steps_equally_often(make: MakeStreams) -> None:
+    """3,000 epochs of 6 steps with two steps for each record: its 15 pairs of steps, and those of two records."""
+    sampler = AllocationSampler(make(1), RECORDS, BATCH, participations=2)
+    pairs = list(itertools.combinations(range(6), 2))
+    assert sampler.steps_per_epoch == 6
+    held = np.zeros((3000, 6, RECORDS), dtype=int)
+    for step in range(held.shape[0] * 6):
+        np.add.at(held[step // 6, step % 6], records(sampler.batch(step))[0], 1)
+    assert held.max() == 1 and (held.sum(axis=1) == 2).all()
+    own = np.array([[pairs.index(tuple(np.flatnonzero(x))) for x in epoch.T] for epoch in held])
+    for record in range(RECORDS):
+        mine, beside = own[:, record], own[:, (record + 1) % RECORDS]
+        assert stats.chisquare(np.bincount(mine, minlength=15)).pvalue > LEAST
+        for one, other in ((mine[0::2], mine[1::2]), (mine, beside)):
+            assert unlikely(int((one == other).sum()), one.size, 1 / 15) > LEAST
+
+
 def test_a_truncated_batch_is_a_poisson_batch_of_which_no_more_are_kept(make: MakeStreams) -> None:
     """Sizes have the binomial's law, cut at 3; each record has its share of what is kept, and no more."""
     sampler = TruncatedSampler(make(2), RECORDS, BATCH, 3)
@@ -360,6 +377,7 @@ SAMPLERS = {
     "truncated": lambda: TruncatedSampler(STREAMS, 50, 7, 8),
     "fixed": lambda: FixedSampler(STREAMS, 50, 7),
     "allocation": lambda: AllocationSampler(STREAMS, 50, 7),
+    "allocation of three": lambda: AllocationSampler(STREAMS, 50, 7, participations=3),
 }
 
 

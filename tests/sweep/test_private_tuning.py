@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.repeated_selection import BestByCurve
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.pricing import Spent, statement
-from dpsgd_cli.sweep.private_tuning import _exponential, draw
+from dpsgd_cli.sweep.private_tuning import _best, _exponential, _kept_first, draw
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping
 from dpsgd_cli.training import loop
@@ -243,3 +246,57 @@ def test_two_runs_are_of_cells_drawn_independently() -> None:
     pairs = [counts for seed in range(4000) if sum(counts := draw(RandomStopping(mean=2, seed=seed), 4)) == 2]
     share, error = sum(max(counts) == 2 for counts in pairs) / len(pairs), math.sqrt(3 / 16 / len(pairs))
     assert abs(share - 0.25) < 5 * error < 0.25
+
+
+MANY = 600
+"""Sweeps of an attack on each of two neighbours."""
+
+
+def chosen_scores(select: RandomStopping, mean: float, folder: Path, random: np.random.Generator) -> np.ndarray:
+    """The score that each of many sweeps publishes, by its own draw and choice; scores of runs are N(mean, 1)."""
+    cell = SimpleNamespace(directory="a", settings={})
+    found = np.full(MANY, -np.inf)
+    for i in range(MANY):
+        runs = [
+            (cell, {"trial": j, "test_accuracy": x}) for j, x in enumerate(random.normal(mean, 1, sum(draw(select, 1))))
+        ]
+        if select.threshold is None:
+            best = _best(runs, select)  # type: ignore[arg-type]
+            found[i] = best[1]["test_accuracy"] if best else -np.inf
+            continue
+        told = _kept_first(runs, select, folder / f"{mean}-{i}.json")  # type: ignore[arg-type]
+        if told["directory"] is not None:
+            found[i] = runs[told["trial"]][1]["test_accuracy"]
+    return found
+
+
+@pytest.mark.parametrize("threshold", [None, 2.5])
+def test_a_choice_charged_as_one_training_is_refuted_and_its_own_price_is_not(
+    threshold: float | None, tmp_path: Path
+) -> None:
+    """One run is 1/2-Gaussian-DP, its score the worst that is allowed. An attacker guesses `in` above a score: at 95%
+    together, the two rates contradict the price of one run, and no (epsilon, delta) of the choice's."""
+    select, random = RandomStopping(mean=30, threshold=threshold), np.random.default_rng(3)
+    out, inside = (chosen_scores(select, mean, tmp_path, random) for mean in (0.0, 0.5))
+    level = 2.6 if threshold is None else 0.0
+    high = float(stats.beta.ppf(0.975, (out > level).sum() + 1, MANY - (out > level).sum()))
+    low = float(stats.beta.ppf(0.025, (inside > level).sum(), MANY - (inside > level).sum() + 1))
+    one = [Release(GaussianSum(2.0, "add-remove"))]
+    prices = {"one": Pld().profile(one, 1e-6), "choice": BestByCurve(select.priced).profile(one, 1e-6)}
+    refuted = {
+        name: any(low > math.exp(e) * high + price(float(e)) for e in np.linspace(0, 2, 21))
+        for name, price in prices.items()
+    }
+    assert refuted == {"one": True, "choice": False}
+
+
+def test_the_first_good_run_is_any_of_the_good_ones_and_the_same_for_all_processes(tmp_path: Path) -> None:
+    cell = SimpleNamespace(directory="a", settings={})
+    runs = [(cell, {"trial": j, "test_accuracy": x}) for j, x in enumerate((0.9, 0.1, None, 0.8, 0.7))]
+    select = RandomStopping(mean=5, threshold=0.7)
+    seen = [_kept_first(runs, select, tmp_path / f"{i}.json")["trial"] for i in range(300)]  # type: ignore[arg-type]
+    assert stats.chisquare([seen.count(j) for j in (0, 3, 4)]).pvalue > 1e-6 and set(seen) == {0, 3, 4}
+    assert {_kept_first(runs, select, tmp_path / "0.json")["trial"] for _ in range(20)} == {seen[0]}  # type: ignore[arg-type]
+    assert _kept_first(runs, select.changed(threshold=0.95), tmp_path / "none.json")["directory"] is None  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="threshold: its price is proved for law geometric, not poisson"):
+        RandomStopping(mean=5, threshold=0.7, law="poisson")

@@ -80,7 +80,7 @@ class Rdp(WithoutLeaks):
         return lambda epsilon: min(1.0, leak + self._delta_of(profile, epsilon)) if kept else 0.0
 
     def _delta_of(self, profile: Profile, epsilon: float) -> float:
-        log_delta = self._least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
+        log_delta = self.least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
         by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
         return min(by_kl, math.exp(min(log_delta, 0.0)))
 
@@ -127,12 +127,12 @@ class Rdp(WithoutLeaks):
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self._least(lambda order: self.epsilon_at(order, total(order), delta), starts))
+        return max(0.0, self.least(lambda order: self.epsilon_at(order, total(order), delta), starts))
 
     epsilon_at = staticmethod(conversions.renyi_epsilon)
     log_delta_at = staticmethod(conversions.renyi_log_delta)
 
-    def _least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
+    def least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
         return objective(self._argmin(objective, starts))
 
     def _argmin(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:

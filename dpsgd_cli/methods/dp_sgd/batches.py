@@ -105,5 +105,5 @@ def _whole_sampler(context: Context) -> Sampler:
         return CyclicSampler(context.streams, context.lasting, records, settings.batch, groups)
     kind = BATCHINGS[settings.batching].sampler
     assert kind is not None, "batches of all records have no size"
-    drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.truncation)
+    drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.further)
     return drawn

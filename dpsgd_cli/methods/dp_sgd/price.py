@@ -10,8 +10,8 @@ may be replaced; the noise has standard deviation z S):
 - poisson with `privacy.unit: {sampling: rows}`: N counts the users' places; a step is a `mechanism.GroupSum` of as many
   records as a user has places (`users/run.py`).
 - truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
-- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
-  drawn by itself: `accounting/allocation_pairs.py`.
+- random-allocation (add-remove, zero-out): an epoch of k T steps, T = ceil(N / batch_size), of which a record is in
+  k = `participations`, drawn by itself, costs k uses of the pair of one in T: `accounting/allocation_pairs.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -86,7 +86,7 @@ def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -
     _check_noise(privacy, method.batching, batch, facts.records)
     groups = 1 if noise is None or _undecided(noise) else noise.groups
     sampling = Sampling(
-        method.batching, facts.records, batch, recipe.adjacency, groups, getattr(method, "largest_batch", None)
+        method.batching, facts.records, batch, recipe.adjacency, groups, **(getattr(method, "further", None) or {})
     )
     if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
         raise PrivacyError(
@@ -297,8 +297,8 @@ class _Draft:
             "sampling_rate": self.sampling.rate,
             "sensitivity": self.sensitivity,
         }
-        if self.sampling.truncation:
-            numbers |= {"records": self.sampling.records, **self.sampling.truncation}
+        if self.sampling.largest_batch is not None:
+            numbers |= {"records": self.sampling.records, "largest_batch": self.sampling.largest_batch}
             return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
         noise, unit = self.privacy.correlated, self.recipe.data.unit
         if unit is not None and unit.sampling == "rows":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
+from dpsgd_cli.accounting.plan import further_numbers
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.intervals.settings import INFERENCE, Inference
@@ -94,6 +95,11 @@ class Gradient(Section):
         description="Records of a batch that are kept at most, the rest dropped at random; truncated-poisson alone, and"
         " needed there.",
     )
+    participations: Count = Field(
+        1,
+        description="Steps of an epoch that each record is in, drawn uniformly; random-allocation alone. An epoch is as"
+        " many times longer.",
+    )
     learning_rate: Positive | Rate | Literal["theorem", "auto"] = Field(
         "auto",
         description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
@@ -123,6 +129,11 @@ class Gradient(Section):
             raise ValueError(f"batching: {self.batching} needs largest_batch: how many records of a batch are kept")
         if not truncated and self.largest_batch is not None:
             raise ValueError(f"largest_batch: is for batching truncated-poisson, not {self.batching}; leave it out")
+        if self.participations > 1 and not (BATCHINGS[self.batching].by_epoch and BATCHINGS[self.batching].sampled):
+            raise ValueError(
+                f"participations: is for batching random-allocation, not {self.batching}; leave it out, or train more"
+                " epochs"
+            )
         if self.largest_batch is not None and isinstance(self.batch_size, int) and self.largest_batch < self.batch_size:
             raise ValueError(
                 f"largest_batch: is {self.largest_batch}, below the expected size {self.batch_size} of a batch, so that"
@@ -136,9 +147,9 @@ class Gradient(Section):
         return self.batching == "fixed" and self.batch_size in (1, "auto")
 
     @property
-    def truncation(self) -> dict[str, int]:
-        """Return the further arguments of a truncated batch's sampler and mechanism; empty for other batches."""
-        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
+    def further(self) -> dict[str, int]:
+        """Return the further arguments of the batching's sampler (`plan.further_numbers`)."""
+        return further_numbers(self.largest_batch, self.participations)
 
     @property
     def batch(self) -> int | None:
@@ -148,6 +159,10 @@ class Gradient(Section):
         if self.batch_size == "auto":
             raise RecipeError("method.batch_size: is still auto; give a number")
         return self.batch_size
+
+    def steps_per_epoch(self, records: int) -> int:
+        """Return the number of steps of an epoch over `records` training records."""
+        return self.participations * -(-records // (self.batch or records))
 
     @property
     def rate(self) -> float | Rate | Literal["theorem"]:
