@@ -303,7 +303,7 @@ def _opake() -> Any:
     def without(*classes: Any, weakref_slot: bool = False, **options: Any) -> Any:
         return usual(*classes, **options)
 
-    dataclasses.dataclass = without  # type: ignore[assignment]
+    dataclasses.dataclass = without
     try:
         return importlib.import_module("opake.dpsgd.accounting")
     except ImportError:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.account import account
-from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.ledger import LedgerEntry, to_lines
+from dpsgd_cli.accounting.adjacency import Adjacency, Batching
+from dpsgd_cli.accounting.ledger import LedgerEntry, Phase, to_lines
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
@@ -65,7 +65,7 @@ Maker = Callable[[Draw, Adjacency], Iterator[Release]]
 
 
 def _unsampled(draw: Draw, near: Adjacency) -> Iterator[Release]:
-    batching = draw.one("full", "full", "shuffle") if near != "add-remove" else "full"
+    batching: Batching = draw.one("full", "full", "shuffle") if near != "add-remove" else "full"
     yield Release(GaussianSum(draw.between(0.7, 60), near, batching), draw.whole(1, 50))
 
 
@@ -183,13 +183,13 @@ def drawn(seed: int) -> Drawn:
 
 def stated(ledger: Drawn) -> list[dict[str, Any]]:
     """Return what `dpsgd account` states: the rows that are upper bounds."""
-    phases = ("train", "held-out")
+    phases: tuple[Phase, ...] = ("train", "held-out")
     entries = [LedgerEntry(r, phase) for phase, part in zip(phases, ledger.parts, strict=False) for r in part]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
         path.write_text("\n".join(to_lines(entries, 0, None)))
         try:
-            everyone = {} if "best_of" in ledger.asked else {"accountant": "all"}
+            everyone: dict[str, Any] = {} if "best_of" in ledger.asked else {"accountant": "all"}
             rows = account(path, delta=ledger.delta, **everyone, **ledger.asked)
         except UnsupportedMechanism:  # nobody states anything
             return []

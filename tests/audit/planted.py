@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting import sampled_pairs
+from dpsgd_cli.accounting import group_pairs, sampled_pairs
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.auditing import audit
@@ -226,7 +226,7 @@ def charged_once(patch: Patch, folder: Path) -> None:
 
 def one_row_charged(patch: Patch, folder: Path) -> None:
     """A user with several rows priced as a single record."""
-    own = sampled_pairs.grouped
+    own = group_pairs.grouped
     patch.setattr(sampled_pairs, "grouped", lambda mechanism, width: own(replace(mechanism, size=1), width))
 
 
@@ -236,6 +236,7 @@ def one_coin_a_user(patch: Patch, folder: Path) -> None:
 
     def batch(self: Any, step: int) -> Any:
         drawn = own(self, step)
+        assert isinstance(drawn.rows, np.ndarray)
         masks = np.ones(drawn.rows.shape, dtype=bool) if drawn.mask is None else drawn.mask
         first = [row[mask & (row % 2 == 0)] for row, mask in zip(drawn.rows, masks, strict=True)]
         return sampling._padded([np.concatenate([rows, rows + 1]) for rows in first])

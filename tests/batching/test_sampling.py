@@ -227,7 +227,7 @@ def test_allocated_records_are_in_each_set_of_steps_equally_often(make: MakeStre
     for step in range(held.shape[0] * 6):
         np.add.at(held[step // 6, step % 6], records(sampler.batch(step))[0], 1)
     assert held.max() == 1 and (held.sum(axis=1) == 2).all()
-    own = np.array([[pairs.index(tuple(np.flatnonzero(x))) for x in epoch.T] for epoch in held])
+    own = np.array([[pairs.index((int(a), int(b))) for a, b in map(np.flatnonzero, epoch.T)] for epoch in held])
     for record in range(RECORDS):
         mine, beside = own[:, record], own[:, (record + 1) % RECORDS]
         assert stats.chisquare(np.bincount(mine, minlength=15)).pvalue > LEAST
