@@ -14,8 +14,12 @@ from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Secti
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
+from dpsgd_cli.engine.settings import InputArray
 from dpsgd_cli.users.settings import Unit
 
+Task = Literal["classification", "regression", "token-classification", "multi-label", "next-token"]
+SEVERAL = ("token-classification", "multi-label", "next-token")
+"""Tasks whose label is an array of whole numbers: one for each place, or for each class."""
 LOG_FROM, LOG_FROM_0 = 100, 10_000
 """Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
@@ -40,6 +44,14 @@ class Costs(Section):
     def of_classes(self) -> tuple[float, float]:
         """Return the costs of missing a record of the first class, and of the second."""
         return self.alarm, self.miss
+
+
+class TextInput(Section):
+    """Texts that become tokens, by the tokenizer of a local folder; they are all of a record's inputs."""
+
+    column: str | None = Field(None, description="Column of a table, or field of JSON lines; none for a folder.")
+    length: Count = Field(description="Tokens of a record: longer texts are cut, shorter ones padded and masked.")
+    folder: str | None = Field(None, description="Folder of the tokenizer, relative to the recipe; else the model's.")
 
 
 class Split(Section):
@@ -247,7 +259,22 @@ class Data(Section):
         None, description="How your own table is written; `dpsgd recipe new` finds it out, training only reads it here."
     )
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
-    task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
+    inputs: Annotated[dict[str, InputArray], Field(min_length=1)] | None = Field(
+        None,
+        description="Named arrays of a npz file that are the inputs, instead of x; a model gets them as keyword"
+        " arguments: {input_ids: {shape: [128]}, attention_mask: {shape: [128]}}.",
+    )
+    text: TextInput | None = Field(
+        None, description="Texts as tokens for a model of transformers: {column: review, length: 128}."
+    )
+    task: Task = Field(
+        "classification",
+        description="What the label is; token-classification: a class at each place; multi-label: 0 or 1 for each"
+        " class; next-token: the token that follows each place. A negative label at a place does not count.",
+    )
+    targets: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Regression from arrays: numbers in the target of one record, where there are several."
+    )
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
         None,
@@ -358,13 +385,18 @@ class Data(Section):
             raise ValueError("target_bounds: is for task: regression; classes have none")
         elif self.target_transform is not None and self.target_bounds is None:
             raise ValueError("target_transform: needs target_bounds, the public [low, high] of the target")
-        elif self.target is None and not self.path.endswith(".npz"):
+        elif self.target is None and not self.path.endswith(".npz") and not self._of_tokens:
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
         given = [key for key in ("class_weights", "balanced", "costs") if getattr(self, key) is not None]
-        if given and self.task != "classification":
-            raise ValueError(f"{given[0]}: is for classes; a regression has none")
+        if (
+            given
+            and self.task != "classification"
+            and (given, self.task) != (["class_weights"], "token-classification")
+        ):
+            raise ValueError(f"{given[0]}: is for classes of records, not for task: {self.task}")
+        self._check_several()
         if self.class_weights is not None and self.balanced is not None:
             raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
         if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
@@ -374,6 +406,34 @@ class Data(Section):
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def labels_are_arrays(self) -> bool:
+        """Return True if the label of one record is an array: a class at each place, or several numbers."""
+        return self.task in SEVERAL or self.targets is not None
+
+    @property
+    def _of_tokens(self) -> bool:
+        """Return True if labels are not read from a column: those of tokens, and of a folder of texts."""
+        return self.task == "next-token" or (self.text is not None and self.text.column is None)
+
+    def _check_several(self) -> None:
+        if self.text is not None:
+            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "features", "preprocess")
+            extra = [key for key in (*beside, "augment", "on_disk", "name") if getattr(self, key)]
+            if extra:
+                raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
+            if self.task not in ("classification", "regression", "next-token"):
+                raise ValueError(f"task: {self.task} needs arrays of tokens and labels (.npz), not text")
+        arrays = self.path is not None and self.path.endswith((".npz", ".npy"))
+        if self.inputs is not None and not (self.path or "").endswith(".npz"):
+            raise ValueError("inputs: are named arrays of a .npz file (path)")
+        if self.targets is not None and (self.task != "regression" or not arrays):
+            raise ValueError("targets: is for task: regression with a .npz or .npy file")
+        if self.task in ("token-classification", "multi-label") and (not arrays or self.classes is None):
+            raise ValueError(f"task: {self.task} reads labels of a .npz or .npy file, and needs classes: a public list")
+        if self.task == "next-token" and (self.classes or self.target):
+            raise ValueError("task: next-token takes its labels from the tokens; leave classes and target out")
 
     @property
     def weights(self) -> tuple[float, ...] | None:

@@ -13,7 +13,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
 from dpsgd_cli.discovery.settings import Discovery
-from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
@@ -38,7 +38,7 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += [*_weights(recipe), *_discovery(recipe), *_evaluation(recipe), *_inference(recipe)]
+    found += [*_weights(recipe), *_discovery(recipe), *_evaluation(recipe), *_several(recipe), *_inference(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -69,6 +69,43 @@ def _evaluation(recipe: Recipe) -> list[str]:
         )
     if data.task == "regression" and data.target_bounds is None:
         problems.append(f"data.target_bounds: missing; {where} bounds errors by them; give them, or {public}")
+    return problems
+
+
+def _several(recipe: Recipe) -> list[str]:
+    """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
+    data, method, model = recipe.data, recipe.method, recipe.model
+    several = data.labels_are_arrays
+    loss, problems = getattr(model, "loss", None), []
+    if several and data.measured_privately:
+        told = f"data.task: {data.task}" if data.targets is None else f"data.targets: {data.targets}"
+        problems.append(
+            f"data.evaluation: private measures one class or number a record, not {told}; give test records of their"
+            " own or evaluation: public, which declare held-out records public, or split: {test: 0}"
+        )
+    if several and data.unit is not None:
+        problems.append("privacy.unit: a user's rows have one label each; leave this out, or use one row for each user")
+    if isinstance(model, ConvexModel) or (not several and loss is None):
+        return problems
+    if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
+        problems.append(f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd")
+    if recipe.preconditioner is not None:
+        problems.append("method.preconditioner: is for the usual loss of classes or numbers; leave it out")
+    kind = loss if isinstance(loss, str) else getattr(loss, "kind", None)
+    known = {
+        "cross-entropy": ("classification", "token-classification", "next-token"),
+        "next-token": ("next-token",),
+        "bce": ("multi-label",),
+    }
+    if kind is not None and data.task not in known.get(kind, ("regression",)):
+        problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
+    if kind == "poisson" and data.target_bounds is not None and (data.target_bounds[0] < 0 or data.log_scale):
+        problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")
+    wanted = {"token-classification": ["token-classification"], "next-token": ["causal-lm"]}.get(
+        data.task, ["sequence-classification", "image-classification"]
+    )
+    if isinstance(model, HuggingFaceModel) and model.task not in wanted:
+        problems.append(f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}")
     return problems
 
 

@@ -325,7 +325,7 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     records are private (`data.evaluation`).
     """
     recipe = trained.loaded.recipe
-    if recipe.data.measured_privately or recipe.folds is not None:
+    if recipe.data.measured_privately or recipe.folds is not None or recipe.data.labels_are_arrays:
         return TestCurves()
     if not isinstance(recipe.model, OneLayer | MlpModel):
         return TestCurves()

@@ -282,7 +282,7 @@ def start(
         streams,
         pack,
         train,
-        loss_of(recipe),
+        loss_of(recipe, loaded.base),
         rows,
         loaded.base,
         feature_bound(recipe, dataset),

@@ -18,6 +18,7 @@ from dpsgd_cli.engine.metrics import (
     answers_of_classes,
     constant_answers,
     metrics_of,
+    of_constant_places,
     of_constants,
     of_table,
     probabilities_by,
@@ -188,4 +189,8 @@ def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() 
 
 
 def test_every_metric_but_the_loss_has_a_constant_beside_it() -> None:
-    assert [name for name, metric in METRICS.items() if metric.of_table is None] == ["loss"]
+    labels = np.array([[0, 1, 1, -1]])
+    places = of_constant_places("next-token", labels)
+    assert places["token_accuracy"] == pytest.approx(2 / 3)
+    assert places["perplexity"] == pytest.approx(3 / 2 ** (2 / 3))
+    assert [name for name, metric in METRICS.items() if metric.of_table is None and name not in places] == ["loss"]
