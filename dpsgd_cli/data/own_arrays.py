@@ -150,11 +150,12 @@ def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str, data: Data | N
     """
     if len(x.shape) < 2 or 0 in x.shape:
         raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
-    several = data is not None and (data.labels_are_arrays)
-    if not (y.shape == (len(x),) or (several and data.task == "next-token")) and not (
-        several and named_arrays.fits(data, y.shape, len(x))
-    ):
-        told = named_arrays.label_shape(data) if several else f"({len(x)},)"
+    several = data is not None and data.labels_are_arrays
+    fits = y.shape == (len(x),)
+    if data is not None and several:
+        fits = data.task == "next-token" or named_arrays.fits(data, y.shape, len(x))
+    if not fits:
+        told = named_arrays.label_shape(data) if data is not None and several else f"({len(x)},)"
         raise DataError(f"{of_y} have shape {y.shape}, but must be {told}, one for each row of x")
     if x.shape[1:] != like.shape[1:]:
         raise DataError(f"{of_x}: test rows have shape {x.shape[1:]}, training rows {like.shape[1:]}")

@@ -65,6 +65,7 @@ def outline(data: Data, base: Path) -> Outline:
     layouts = _plan(steps, layout)
     _group_columns(layout, data, name)
     said = (*said, *_declarations(steps, data, sizes))
+    classes = range(2) if data.task == "next-token" else classes  # how many tokens there are is the model's
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
     shape, columns = layouts[-1].shape, _columns(steps, layouts)
     return Outline(
@@ -350,10 +351,10 @@ def held_out_rows(source: RawDataset, data: Data, base: Path) -> Part:
 
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
-    if data.text is not None:
-        return []
     if data.preprocess is not None:
         return data.preprocess
+    if data.text is not None or data.inputs is not None:
+        return []
     return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
 

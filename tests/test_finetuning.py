@@ -1,0 +1,271 @@
+"""From a folder of a model and texts to predictions: adapters, tokens, errors. Needs transformers (make
+test-transformers); without it, what must be refused without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+
+import dpsgd_cli as dpsgd
+from dpsgd_cli.audit.auditing import audit
+from dpsgd_cli.audit.findings import AuditOptions
+from dpsgd_cli.engine import huggingface, models
+from dpsgd_cli.engine.independence import ModelTests
+from dpsgd_cli.engine.layers import linear
+from dpsgd_cli.engine.settings import HuggingFaceModel
+from dpsgd_cli.errors import DataError, DpsgdError, ModelError, RecipeError, RunError, UsageError
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training import build_models
+from dpsgd_cli.training.plans import resolve_auto
+
+THERE = all(importlib.util.find_spec(name) is not None for name in ("transformers", "peft"))
+transformers: Any = importlib.import_module("transformers") if THERE else None
+NEEDS = pytest.mark.skipif(not THERE, reason="needs transformers and peft: make test-transformers")
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] good bad a film is the plot of day and night".split()  # noqa: SIM905
+SIZES = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+    "max_position_embeddings": 16, "vocab_size": len(WORDS),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `bert`, `gpt` and `vit`, random, and `texts.csv`, `texts.jsonl` and a folder `files` of texts."""
+    here = tmp_path_factory.mktemp("models")
+    (here / "bert").mkdir()
+    (here / "bert" / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizer(str(here / "bert" / "vocab.txt")).save_pretrained(here / "bert")
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(here / "bert")
+    gpt = transformers.GPT2Config(
+        vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
+    )
+    transformers.GPT2LMHeadModel(gpt).save_pretrained(here / "gpt")
+    vit = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
+    config = transformers.ViTConfig(**vit, image_size=8, patch_size=4, num_channels=1)
+    transformers.ViTForImageClassification(config).save_pretrained(here / "vit")
+    texts = [f"a {'good' if row % 2 else 'bad'} film and the plot {'of day' * (row % 3)}" for row in range(40)]
+    labels = ["good" if row % 2 else "bad" for row in range(40)]
+    pd.DataFrame({"text": texts, "label": labels}).to_csv(here / "texts.csv", index=False)
+    pd.DataFrame({"text": texts, "label": labels}).to_json(here / "texts.jsonl", orient="records", lines=True)
+    for row, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        (here / "files" / label).mkdir(parents=True, exist_ok=True)
+        (here / "files" / label / f"{row}.txt").write_text(text)
+    draw = np.random.default_rng(0)
+    np.savez(here / "lm.npz", x=draw.integers(2, 20, (40, 6)), x_test=draw.integers(2, 20, (10, 6)))
+    np.savez(here / "images.npz", x=draw.integers(0, 256, (40, 1, 8, 8)).astype(np.uint8), y=np.arange(40) % 2)
+    return here
+
+
+LORA = {"rank": 2, "targets": ["query", "value"]}
+BERT = {"kind": "huggingface", "folder": "bert", "task": "sequence-classification", "public": True}
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    text = {"column": "text", "length": 12}
+    data = {"path": "texts.csv", "target": "label", "classes": ["bad", "good"], "text": text, "evaluation": "public"}
+    given: dict[str, Any] = {
+        "name": "texts", "data": data | {"split": {"test": 0.2}}, "model": BERT | {"lora": LORA},
+        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 16, "learning_rate": 0.1},
+        "privacy": {"clipping": {"kind": "flat", "norm": 1}, "budget": {"epsilon": 8, "delta": 1e-5}},
+        "epochs": 1, "seed": 0,
+    }  # fmt: skip
+    for name, value in changes.items():
+        given[name] = given[name] | value if isinstance(value, dict) else value
+    return given
+
+
+def trained(folder: Path, out: Path, **changes: Any) -> dpsgd.Result:
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(recipe(**changes)))
+    return dpsgd.train(str(path), out=out)
+
+
+@NEEDS
+def test_from_texts_to_predictions_by_adapters(folder: Path, tmp_path: Path) -> None:
+    result = trained(folder, tmp_path)
+    where = result.directory
+    document = json.loads((where / "result.json").read_text())
+    with safe_open(where / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert names and all("lora_" in name or "classifier" in name for name in names), "adapter and head alone"
+    files = set(document["provenance"]["weights_sha256"])
+    assert {"bert/model.safetensors", "bert/config.json", "bert/tokenizer.json"} <= files
+    said = " ".join(document["privacy"]["declarations"])
+    assert "numbers in bert" in said and "tokenizer in bert" in said
+    texts = ["a good film", "the plot is bad " * 9, ""]
+    together = result.predict(pd.DataFrame({"text": texts}))
+    assert list(together) == [result.predict(pd.DataFrame({"text": [text]}))[0] for text in texts]
+    assert set(together) <= {"bad", "good"}
+    kept = (folder / "bert" / "config.json").read_bytes()
+    try:
+        (folder / "bert" / "config.json").write_bytes(kept + b" ")
+        with pytest.raises(RunError, match=r"another content of bert/config\.json"):
+            dpsgd.load(where).predict(pd.DataFrame({"text": texts}))
+    finally:
+        (folder / "bert" / "config.json").write_bytes(kept)
+
+
+@NEEDS
+def test_a_table_json_lines_and_files_have_the_same_tokens(folder: Path) -> None:
+    from dpsgd_cli.data.opening import load_raw
+    from dpsgd_cli.data.settings import Data
+
+    def read(**changes: Any) -> tuple[np.ndarray, np.ndarray]:
+        told = {"classes": ["bad", "good"], "text": {"length": 12, "folder": "bert"}} | changes
+        part = load_raw(Data.model_validate(told), folder).train
+        order = np.lexsort(np.asarray(part.x).T)
+        return np.asarray(part.x)[order], np.asarray(part.y)[order]
+
+    column = {"column": "text", "length": 12, "folder": "bert"}
+    ways = [
+        read(path="texts.csv", target="label", text=column),
+        read(path="texts.jsonl", target="label", text=column),
+        read(path="files"),
+    ]
+    for x, y in ways[1:]:
+        assert np.array_equal(x, ways[0][0]) and np.array_equal(y, ways[0][1])
+    first = ways[0][0][0].tolist()
+    assert first[0] == WORDS.index("[CLS]") and -1 in first, "padded with what is no token"
+    cut = read(path="texts.csv", target="label", text=column | {"length": 4})[0]
+    assert cut.shape == (40, 4) and (cut[:, -1] == WORDS.index("[SEP]")).all()
+
+
+@NEEDS
+def test_padding_does_not_count(folder: Path) -> None:
+    settings = HuggingFaceModel.model_validate(BERT)
+    model = huggingface.builder(settings, 2, folder)().eval()
+    tokens = torch.tensor([[2, 5, 7, 3]])
+    longer = torch.tensor([[2, 5, 7, 3, -1, -1]])
+    torch.testing.assert_close(model(tokens), model(longer))
+
+
+@NEEDS
+def test_next_tokens_in_bfloat16_and_images(folder: Path, tmp_path: Path) -> None:
+    given = recipe(
+        model={"folder": "gpt", "task": "causal-lm", "dtype": "bfloat16", "lora": LORA | {"targets": ["c_attn"]}}
+    )
+    given["data"] = {"path": "lm.npz", "task": "next-token"}
+    (folder / "lm.yaml").write_text(json.dumps(given))
+    result = dpsgd.train(str(folder / "lm.yaml"), out=tmp_path)
+    assert 10 < result.metrics["test_perplexity"]["mean"] < 40
+    assert 0 <= result.metrics["test_token_accuracy"]["mean"] <= 1
+    vit = {"kind": "huggingface", "folder": "vit", "task": "image-classification", "public": True, "freeze": ["vit.*"]}
+    given = recipe() | {"model": vit}
+    given["data"] = {"path": "images.npz", "classes": [0, 1], "evaluation": "public", "split": {"test": 0.2}}
+    (folder / "images.yaml").write_text(json.dumps(given))
+    found = dpsgd.train(str(folder / "images.yaml"), out=tmp_path)
+    assert "test_accuracy" in found.metrics
+    with safe_open(found.directory / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == {"model.classifier.weight", "model.classifier.bias"}
+
+
+def built(base: Path, **changes: Any) -> Any:
+    settings = HuggingFaceModel.model_validate(BERT | changes)
+    return huggingface.builder(settings, 2, base)()
+
+
+def _pickled(folder: Path) -> None:
+    shutil.copytree(folder / "bert", folder / "pickled", dirs_exist_ok=True)
+    (folder / "pickled" / "model.safetensors").unlink(missing_ok=True)
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80")
+
+
+def _own_code(folder: Path) -> None:
+    shutil.copytree(folder / "bert", folder / "own", dirs_exist_ok=True)
+    config = json.loads((folder / "own" / "config.json").read_text()) | {"auto_map": {"AutoModel": "x.Y"}}
+    (folder / "own" / "config.json").write_text(json.dumps(config))
+
+
+@NEEDS
+@pytest.mark.parametrize(
+    ("prepare", "changes", "kind", "told"),
+    [
+        (None, {"folder": "brt"}, DataError, "brt is no folder"),
+        (None, {"folder": "files"}, DataError, "has no config.json"),
+        (_pickled, {"folder": "pickled"}, DataError, "pytorch_model.bin, which may run code"),
+        (_own_code, {"folder": "own"}, DataError, "code of its own, which is not run"),
+        (None, {"task": "image-classification"}, ModelError, "a bert .* cannot do image-classification; it can do"),
+        (None, {"lora": {"targets": ["querry"]}}, ModelError, "no dense layer querry; did you mean query"),
+        (None, {"freeze": ["encodr.*"]}, ModelError, r"encodr\.\* fits no parameter .*did you mean \*encoder"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(
+    folder: Path, prepare: Callable[[Path], None] | None, changes: dict[str, Any], kind: type[DpsgdError], told: str
+) -> None:
+    if prepare is not None:
+        prepare(folder)
+    with pytest.raises(kind, match=told):
+        built(folder, **changes)
+
+
+@NEEDS
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data": {"text": {"column": "txt", "length": 12}}}, "no column 'txt'; did you mean 'text'"),
+        ({"model": {"task": "token-classification"}}, "token-classification does not go with data.task"),
+        ({"model": {"public": False}}, "outside of the statement"),
+        ({"data": {"bounds": {"text": [0, 1]}}}, "data.text is all of a record's input"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_recipe_are_told(folder: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises((RecipeError, DataError), match=told):
+        trained(folder, tmp_path, **changes)
+
+
+def test_without_the_extra_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(huggingface.importlib, "import_module", absent)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"pip install 'dpsgd\[transformers\]'"):
+        built(tmp_path)
+
+
+def _mixing(patch: pytest.MonkeyPatch) -> None:
+    """Run whole batches, untested, and give each example the answer of the one before it."""
+    usual = huggingface.Pretrained.forward
+
+    def forward(self: Any, x: torch.Tensor | None = None, **named: torch.Tensor) -> torch.Tensor:
+        return usual(self, x, **named).roll(1, 0)
+
+    patch.setattr(models, "BUILT_IN", {**models.BUILT_IN, "huggingface": None})
+    patch.setattr(build_models, "examine", lambda *rest: ModelTests())
+    patch.setattr(build_models, "check_examples_stay_apart", lambda *rest: None)
+    patch.setattr(huggingface.Pretrained, "forward", forward)
+
+
+def _unclipped(patch: pytest.MonkeyPatch) -> None:
+    """Leave out one adapter's part of the norms."""
+    usual = linear.Linear.square_norms
+    patch.setattr(linear.Linear, "square_norms", lambda self: usual(self) * (usual(self).shape[0] < 0))
+
+
+@NEEDS
+@pytest.mark.parametrize("plant", [None, _mixing, _unclipped], ids=["clean", "mixing", "unclipped"])
+def test_an_audit_of_bert_with_adapters_refutes_what_leaks_in_it(
+    folder: Path, plant: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tier D: neighbouring texts, trained with the same randomness."""
+    (folder / "audited.yaml").write_text(json.dumps(recipe()))
+    loaded = resolve_auto(load_recipe(str(folder / "audited.yaml")))
+    if plant is not None:
+        plant(monkeypatch)
+    found = audit(loaded, AuditOptions(("D",), quick=True, curves=False))
+    assert found["refuted"] == (plant is not None), found["refuted_by"]
+    assert plant is None or any("summed gradients" in name for name in found["refuted_by"])
