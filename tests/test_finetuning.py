@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.engine import huggingface, models
 from dpsgd_cli.engine.independence import ModelTests
-from dpsgd_cli.engine.layers import linear
 from dpsgd_cli.engine.settings import HuggingFaceModel
-from dpsgd_cli.errors import DataError, DpsgdError, ModelError, RecipeError, RunError, UsageError
+from dpsgd_cli.errors import DataError, ModelError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import build_models
 from dpsgd_cli.training.plans import resolve_auto
@@ -176,37 +174,37 @@ def built(base: Path, **changes: Any) -> Any:
     return huggingface.builder(settings, 2, base)()
 
 
-def _pickled(folder: Path) -> None:
-    shutil.copytree(folder / "bert", folder / "pickled", dirs_exist_ok=True)
-    (folder / "pickled" / "model.safetensors").unlink(missing_ok=True)
-    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80")
-
-
-def _own_code(folder: Path) -> None:
-    shutil.copytree(folder / "bert", folder / "own", dirs_exist_ok=True)
-    config = json.loads((folder / "own" / "config.json").read_text()) | {"auto_map": {"AutoModel": "x.Y"}}
-    (folder / "own" / "config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (None, "bert is no folder"),
+        ({"readme.txt": ""}, "has no config.json"),
+        ({"config.json": "{}"}, "names no model_type"),
+        ({"config.json": '{"model_type": "bert", "auto_map": {}}', "model.safetensors": ""}, "code of its own"),
+        ({"config.json": '{"model_type": "bert"}', "pytorch_model.bin": ""}, "pytorch_model.bin, which may run code"),
+        ({"config.json": '{"model_type": "bert"}'}, "has no weights"),
+    ],
+)
+def test_a_folder_without_a_model_is_told(tmp_path: Path, files: dict[str, str] | None, told: str) -> None:
+    """No library is needed to say so."""
+    for name, content in (files or {}).items():
+        (tmp_path / "bert").mkdir(exist_ok=True)
+        (tmp_path / "bert" / name).write_text(content)
+    with pytest.raises(DataError, match=told):
+        built(tmp_path)
 
 
 @NEEDS
 @pytest.mark.parametrize(
-    ("prepare", "changes", "kind", "told"),
+    ("changes", "told"),
     [
-        (None, {"folder": "brt"}, DataError, "brt is no folder"),
-        (None, {"folder": "files"}, DataError, "has no config.json"),
-        (_pickled, {"folder": "pickled"}, DataError, "pytorch_model.bin, which may run code"),
-        (_own_code, {"folder": "own"}, DataError, "code of its own, which is not run"),
-        (None, {"task": "image-classification"}, ModelError, "a bert .* cannot do image-classification; it can do"),
-        (None, {"lora": {"targets": ["querry"]}}, ModelError, "no dense layer querry; did you mean query"),
-        (None, {"freeze": ["encodr.*"]}, ModelError, r"encodr\.\* fits no parameter .*did you mean \*encoder"),
+        ({"task": "image-classification"}, "a bert .* cannot do image-classification; it can do"),
+        ({"lora": {"targets": ["querry"]}}, "no dense layer querry; did you mean query"),
+        ({"freeze": ["encodr.*"]}, r"encodr\.\* fits no parameter .*did you mean \*encoder"),
     ],
-)  # fmt: skip
-def test_mistakes_are_told(
-    folder: Path, prepare: Callable[[Path], None] | None, changes: dict[str, Any], kind: type[DpsgdError], told: str
-) -> None:
-    if prepare is not None:
-        prepare(folder)
-    with pytest.raises(kind, match=told):
+)
+def test_mistakes_about_a_model_are_told(folder: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
         built(folder, **changes)
 
 
@@ -250,14 +248,8 @@ def _mixing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(huggingface.Pretrained, "forward", forward)
 
 
-def _unclipped(patch: pytest.MonkeyPatch) -> None:
-    """Leave out one adapter's part of the norms."""
-    usual = linear.Linear.square_norms
-    patch.setattr(linear.Linear, "square_norms", lambda self: usual(self) * (usual(self).shape[0] < 0))
-
-
 @NEEDS
-@pytest.mark.parametrize("plant", [None, _mixing, _unclipped], ids=["clean", "mixing", "unclipped"])
+@pytest.mark.parametrize("plant", [None, _mixing], ids=["clean", "mixing"])
 def test_an_audit_of_bert_with_adapters_refutes_what_leaks_in_it(
     folder: Path, plant: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,3 +261,20 @@ def test_an_audit_of_bert_with_adapters_refutes_what_leaks_in_it(
     found = audit(loaded, AuditOptions(("D",), quick=True, curves=False))
     assert found["refuted"] == (plant is not None), found["refuted_by"]
     assert plant is None or any("summed gradients" in name for name in found["refuted_by"])
+
+
+@NEEDS
+def test_features_of_a_frozen_model_are_those_of_each_text_alone(folder: Path, tmp_path: Path) -> None:
+    """A linear model on mean states of BERT; predictions of texts together are those of each alone."""
+    given = recipe() | {"model": {"kind": "linear"}}
+    features = {"kind": "huggingface", "folder": "bert", "public": True}
+    text = {"column": "text", "length": 12, "folder": "bert"}
+    given["data"] |= {"features": features, "text": text, "preprocess": [{"unit-norm": {}}]}
+    (folder / "frozen.yaml").write_text(json.dumps(given))
+    result = dpsgd.train(str(folder / "frozen.yaml"), out=tmp_path)
+    document = json.loads((result.directory / "result.json").read_text())
+    assert "features" in document["provenance"]["data_sha256"]
+    assert any("network in bert" in said for said in document["privacy"]["declarations"])
+    texts = ["a good film", "the plot is bad " * 9, "night"]
+    together = result.predict(pd.DataFrame({"text": texts}))
+    assert list(together) == [result.predict(pd.DataFrame({"text": [text]}))[0] for text in texts]

@@ -229,8 +229,41 @@ class PretrainedFeatures(Extractor):
         return self
 
 
+class Declared(Extractor):
+    """An extractor whose numbers come from outside, which the recipe declares public."""
+
+    public: bool = Field(description="Must be written as true: no private record shaped its numbers.")
+
+    @model_validator(mode="after")
+    def _declared(self) -> Declared:
+        if not self.public:
+            raise ValueError("public: a network that private records shaped is no free extractor; true declares none")
+        return self
+
+
+class HuggingFaceFeatures(Declared):
+    """A frozen model of transformers in a local folder: the mean of its last hidden states over places that count."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    folder: str = Field(description="Folder that save_pretrained wrote, relative to the recipe; never downloaded.")
+
+
+class PythonFeatures(Declared):
+    """A frozen network of the user's own. It is called with one record at a time, so it cannot look at another."""
+
+    kind: Literal["python"] = "python"
+    file: str = Field(description="A Python file, relative to the recipe.")
+    function: str = Field("build", description="Function `(input_shape) -> network` in it; a network maps (1, ...).")
+
+
 Features = Annotated[
-    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures,
+    ScatteringFeatures
+    | PatchFeatures
+    | HogFeatures
+    | ColourFeatures
+    | PretrainedFeatures
+    | HuggingFaceFeatures
+    | PythonFeatures,
     Field(discriminator="kind"),
 ]
 
@@ -419,8 +452,9 @@ class Data(Section):
 
     def _check_several(self) -> None:
         if self.text is not None:
-            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "features", "preprocess")
-            extra = [key for key in (*beside, "augment", "on_disk", "name") if getattr(self, key)]
+            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "augment", "on_disk", "name")
+            steps = () if self.features is not None else ("preprocess",)
+            extra = [key for key in (*beside, *steps) if getattr(self, key)]
             if extra:
                 raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
             if self.task not in ("classification", "regression", "next-token"):

@@ -61,18 +61,33 @@ def configuration(folder: Path, key: str = "model.folder") -> dict[str, Any]:
     return found
 
 
-def check_folder(folder: Path) -> None:
-    """Raise DataError for a folder without a configuration, or without weights in safetensors."""
-    configuration(folder)
+def check_folder(folder: Path, key: str = "model.folder") -> None:
+    """Raise DataError, naming `key`, for a folder without a configuration, or without weights in safetensors."""
+    configuration(folder, key)
     if any(folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
     if pickled:
         raise DataError(
-            f"model.folder: {folder} has its weights in {pickled[0]}, which may run code when it is read; load it where"
+            f"{key}: {folder} has its weights in {pickled[0]}, which may run code when it is read; load it where"
             " you trust it, and save it with save_pretrained(folder, safe_serialization=True)"
         )
-    raise DataError(f"model.folder: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
+    raise DataError(f"{key}: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
+
+
+def frozen(folder: Path) -> nn.Module:
+    """Return the model in a folder without a head, in eval mode, none of which is trained."""
+    transformers = library("transformers")
+    with _quiet(transformers):
+        try:
+            model = transformers.AutoModel.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"data.features.folder: {folder} cannot be loaded: {said}") from error
+    found: nn.Module = model.eval().requires_grad_(False)
+    return found
 
 
 class Pretrained(nn.Module):

@@ -14,7 +14,6 @@ test_output_losses.py` tries each for what the guarantee says.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +188,8 @@ def made(
         own = load_attribute(base / settings.python, settings.function)
         return LossOf(one_by_one(own, settings.python), of_arrays, clamps)
     kind: LossName = USUAL[task] if settings is None else settings if isinstance(settings, str) else settings.kind
-    return LossOf(functools.partial(OUTPUT_LOSSES[kind].of, options=options), of_arrays, clamps)
+    of = OUTPUT_LOSSES[kind].of
+    return LossOf(lambda outputs, labels: of(outputs, labels, options), of_arrays, clamps)
 
 
 def one_by_one(function: Any, file: str) -> Loss:

@@ -104,7 +104,7 @@ def _several(recipe: Recipe) -> list[str]:
             f"data.evaluation: private measures one class or number a record, not {told}; give test records of their"
             " own or evaluation: public, which declare held-out records public, or split: {test: 0}"
         )
-    if several and data.unit is not None:
+    if several and recipe.privacy is not None and recipe.privacy.unit is not None:
         problems.append("privacy.unit: a user's rows have one label each; leave this out, or use one row for each user")
     wanted = {"token-classification": ["token-classification"], "next-token": ["causal-lm"]}.get(
         data.task, ["sequence-classification", "image-classification"]

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.settings import PretrainedFeatures
+from dpsgd_cli.data.settings import HuggingFaceFeatures, PretrainedFeatures, PythonFeatures
 from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.settings import PythonMethod
@@ -183,6 +183,8 @@ def named_files(recipe: Recipe) -> list[str]:
     for features in recipe.data.extractors:
         if isinstance(features, PretrainedFeatures):
             names.append(features.result)
+        if isinstance(features, HuggingFaceFeatures):
+            names.append(features.folder)
     if recipe.privacy is not None and recipe.privacy.book is not None:
         names.append(recipe.privacy.book)
     return names + own_code(recipe) + own_weights(recipe)
@@ -193,6 +195,7 @@ def own_code(recipe: Recipe) -> list[str]:
     sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
     loss = getattr(recipe.model, "loss", None)
     own = [loss.python] if isinstance(loss, PythonLoss) else []
+    own += [one.file for one in recipe.data.extractors if isinstance(one, PythonFeatures)]
     return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)] + own
 
 

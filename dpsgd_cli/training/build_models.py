@@ -316,8 +316,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
         return
     outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = placement(recipe, Team())
-    whole = outline.integers and isinstance(recipe.model, OwnModel)
-    none = torch.empty((0, *shape), device=place.device, dtype=torch.int64 if whole else place.dtype)
+    none = torch.empty((0, *shape), device=place.device, dtype=dtype_of_inputs(recipe, outline, place.dtype))
     labels = torch.empty((0, *outline.label_shape), device=place.device)
     checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, labels, False), outputs, [0])
 
@@ -343,7 +342,8 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
             raise ModelError("\n".join(refused))
         check_without_data(loaded, outline)
         pack = make_pack(loaded, shape, outputs, [0], Placement(torch.device("cpu")))
-        held = elements_by_layer(pack, stand_in_rows(shape, torch.empty(0)))
+        like = torch.empty(0, dtype=dtype_of_inputs(recipe, outline, torch.float32))
+        held = elements_by_layer(pack, stand_in_rows(shape, like))
     most = max(held, key=lambda name: held[name])
     yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
     yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
@@ -421,6 +421,11 @@ def in_numbers(recipe: Recipe, x: Any) -> Any:
     if getattr(x, "dtype", None) != np.int64 or isinstance(recipe.model, OwnModel):
         return x
     return np.asarray(x, np.float32) if isinstance(x, np.ndarray) else x.then(_floats)
+
+
+def dtype_of_inputs(recipe: Recipe, outline: data.Outline, usual: torch.dtype) -> torch.dtype:
+    """Return the dtype of a model's inputs: int64 for integers that reach it as they are, else the `usual` one."""
+    return torch.int64 if outline.integers and isinstance(recipe.model, OwnModel) else usual
 
 
 def _floats(x: np.ndarray) -> np.ndarray:

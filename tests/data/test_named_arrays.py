@@ -17,6 +17,8 @@ from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.users.run import UnitTable
 
 LARGE = (1 << 53) + 1
 TOKENS = np.array([[1, LARGE, 3], [4, 5, LARGE - 2]])
@@ -130,3 +132,48 @@ def test_labels_of_another_shape_or_kind_are_refused(tmp_path: Path, data: dict[
 
 def test_padding_has_no_next_token() -> None:
     assert next_tokens(np.array([[5, 7, -1, -1], [1, 2, 3, 4]])).tolist() == [[7, -1, -1, -1], [2, 3, 4, -1]]
+
+
+def test_integers_beside_pixels_are_those_that_float32_holds(tmp_path: Path) -> None:
+    data = Data.model_validate({"path": "a.npz", "classes": [0, 1], "inputs": INPUTS})
+    pixels = np.zeros((2, 2, 2))
+    most = np.full((2, 3), 1 << 24)
+    saved(tmp_path, input_ids=most, pixel_values=pixels, y=[0, 1])
+    assert load_raw(data, tmp_path).train.x[:, :3].tolist() == most.tolist()  # type: ignore[index]
+    saved(tmp_path, input_ids=most + 1, pixel_values=pixels, y=[0, 1])
+    with pytest.raises(DataError, match=r"above 2\^24"):
+        load_raw(data, tmp_path)
+
+
+def test_a_users_places_without_a_row_keep_other_tokens_as_they_are() -> None:
+    rows = Table(torch.from_numpy(TOKENS), torch.tensor([0, 1]), False)
+    x, _ = UnitTable.of(rows, torch.tensor([[0, -1], [1, 0]]))._of(torch.tensor([[[0, -1], [1, 0]]]))
+    assert x.tolist() == [[TOKENS[0].tolist(), TOKENS[1].tolist(), [0, 0, 0], TOKENS[0].tolist()]]
+
+
+DECAY = {"kind": "exponential", "initial": 4, "decay": 0.1}
+PRIVATE: dict[str, Any] = {
+    "name": "a",
+    "data": {"path": "a.npz", "task": "multi-label", "classes": ["a", "b"], "evaluation": "public"},
+    "model": {"kind": "linear"},
+    "method": {"kind": "dp-sgd", "batch_size": 8},
+    "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "told"),
+    [
+        ("data", {"evaluation": "private", "split": {"test": 0.2}}, "measures one class or number a record"),
+        ("privacy", {"unit": {"column": "who", "most_rows": 2}}, "a user's rows have one label each"),
+        ("model", {"loss": "cross-entropy"}, "cross-entropy does not go with data.task: multi-label"),
+        ("model", {"loss": {"kind": "bce", "width": 0.1}}, "width: is for huber, not bce"),
+        ("method", {"kind": "private-selection", "candidates": [DECAY, DECAY]}, "has a loss of its own"),
+    ],
+)
+def test_labels_that_are_arrays_go_with_what_is_proved_for_them(
+    section: str, changes: dict[str, Any], told: str
+) -> None:
+    Recipe.model_validate(PRIVATE)
+    with pytest.raises(ValueError, match=told):
+        Recipe.model_validate(PRIVATE | {section: PRIVATE[section] | changes})

@@ -141,3 +141,11 @@ def test_a_loss_that_is_no_number_of_one_example_is_refused(code: str, told: str
 def test_a_loss_that_mixes_is_found(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(ModelError, match=r"model\.loss"):
         check_apart(loss, NUMBERS, NUMBERS[..., 0])
+
+
+def test_a_gradient_that_crosses_is_found_though_the_numbers_agree() -> None:
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        return y.mean(-1) + 1e-3 * (y - y.detach()).mean()
+
+    with pytest.raises(ModelError, match="has a gradient in the outputs of another"):
+        check_apart(loss, NUMBERS, NUMBERS[..., 0])
