@@ -200,6 +200,7 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path, files: dict[str, str] 
     [
         ({"task": "image-classification"}, "a bert .* cannot do image-classification; it can do"),
         ({"lora": {"targets": ["querry"]}}, "no dense layer querry; did you mean query"),
+        ({"freeze": ["classifier.*"]}, "classifier.weight, which the folder does not hold"),
         ({"freeze": ["encodr.*"]}, r"encodr\.\* fits no parameter .*did you mean \*encoder"),
     ],
 )
@@ -233,6 +234,25 @@ def test_without_the_extra_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"")
     with pytest.raises(UsageError, match=r"pip install 'dpsgd\[transformers\]'"):
         built(tmp_path)
+
+
+@NEEDS
+def test_new_layers_train_even_where_they_are_adapted(folder: Path) -> None:
+    lora = LORA | {"targets": ["query", "classifier"]}
+    model = built(folder, lora=lora)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert "model.classifier.base_layer.weight" in trained
+    assert not any("query.base_layer" in name for name in trained)
+
+
+@NEEDS
+def test_a_token_that_a_model_does_not_know_is_refused(folder: Path, tmp_path: Path) -> None:
+    given = recipe(model={"folder": "gpt", "task": "causal-lm", "lora": None})
+    given["data"] = {"path": "strange.npz", "task": "next-token"}
+    np.savez(folder / "strange.npz", x=np.full((40, 6), 20), x_test=np.full((5, 6), 3))
+    (folder / "strange.yaml").write_text(json.dumps(given))
+    with pytest.raises(DataError, match=r"a token of 20 or more, and the model in gpt knows 0 to 19"):
+        dpsgd.train(str(folder / "strange.yaml"), out=tmp_path)
 
 
 def _mixing(patch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,12 @@ def frozen(folder: Path) -> nn.Module:
     return found
 
 
+def vocabulary(folder: Path) -> int | None:
+    """Return how many tokens the model in a folder knows; None for a model without tokens."""
+    found = configuration(folder).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
 class Pretrained(nn.Module):
     """A model of transformers, for rows (B, L) of tokens, below 0 where there is padding, or images (B, C, H, W).
 
@@ -131,7 +137,8 @@ def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[]
             except (OSError, ValueError, RuntimeError, KeyError) as error:
                 said = (str(error).splitlines() or [type(error).__name__])[0]
                 raise DataError(f"model.folder: {folder} cannot be loaded: {said}") from error
-        new = {*loaded["missing_keys"], *(one[0] for one in loaded["mismatched_keys"])}
+        mismatched = (one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"])
+        new = {*loaded["missing_keys"], *mismatched}
         _choose_trained(model, settings, new)
         return Pretrained(model, settings.task == "image-classification")
 
@@ -165,8 +172,8 @@ def _choose_trained(model: Any, settings: HuggingFaceModel, new: set[str]) -> No
         head = {name for name in names if not name.startswith(prefix)} if settings.task != "causal-lm" else set()
         _adapted(model, settings)
         for name, parameter in model.named_parameters():
-            # an adapted layer keeps its own weights as base_layer, which stay frozen
-            if name in head | new:
+            # an adapted layer keeps its own weights as base_layer
+            if name.replace(".base_layer.", ".") in head | new:
                 parameter.requires_grad_(True)
     names = [name for name, _ in model.named_parameters()]
     for pattern in settings.freeze:
@@ -175,6 +182,12 @@ def _choose_trained(model: Any, settings: HuggingFaceModel, new: set[str]) -> No
             near = similar(pattern.strip("*."), [*{part for name in names for part in name.split(".")}])
             hint = f"; did you mean *{near}*?" if near else f"; names are like {names[0]}"
             raise ModelError(f"model.freeze: {pattern} fits no parameter of the model{hint}")
+        random = next((name for name in found if name.replace(".base_layer.", ".") in new), None)
+        if random is not None:
+            raise ModelError(
+                f"model.freeze: {pattern} fits {random}, which the folder does not hold, so that its numbers are random"
+                " and have to be trained; use a narrower pattern"
+            )
         for name, parameter in model.named_parameters():
             if name in found:
                 parameter.requires_grad_(False)

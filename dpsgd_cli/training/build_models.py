@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
-from dpsgd_cli.engine import models, output_losses, precision
+from dpsgd_cli.engine import huggingface, models, output_losses, precision
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
@@ -421,6 +422,28 @@ def in_numbers(recipe: Recipe, x: Any) -> Any:
     if getattr(x, "dtype", None) != np.int64 or isinstance(recipe.model, OwnModel):
         return x
     return np.asarray(x, np.float32) if isinstance(x, np.ndarray) else x.then(_floats)
+
+
+def refuse_unknown_tokens(loaded: LoadedRecipe, rows: Any) -> None:
+    """Raise DataError for a token in `rows` (N, ...) that the model of a local folder does not know.
+
+    Rows on disk are not searched. With named inputs, they are those of `input_ids`.
+    """
+    model, inputs = loaded.recipe.model, loaded.recipe.data.inputs or {}
+    if not isinstance(model, HuggingFaceModel) or not isinstance(rows, np.ndarray) or rows.dtype != np.int64:
+        return
+    first = 0
+    for name, told in inputs.items():
+        width = math.prod(told.shape)
+        if name == "input_ids":
+            rows = rows[:, first : first + width]
+        first += width
+    known = huggingface.vocabulary(loaded.base / model.folder)
+    if known is not None and rows.max(initial=0) >= known:
+        raise DataError(
+            f"{loaded.recipe.name}: the records hold a token of {known} or more, and the model in {model.folder} knows"
+            f" 0 to {known - 1}; use the tokenizer that belongs to it"
+        )
 
 
 def dtype_of_inputs(recipe: Recipe, outline: data.Outline, usual: torch.dtype) -> torch.dtype:

@@ -54,7 +54,15 @@ from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
-from dpsgd_cli.training.build_models import in_numbers, loss_of, make_pack, outputs_of, own_folds, placement
+from dpsgd_cli.training.build_models import (
+    in_numbers,
+    loss_of,
+    make_pack,
+    outputs_of,
+    own_folds,
+    placement,
+    refuse_unknown_tokens,
+)
 from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading_of
 from dpsgd_cli.training.start import Trials
 
@@ -307,8 +315,10 @@ class Trained:
         dtype = torch.float64 if exactly else next(module.parameters()).dtype
         module.to(dtype)
         with torch.inference_mode():
-            for start in range(0, len(rows), _AT_ONCE):
-                own = in_numbers(self.loaded.recipe, self.inputs(rows[start : start + _AT_ONCE], trial, exactly))
+            refuse_unknown_tokens(self.loaded, rows)
+            most = _AT_ONCE // 64 if isinstance(self.loaded.recipe.model, HuggingFaceModel) else _AT_ONCE
+            for start in range(0, len(rows), most):
+                own = in_numbers(self.loaded.recipe, self.inputs(rows[start : start + most], trial, exactly))
                 x = torch.from_numpy(own)
                 y = module(x if x.dtype == torch.int64 else x.to(dtype))
                 found.append(getattr(y, "logits", y).numpy())

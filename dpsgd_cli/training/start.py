@@ -51,7 +51,16 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Stopped
 from dpsgd_cli.training.assemble import EpochRecord
-from dpsgd_cli.training.build_models import checked, held_out, loss_of, make_pack, outputs_of, placement, tables
+from dpsgd_cli.training.build_models import (
+    checked,
+    held_out,
+    loss_of,
+    make_pack,
+    outputs_of,
+    placement,
+    refuse_unknown_tokens,
+    tables,
+)
 from dpsgd_cli.training.plans import feature_bound
 from dpsgd_cli.users.settings import PERSON
 
@@ -260,6 +269,8 @@ def start(
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
     dataset = _dataset(members[0], streams, earlier, team) if override is None else override.dataset
+    for rows in (dataset.train_x, dataset.test_x):
+        refuse_unknown_tokens(loaded, rows)
     train, test = tables([member.loaded.recipe for member in members], dataset, place)
     if override is not None:
         train = override.share(train)
