@@ -257,7 +257,7 @@ def test_a_token_that_a_model_does_not_know_is_refused(folder: Path, tmp_path: P
 
 def _mixing(patch: pytest.MonkeyPatch) -> None:
     """Run whole batches, untested, and give each example the answer of the one before it."""
-    usual = huggingface.Pretrained.forward
+    usual = huggingface.FolderModel.forward
 
     def forward(self: Any, x: torch.Tensor | None = None, **named: torch.Tensor) -> torch.Tensor:
         return usual(self, x, **named).roll(1, 0)
@@ -265,7 +265,7 @@ def _mixing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(models, "BUILT_IN", {**models.BUILT_IN, "huggingface": None})
     patch.setattr(build_models, "examine", lambda *rest: ModelTests())
     patch.setattr(build_models, "check_examples_stay_apart", lambda *rest: None)
-    patch.setattr(huggingface.Pretrained, "forward", forward)
+    patch.setattr(huggingface.FolderModel, "forward", forward)
 
 
 @NEEDS

@@ -96,7 +96,7 @@ def vocabulary(folder: Path) -> int | None:
     return found if isinstance(found, int) else None
 
 
-class Pretrained(nn.Module):
+class FolderModel(nn.Module):
     """A model of transformers, for rows (B, L) of tokens, below 0 where there is padding, or images (B, C, H, W).
 
     It returns logits. Called with named arrays, it passes them on.
@@ -140,7 +140,7 @@ def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[]
         mismatched = (one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"])
         new = {*loaded["missing_keys"], *mismatched}
         _choose_trained(model, settings, new)
-        return Pretrained(model, settings.task == "image-classification")
+        return FolderModel(model, settings.task == "image-classification")
 
     return build
 

@@ -157,9 +157,11 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
     return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
 
 
-def of_constants(task: str, truth: np.ndarray, classes: int | None) -> dict[str, float]:
+def of_constants(
+    task: str, truth: np.ndarray, classes: int | None, labels: Sequence[object] | None = None
+) -> dict[str, float]:
     """Return the task's metrics of the best answers without features: `constant_answers`, for `mae` the median."""
-    found = of_table(task, constant_answers(truth, classes))
+    found = of_table(task, constant_answers(truth, classes), labels)
     if "mae" in found:
         found["mae"] = _mean_absolute_error(Answers(truth, np.broadcast_to(np.median(truth, axis=0), truth.shape)))
     return found
@@ -390,16 +392,20 @@ def metrics_of(task: str) -> dict[str, Metric]:
     return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
 
 
-def of_table(task: str, answers: Answers) -> dict[str, float]:
+def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    All are NaN if an answer or a score is not finite.
+    All are NaN if an answer or a score is not finite. With several labels a record, `labels` names them, and the F1
+    score of each is a metric, too: 0 where neither truth nor answers hold it.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
     if not sound:
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
+    if task == "multi-label" and labels is not None:
+        each = np.nan_to_num(f1_of_labels(answers))
+        found |= {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 

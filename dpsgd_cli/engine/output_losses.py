@@ -30,7 +30,7 @@ from dpsgd_cli.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Options:
+class LossOptions:
     """Settings of a loss.
 
     `weights`: public weights of the classes. `low`, `high`: bounds of targets, which are scaled to [-1, 1].
@@ -54,7 +54,7 @@ class OutputLoss:
     """
 
     tasks: tuple[str, ...]
-    of: Callable[[Tensor, Tensor, Options], Tensor]
+    of: Callable[[Tensor, Tensor, LossOptions], Tensor]
     apart: str
 
 
@@ -69,7 +69,7 @@ def mean_of_example(losses: Tensor, counts: Tensor) -> Tensor:
     return own / counts.flatten(2).sum(dim=2).clamp_min(1)
 
 
-def cross_entropies(outputs: Tensor, labels: Tensor, options: Options) -> Tensor:
+def cross_entropies(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     """Return the mean cross-entropy (R, B) over places that count, of labels (R, B, ...) and logits (R, B, ..., K)."""
     if labels.dim() == 2 and not options.smoothing and options.weights is None and options.ignored is None:
         return cross_entropy(outputs, labels)
@@ -86,7 +86,7 @@ def cross_entropies(outputs: Tensor, labels: Tensor, options: Options) -> Tensor
     return mean_of_example(own, counts)
 
 
-def binary(outputs: Tensor, labels: Tensor, options: Options) -> Tensor:
+def binary(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     """Return the mean over K labels of 0 or 1 (R, B, K) of the cross-entropy under log odds (R, B, K)."""
     truth = labels.clamp_min(0).to(outputs.dtype)
     truth = truth * (1 - options.smoothing) + options.smoothing / 2
@@ -99,19 +99,19 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs - (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1))
 
 
-def squared(outputs: Tensor, targets: Tensor, options: Options) -> Tensor:
+def squared(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return half the squared error (R, B), the mean over several targets."""
     return (_errors(outputs, targets).square() / 2).mean(dim=-1)
 
 
-def huber(outputs: Tensor, targets: Tensor, options: Options) -> Tensor:
+def huber(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return the Huber loss (R, B): a parabola of half-width `options.width` with straight sides."""
     size = _errors(outputs, targets).abs()
     near = size.clamp(max=options.width)
     return (near * (size - near / 2)).mean(dim=-1)
 
 
-def poisson(outputs: Tensor, targets: Tensor, options: Options) -> Tensor:
+def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return the Poisson deviance's part that depends on the outputs: mu - y log mu (R, B), in the target's own unit.
 
     Outputs and targets are counts scaled from [low, high] to [-1, 1], as all targets are; mu is the output's count, at
@@ -173,7 +173,7 @@ class LossOf:
 
 
 def made(
-    settings: LossSettings | None, task: str, options: Options, of_arrays: bool, clamps: bool, base: Path
+    settings: LossSettings | None, task: str, options: LossOptions, of_arrays: bool, clamps: bool, base: Path
 ) -> LossOf:
     """Return the loss that a recipe names, or the usual one of its task.
 

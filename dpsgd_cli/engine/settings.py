@@ -64,7 +64,7 @@ class PythonLoss(Section):
 LossSettings = LossName | NamedLoss | PythonLoss
 
 
-class Network(ModelKind):
+class NetworkModel(ModelKind):
     """Settings that all models but convex ones share."""
 
     loss: LossSettings | None = Field(
@@ -99,7 +99,7 @@ class OneLayer(ModelKind):
         return math.sqrt(2) if outputs > 1 else 1.0
 
 
-class LinearModel(OneLayer, Network):
+class LinearModel(OneLayer, NetworkModel):
     """One linear layer with an output for each class."""
 
     kind: Literal["linear"] = "linear"
@@ -133,7 +133,7 @@ class ConvexModel(OneLayer):
         return LOSSES[self.loss]
 
 
-class MlpModel(Network):
+class MlpModel(NetworkModel):
     auto_tunable = True
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
@@ -144,7 +144,7 @@ class MlpModel(Network):
         return len(self.hidden) + 1
 
 
-class CnnModel(Network):
+class CnnModel(NetworkModel):
     """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
     kind: Literal["cnn"] = "cnn"
@@ -158,7 +158,7 @@ class CnnModel(Network):
         return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
 
 
-class WrnModel(Network):
+class WrnModel(NetworkModel):
     """The wide residual network of De et al. (2022): WRN-16-4 by default."""
 
     kind: Literal["wrn"] = "wrn"
@@ -178,7 +178,7 @@ class WrnModel(Network):
         return self
 
 
-class VitModel(Network):
+class VitModel(NetworkModel):
     """A small vision transformer."""
 
     kind: Literal["vit"] = "vit"
@@ -227,7 +227,7 @@ class InputArray(Section):
     kind: Literal["integer", "real"] = Field("integer", description="Tokens and masks are integers, pixels are real.")
 
 
-class OwnModel(Network):
+class OwnModel(NetworkModel):
     """Base of models whose code is not this package's: they run on one example at a time, and are tested."""
 
 

@@ -45,7 +45,7 @@ from dpsgd_cli.engine.independence import (
     stand_in_rows,
 )
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error, weighted
-from dpsgd_cli.engine.output_losses import Options
+from dpsgd_cli.engine.output_losses import LossOptions
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
@@ -108,11 +108,10 @@ def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
     elif model.loss is None and not several:
         loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
     else:
-        named = model.loss if isinstance(model.loss, NamedLoss) else None
+        named = model.loss if isinstance(model.loss, NamedLoss) else NamedLoss(kind="squared")
         low, high = data.target_bounds or (-1.0, 1.0)
-        options = Options(**{} if named is None else {"smoothing": named.smoothing, "ignored": named.ignore_index})
         weights = data.weights if several else None
-        options = replace(options, weights=weights, low=low, high=high, width=0.5 if named is None else named.width)
+        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, low, high)
         loss = output_losses.made(
             model.loss, data.task, options, several, not raw and data.target_bounds is not None, base
         )

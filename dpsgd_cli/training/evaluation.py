@@ -120,13 +120,15 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
-        found.append(of_table(task, told))
+        found.append(of_table(task, told, models.recipes[trial].data.classes))
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_constants(task, told.truth, classes))
-    defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
-    measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
+            constants.append(of_constants(task, told.truth, classes, models.recipes[trial].data.classes))
+    known = [*METRICS, *(name for name in found[0] if name not in METRICS)]
+    defined = [name for name in known if all(name in one for one in (*found, *constants))]
+    once = [name for name in defined if name not in METRICS or not METRICS[name].at_every_look]
+    measured = {name: [one[name] for one in found] for name in once}
     return measured, {name: [one[name] for one in constants] for name in defined}
 
 

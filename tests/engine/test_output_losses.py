@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.engine.losses import LOSSES
-from dpsgd_cli.engine.output_losses import OUTPUT_LOSSES, USUAL, Options, check_apart, made, one_by_one
+from dpsgd_cli.engine.output_losses import OUTPUT_LOSSES, USUAL, LossOptions, check_apart, made, one_by_one
 from dpsgd_cli.engine.settings import LossName, NamedLoss
 from dpsgd_cli.errors import ModelError
 
@@ -33,20 +33,21 @@ def of_places(outputs: Tensor, labels: Tensor, **how: float | Tensor) -> Tensor:
     return wanted / max(1, counts)
 
 
-GIVEN: dict[str, tuple[Tensor, Tensor, Options, Callable[[Tensor, Tensor], Tensor]]] = {
-    "cross-entropy": (LOGITS, LABELS, Options(), of_places),
+GIVEN: dict[str, tuple[Tensor, Tensor, LossOptions, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cross-entropy": (LOGITS, LABELS, LossOptions(), of_places),
     "next-token": (
-        LOGITS, LABELS, Options(smoothing=0.2), lambda o, y: of_places(o, y, label_smoothing=0.2),
+        LOGITS, LABELS, LossOptions(smoothing=0.2), lambda o, y: of_places(o, y, label_smoothing=0.2),
     ),
     "bce": (
-        LOGITS[:, :, 0], BINARY, Options(), lambda o, y: F.binary_cross_entropy_with_logits(o, y.float()),
+        LOGITS[:, :, 0], BINARY, LossOptions(), lambda o, y: F.binary_cross_entropy_with_logits(o, y.float()),
     ),
-    "squared": (NUMBERS, NUMBERS.flip(1), Options(), lambda o, y: (o - y).square().mean() / 2),
+    "squared": (NUMBERS, NUMBERS.flip(1), LossOptions(), lambda o, y: (o - y).square().mean() / 2),
     "huber": (
-        NUMBERS[..., :1], NUMBERS[..., 0].flip(1), Options(width=0.3), lambda o, y: F.huber_loss(o[0], y, delta=0.3),
+        NUMBERS[..., :1], NUMBERS[..., 0].flip(1), LossOptions(width=0.3),
+        lambda o, y: F.huber_loss(o[0], y, delta=0.3),
     ),
     "poisson": (
-        NUMBERS[..., :1].abs().clamp(max=0.9), NUMBERS[..., 0].flip(1).clamp(-1, 1), Options(low=0.0, high=8.0),
+        NUMBERS[..., :1].abs().clamp(max=0.9), NUMBERS[..., 0].flip(1).clamp(-1, 1), LossOptions(low=0.0, high=8.0),
         lambda o, y: F.poisson_nll_loss(4 * o[0] + 4, 4 * y + 4, log_input=False, eps=0.0),
     ),
 }  # fmt: skip
@@ -74,20 +75,24 @@ def test_an_ignored_class_weights_and_padding_count_as_they_should() -> None:
     """By hand: two places of class 0 and 1 with even logits; class 1 ignored, or of weight 1/4."""
     even, labels = torch.zeros(1, 1, 3, 2), torch.tensor([[[0, 1, -7]]])
     two = torch.log(torch.tensor(2.0))
-    for options, wanted in ((Options(), two), (Options(ignored=1), two), (Options(weights=(1.0, 0.25)), two * 5 / 8)):
+    for options, wanted in (
+        (LossOptions(), two),
+        (LossOptions(ignored=1), two),
+        (LossOptions(weights=(1.0, 0.25)), two * 5 / 8),
+    ):
         loss = made(None, "token-classification", options, True, False, Path())
         torch.testing.assert_close(loss(even, labels)[0, 0], wanted)
 
 
 def test_a_sequence_is_divided_by_its_own_places_whatever_is_in_the_batch() -> None:
-    loss = made("cross-entropy", "token-classification", Options(), True, False, Path())
+    loss = made("cross-entropy", "token-classification", LossOptions(), True, False, Path())
     both, one = loss(LOGITS, LABELS), loss(LOGITS[:, [1]], LABELS[:, [1]])
     torch.testing.assert_close(both[:, [1]], one)
     assert both[:, 3].eq(0).all(), "no place counts, and nothing is divided by 0"
 
 
 def test_the_poisson_loss_is_finite_and_falls_towards_the_edge() -> None:
-    loss = made("poisson", "regression", Options(low=0.0, high=8.0), False, False, Path())
+    loss = made("poisson", "regression", LossOptions(low=0.0, high=8.0), False, False, Path())
     outputs = torch.tensor([[[-3.0], [-1.0], [-0.9]]], requires_grad=True)
     found = loss(outputs, torch.zeros(1, 3))
     assert found.isfinite().all()
