@@ -29,12 +29,8 @@ from dpsgd_cli.common.plugins import load_attribute
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step
-from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.image_transforms import Patches, Scattering, hog
-from dpsgd_cli.data.on_disk import Transform
-from dpsgd_cli.data.settings import (
+from dpsgd_cli.data.extractor_settings import (
     ColourFeatures,
-    Data,
     Extractor,
     HogFeatures,
     HuggingFaceFeatures,
@@ -43,6 +39,10 @@ from dpsgd_cli.data.settings import (
     PythonFeatures,
     ScatteringFeatures,
 )
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.image_transforms import Patches, Scattering, hog
+from dpsgd_cli.data.on_disk import Transform
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine import bundle, huggingface, models
 from dpsgd_cli.engine.settings import Model, PythonModel
 from dpsgd_cli.errors import DataError

@@ -23,7 +23,11 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.settings import HuggingFaceFeatures, PretrainedFeatures, PythonFeatures
+from dpsgd_cli.data.extractor_settings import (
+    HuggingFaceFeatures,
+    PretrainedFeatures,
+    PythonFeatures,
+)
 from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.settings import PythonMethod

@@ -14,11 +14,8 @@ from dpsgd_cli import data
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout, Step
-from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import Transform
-from dpsgd_cli.data.settings import (
+from dpsgd_cli.data.extractor_settings import (
     ColourFeatures,
-    Data,
     Features,
     HogFeatures,
     PatchFeatures,
@@ -26,6 +23,9 @@ from dpsgd_cli.data.settings import (
     PythonFeatures,
     ScatteringFeatures,
 )
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.on_disk import Transform
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
 
