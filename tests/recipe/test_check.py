@@ -114,7 +114,7 @@ BROKEN = [
     (
         "{kind: linear}",
         "linear",
-        "3: model: must be a section with kind: linear, convex, mlp, cnn, wrn, vit or python, got 'linear'",
+        "3: model: must be a section with kind: linear, convex, mlp, cnn, wrn, vit, python or huggingface, got 'linear'",
     ),
     (
         "name: digits",
@@ -123,14 +123,14 @@ BROKEN = [
         " 'unit-norm'; did you mean {unit-norm: {}}?",
     ),
     # kinds
-    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn, wrn, vit or python"),
+    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn, wrn, vit, python or huggingface"),
     (
         "linear",
         "linnear",
-        "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'linnear'; did you mean linear?",
+        "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit, python or huggingface, got 'linnear'; did you mean linear?",
     ),
-    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'transformer'"),
-    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got ["linear"]'),
+    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit, python or huggingface, got 'transformer'"),
+    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn, wrn, vit, python or huggingface, got ["linear"]'),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
@@ -157,7 +157,7 @@ BROKEN = [
     (
         "model: {kind: linear}",
         "",
-        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python",
+        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit, python or huggingface",
     ),
     (
         ", decay: 0.01",
@@ -181,7 +181,7 @@ BROKEN = [
         "name: digits, preprocess: [{onehot: {}}]",
         "2: data.preprocess.0.onehot: unknown key; did you mean data.preprocess.0.one-hot?",
     ),
-    ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are kind, bias"),
+    ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are loss, kind, bias"),
     # rules that join several values
     ("batch_size: 10", "batching: full, batch_size: 10", "4: method.batching: full takes no batch_size"),
     ("name: digits", "path: a.csv", "2: data: a table needs target, the name of the label column"),
