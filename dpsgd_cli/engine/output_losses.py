@@ -8,7 +8,7 @@ record moves a clipped sum by at most the clip norm, whatever the loss is: no bo
 a training is the same for every loss. A loss of the user's own is called with one example at a time
 (`torch.func.vmap`), so it has no other example to look at; what it keeps between calls is looked for before training.
 
-To add a loss: its name in `LossName` (`engine/settings.py`) and its record in `OUTPUT_LOSSES`. `tests/engine/
+To add a loss: its name and tasks in `engine/settings.py`, and its record in `OUTPUT_LOSSES`. `tests/engine/
 test_output_losses.py` tries each for what the guarantee says.
 """
 
@@ -47,13 +47,8 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLoss:
-    """One loss. No field has a default.
+    """One loss. No field has a default. `of`: the function. `apart`: why a number depends on its own example alone."""
 
-    `tasks`: values of `data.task` that it is for. `of`: the function. `apart`: why an example's number depends on that
-    example alone.
-    """
-
-    tasks: tuple[str, ...]
     of: Callable[[Tensor, Tensor, LossOptions], Tensor]
     apart: str
 
@@ -129,23 +124,20 @@ def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
 _OWN = "every operation is along axes of one example"
 OUTPUT_LOSSES: dict[LossName, OutputLoss] = {
     "cross-entropy": OutputLoss(
-        tasks=("classification", "token-classification", "next-token"),
         of=cross_entropies,
         apart=f"{_OWN}, and the mean over places is divided by the example's own number of them",
     ),
     "next-token": OutputLoss(
-        tasks=("next-token",),
         of=cross_entropies,
         apart=f"{_OWN}, and the mean over places is divided by the example's own number of them",
     ),
     "bce": OutputLoss(
-        tasks=("multi-label",),
         of=binary,
         apart=f"{_OWN}, and the mean over labels is divided by the example's own number of them",
     ),
-    "squared": OutputLoss(tasks=("regression",), of=squared, apart=_OWN),
-    "huber": OutputLoss(tasks=("regression",), of=huber, apart=_OWN),
-    "poisson": OutputLoss(tasks=("regression",), of=poisson, apart=_OWN),
+    "squared": OutputLoss(of=squared, apart=_OWN),
+    "huber": OutputLoss(of=huber, apart=_OWN),
+    "poisson": OutputLoss(of=poisson, apart=_OWN),
 }
 USUAL: dict[str, LossName] = {
     "classification": "cross-entropy",

@@ -28,6 +28,17 @@ class ModelKind(Section):
 LossName = Literal["cross-entropy", "bce", "next-token", "squared", "huber", "poisson"]
 
 
+LOSS_TASKS: dict[LossName, tuple[str, ...]] = {
+    "cross-entropy": ("classification", "token-classification", "next-token"),
+    "bce": ("multi-label",),
+    "next-token": ("next-token",),
+    "squared": ("regression",),
+    "huber": ("regression",),
+    "poisson": ("regression",),
+}
+"""Values of `data.task` that each loss is for; `engine/output_losses.py` has the losses."""
+
+
 class NamedLoss(Section):
     """A loss with settings of its own."""
 

@@ -13,7 +13,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
 from dpsgd_cli.discovery.settings import Discovery
-from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
+from dpsgd_cli.engine.settings import LOSS_TASKS, ConvexModel, HuggingFaceModel, LossSettings, NamedLoss
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
@@ -97,7 +97,8 @@ def _several(recipe: Recipe) -> list[str]:
     """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
     data, method, model = recipe.data, recipe.method, recipe.model
     several = data.labels_are_arrays
-    loss, problems = getattr(model, "loss", None), []
+    loss: LossSettings | None = None if isinstance(model, ConvexModel) else model.loss
+    problems = []
     if several and data.measured_privately:
         told = f"data.task: {data.task}" if data.targets is None else f"data.targets: {data.targets}"
         problems.append(
@@ -117,13 +118,8 @@ def _several(recipe: Recipe) -> list[str]:
         problems.append(f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd")
     if recipe.preconditioner is not None:
         problems.append("method.preconditioner: is for the usual loss of classes or numbers; leave it out")
-    kind = loss if isinstance(loss, str) else getattr(loss, "kind", None)
-    known = {
-        "cross-entropy": ("classification", "token-classification", "next-token"),
-        "next-token": ("next-token",),
-        "bce": ("multi-label",),
-    }
-    if kind is not None and data.task not in known.get(kind, ("regression",)):
+    kind = loss.kind if isinstance(loss, NamedLoss) else loss
+    if isinstance(kind, str) and data.task not in LOSS_TASKS[kind]:
         problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
     if kind == "poisson" and data.target_bounds is not None and (data.target_bounds[0] < 0 or data.log_scale):
         problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")

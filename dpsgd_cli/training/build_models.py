@@ -369,6 +369,7 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
         places = 1 if unit is None else unit.places
         return train if dataset.train_records is None else train.with_places(dataset.train_records * places), test
     x, y = _all_rows(dataset)
+    x = in_numbers(recipes[0], x)
     assert keys is not None
     train = _table(x, y, dataset.per_trial, place)
     out = own_folds(recipes, keys)

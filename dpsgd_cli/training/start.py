@@ -54,6 +54,7 @@ from dpsgd_cli.training.assemble import EpochRecord
 from dpsgd_cli.training.build_models import (
     checked,
     held_out,
+    in_numbers,
     loss_of,
     make_pack,
     outputs_of,
@@ -297,8 +298,8 @@ def start(
         rows,
         loaded.base,
         feature_bound(recipe, dataset),
-        validation=held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
-        public=held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
+        validation=held_out(in_numbers(recipe, dataset.validation_x), dataset.validation_y, dataset.per_trial, place),
+        public=held_out(in_numbers(recipe, dataset.public_x), dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
         columns=dataset.columns,
         team=team,

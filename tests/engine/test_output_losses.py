@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpsgd_cli.data.settings import Task
 from dpsgd_cli.engine.losses import LOSSES
 from dpsgd_cli.engine.output_losses import OUTPUT_LOSSES, USUAL, LossOptions, check_apart, made, one_by_one
-from dpsgd_cli.engine.settings import LossName, NamedLoss
+from dpsgd_cli.engine.settings import LOSS_TASKS, LossName, NamedLoss
 from dpsgd_cli.errors import ModelError
 
 CLASSES, PLACES, ROWS = 4, 5, 6
@@ -56,7 +58,7 @@ GIVEN: dict[str, tuple[Tensor, Tensor, LossOptions, Callable[[Tensor, Tensor], T
 @pytest.mark.parametrize("kind", OUTPUT_LOSSES)
 def test_a_loss_is_that_of_torch_for_one_example_and_mixes_none(kind: LossName) -> None:
     outputs, labels, options, alone = GIVEN[kind]
-    loss = made(NamedLoss(kind=kind), OUTPUT_LOSSES[kind].tasks[0], options, labels.dim() > 2, False, Path())
+    loss = made(NamedLoss(kind=kind), LOSS_TASKS[kind][0], options, labels.dim() > 2, False, Path())
     found = loss(outputs, labels)
     flat = [alone(o, y) for o, y in zip(outputs.flatten(0, 1), labels.flatten(0, 1), strict=True)]
     torch.testing.assert_close(found, torch.stack(flat).view_as(found))
@@ -65,10 +67,11 @@ def test_a_loss_is_that_of_torch_for_one_example_and_mixes_none(kind: LossName) 
 
 def test_each_loss_says_why_examples_stay_apart_and_each_task_has_one() -> None:
     assert all(known.apart for known in OUTPUT_LOSSES.values())
-    assert {*USUAL} == {task for known in OUTPUT_LOSSES.values() for task in known.tasks}
+    assert OUTPUT_LOSSES.keys() == LOSS_TASKS.keys() == {*get_args(LossName)}
+    assert {*USUAL} == {task for tasks in LOSS_TASKS.values() for task in tasks} == {*get_args(Task)}
     assert {*LOSSES} < {*USUAL}
     for task, kind in USUAL.items():
-        assert task in OUTPUT_LOSSES[kind].tasks
+        assert task in LOSS_TASKS[kind]
 
 
 def test_an_ignored_class_weights_and_padding_count_as_they_should() -> None:
