@@ -317,7 +317,13 @@ class OwnNetwork(Extract):
             made = made.eval().requires_grad_(False)
 
         def alone(x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([made(row) for row in x.split(1)])
+            found = torch.cat([made(row) for row in x.split(1)])
+            if len(x) > 1 and not torch.equal(made(x[:1]), found[:1]):
+                raise DataError(
+                    f"data.features.file: the network of {self.settings.file} gives other features for a record after"
+                    " it has seen others: it keeps something of them, or draws random numbers"
+                )
+            return found
 
         return alone
 

@@ -236,6 +236,17 @@ def build(shape):
 """
 
 
+KEEPS = """
+seen = []
+
+def build(shape):
+    def network(x):
+        seen.append(x.sum())
+        return x.flatten(1)[:, :2] + sum(seen)
+    return network
+"""
+
+
 def test_a_network_of_the_users_own_sees_one_record(tmp_path: Path) -> None:
     """It takes away the mean of the batch, which is a record's own: nothing is left of any."""
     (tmp_path / "net.py").write_text(OWN)
@@ -244,6 +255,10 @@ def test_a_network_of_the_users_own_sees_one_record(tmp_path: Path) -> None:
         step = extractor(settings, tmp_path)
         rows = images(3)
         assert transform_of(step, rows.shape[1:])(rows).tolist() == [[0.0, 0.0]] * 3
+        (tmp_path / "keeps.py").write_text(KEEPS)
+        keeps = extractor(PythonFeatures(file="keeps.py", public=True), tmp_path)
+        with pytest.raises(DataError, match="it keeps something of them"):
+            transform_of(keeps, rows.shape[1:])(rows)
     assert step.made_from == {"features": sha256(tmp_path / "net.py")}
     assert step.declaration is not None and "net.py" in step.declaration
     with pytest.raises(ValueError, match="no free extractor"):
