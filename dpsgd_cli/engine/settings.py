@@ -207,6 +207,14 @@ class VitModel(NetworkModel):
         return self
 
 
+def check_public(public: bool) -> None:
+    """Raise ValueError unless weights from outside of a recipe are declared public."""
+    if not public:
+        raise ValueError(
+            "public: weights that private records shaped are outside of the statement; true declares that none did"
+        )
+
+
 class Weights(Section):
     """Numbers in a user's own model that are not drawn from the recipe's seed. The recipe declares them public."""
 
@@ -222,10 +230,7 @@ class Weights(Section):
 
     @model_validator(mode="after")
     def _declared(self) -> Weights:
-        if not self.public:
-            raise ValueError(
-                "public: weights that private records shaped are outside of the statement; true declares that none did"
-            )
+        check_public(self.public)
         if self.file is None and not self.constant:
             raise ValueError("file: name a file of weights, or list what code computes as constant")
         return self
@@ -280,10 +285,7 @@ class HuggingFaceModel(OwnModel):
 
     @model_validator(mode="after")
     def _declared(self) -> HuggingFaceModel:
-        if not self.public:
-            raise ValueError(
-                "public: weights that private records shaped are outside of the statement; true declares that none did"
-            )
+        check_public(self.public)
         return self
 
 
