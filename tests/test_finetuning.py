@@ -228,7 +228,7 @@ def test_without_the_extra_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(huggingface.importlib, "import_module", absent)
+    monkeypatch.setattr("dpsgd_cli.engine.huggingface.importlib.import_module", absent)
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"")

@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
     tokens, mask = draw.integers(9, size=(60, 5)), (np.arange(5) < draw.integers(2, 6, (60, 1))).astype(int)
     arrays = {"input_ids": tokens, "attention_mask": mask, "y": np.where(mask > 0, tokens % 2, -100)}
-    ends = {f"{name}_test": rows[:12] for name, rows in arrays.items()}
-    np.savez(here / "tokens.npz", **arrays, **ends)
+    held: dict[str, Any] = {**arrays, **{f"{name}_test": rows[:12] for name, rows in arrays.items()}}
+    np.savez(here / "tokens.npz", **held)
     return here
 
 

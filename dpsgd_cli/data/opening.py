@@ -177,12 +177,14 @@ def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> 
     """Return the tokens of new texts (N, L), and their labels; for next-token those of the tokens."""
     if isinstance(records, np.ndarray):
         raise DataError("the model takes a table with a column of texts, not an array")
-    frame, where = records, "the table"
+    where = str(records) if isinstance(records, Path) else "the table"
     if isinstance(records, Path):
         kind = "" if records.is_dir() else kind_of(_existing(records, "it is looked for in the current folder"))
         if kind and kind not in table_files.KINDS:
             raise DataError(f"{records}: the model takes a table with a column of texts, or a folder of .txt files")
-        frame, where = texts.new_frame(records, kind, data), str(records)
+        frame = texts.new_frame(records, kind, data)
+    else:
+        frame = records
     x = texts.rows_of(frame, data, where, base)
     if target is None:
         return x, None

@@ -65,8 +65,9 @@ def outline(data: Data, base: Path) -> Outline:
     layouts = _plan(steps, layout)
     _group_columns(layout, data, name)
     said = (*said, *_declarations(steps, data, sizes))
-    classes = range(2) if data.task == "next-token" else classes  # how many tokens there are is the model's
-    outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
+    # how many tokens there are is known by the model
+    outputs = 2 if data.task == "next-token" else 1 if classes is None else len(classes)
+    bound = preprocess.norm_bound(steps, layouts)
     shape, columns = layouts[-1].shape, _columns(steps, layouts)
     return Outline(
         name,

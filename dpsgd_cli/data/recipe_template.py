@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,8 +185,8 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
     classes = _classes(pd.Series(y, name=target), task, path)
-    kinds = {"bytes_only": x.dtype == np.uint8, "integers": named_arrays.whole(x)}
-    return Drafted(len(x), len(x), {}, classes, is_array=True, **kinds)
+    made = Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
+    return replace(made, integers=named_arrays.whole(x))
 
 
 def _classes(series: pd.Series, task: Task | None, path: Path, written: TableFormat = PLAIN) -> list[Any] | None:
