@@ -57,9 +57,9 @@ test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is los
 	$(PIP) --quiet --editable '.[ray]'
 	DPSGD_RAY=1 $(BIN)/python -m pytest tests/sweep/test_ray.py
 
-test-transformers: venv ## Clip models of transformers and adapters of peft, made at random (nothing is downloaded)
+test-transformers: venv ## Clip, fine-tune and audit models of transformers, made at random (nothing is downloaded)
 	$(PIP) --quiet --editable '.[transformers]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_networks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_networks.py tests/test_finetuning.py "tests/test_docs.py::test_a_page_works_as_written[docs/fine-tuning.md]"
 
 test-long: venv ## Run all tests with the long ones that CI leaves out
 	OMP_NUM_THREADS=1 DPSGD_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)

@@ -200,7 +200,7 @@ class Result:
             return Trained.load(self.directory)
 
     def predict(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.Series:
-        """Return the class or target of each record, predicted by the model of one trial.
+        """Return the class or target of each record (or an array of them), predicted by the model of one trial.
 
         `records` is a table with the columns of the training records (others are ignored), an array if the training
         records are one, or a file of either. The index is that of the table. Raises DataError for records that the
@@ -211,6 +211,8 @@ class Result:
 
         with trusting(really=self.trust_code):
             found = self.trained.predict(self.trained.rows(records), trial)
+        if found.ndim > 1:
+            return pd.Series(list(found), index=getattr(records, "index", None), name="prediction")
         if {str(one).casefold() for one in self.trained.classes or ()} == {"true", "false"}:
             # pandas reads such labels as truth values, however they are spelled
             found = np.array([str(one).casefold() == "true" for one in found])

@@ -164,7 +164,7 @@ ADDITIONS = {
                 "    made = 'dpsgd_cli.methods.dp_sgd.signs:SignUpdate'\n"
                 "    kind: Literal['sign'] = 'sign'\n\n\n"
             ),
-            "SgdSettings | AdamSettings, Field(": "SignSettings | ",
+            "SgdSettings | AdamSettings | AdamWSettings, Field(": "SignSettings | ",
         },
     ),
     # engine/layers/__init__.py: "One file per layer rule; `RULES` is the registry"

@@ -27,7 +27,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
-from dpsgd_cli.audit.stage import random_labels, sized, smaller, synthetic, without
+from dpsgd_cli.audit.stage import random_inputs, random_labels, sized, smaller, synthetic, without
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
@@ -103,9 +103,19 @@ class _Follower(AuditHook):
             mean.copy_(self.first.means[step])
 
 
-def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarray, Any]]:
-    """Return records that are hard to bound, by name: features and label."""
-    random = np.random.default_rng(7)
+def worst_rows(outline: data.Outline) -> dict[str, tuple[np.ndarray, Any]]:
+    """Return records that are hard to bound, by name: features and label. Integers are tokens of any vocabulary."""
+    random, outputs, shape = np.random.default_rng(7), outline.outputs, outline.input_shape
+    assert shape is not None
+    if outline.integers:
+        tokens = random.integers(2, size=shape)
+        return {
+            "an ordinary record": (tokens, 0),
+            "the same, of another label": (tokens, outputs - 1),
+            "the opposite": (1 - tokens, outputs - 1),
+            "zeros": (np.zeros_like(tokens), outputs - 1),
+            "ones": (np.ones_like(tokens), 0),
+        }
     usual = random.random(shape, dtype=np.float32)
     last = outputs - 1 if outputs > 1 else 1.0
     return {
@@ -124,7 +134,7 @@ def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarr
 def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[Finding]:
     """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
     assert outline.input_shape is not None
-    rows = worst_rows(outline.input_shape, outline.outputs)
+    rows = worst_rows(outline)
     size = AuditSize(1, _RECORDS // 3, 0)
     records, batch = sized(whole, size, False)
     small, _ = smaller(loaded, 1, batch)
@@ -252,9 +262,7 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | None) -> data.Dataset:
     """Return ordinary records with `row` instead of one of them, or with zeros there for an empty place."""
     random = np.random.default_rng(0)
-    shape, outputs = outline.input_shape, outline.outputs
-    assert shape is not None
-    x, y = random.random((records, *shape), dtype=np.float32), random_labels(random, records, outputs)
+    x, y = random_inputs(random, records, outline), random_labels(random, records, outline)
     x[_PLACE], y[_PLACE] = (0.0, 0) if row is None else row
-    held, truth = random.random((8, *shape), dtype=np.float32), random_labels(random, 8, outputs)
+    held, truth = random_inputs(random, 8, outline), random_labels(random, 8, outline)
     return synthetic(outline, (x, y), (held, truth), validation_x=held, validation_y=truth, columns=outline.columns)

@@ -182,6 +182,7 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any
         rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
     else:
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
+        rows = rows.astype(np.int64) if outline.integers else rows
     each = places_each(plan)
     others = plan.sampling.records // each - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
@@ -252,13 +253,13 @@ def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
 
     def chance(count: int) -> np.ndarray:
         if not made.flat:
-            return random.random((count, *shape), dtype=np.float32)
+            return random_inputs(random, count, outline)
         real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not made.silent)
         return np.concatenate([real, np.zeros((count, rows.shape[1] - real.shape[1]), np.float32)], axis=1)
 
-    labels = partial(random_labels, random, outputs=outputs)
+    labels = partial(random_labels, random, outline=outline)
     x = np.concatenate([chance(made.others), rows])
-    own = np.full(len(rows), made.label)
+    own = np.full((len(rows), *outline.label_shape), made.label)
     y = np.concatenate([labels(made.others), own.astype(np.int64 if outputs > 1 else np.float32)])
     test, validation = chance(_TEST_RECORDS), chance(_TEST_RECORDS)
     truth = labels(_TEST_RECORDS)
@@ -273,9 +274,20 @@ def synthetic(
     return data.Dataset(outline.name, *train, *test, False, classes, (), (), {}, norm_bound=outline.norm_bound, **more)
 
 
-def random_labels(random: np.random.Generator, count: int, outputs: int) -> np.ndarray:
-    """Return random classes, or random targets in [0, 1) for one output."""
-    return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
+def random_inputs(random: np.random.Generator, count: int, outline: data.Outline) -> np.ndarray:
+    """Return random inputs (count, ...): numbers in [0, 1), or integers 0 and 1, which are tokens and masks."""
+    assert outline.input_shape is not None
+    if outline.integers:
+        return random.integers(2, size=(count, *outline.input_shape))
+    return random.random((count, *outline.input_shape), dtype=np.float32)
+
+
+def random_labels(random: np.random.Generator, count: int, outline: data.Outline) -> np.ndarray:
+    """Return random classes, or random targets in [0, 1) for one output; (count, ...) where labels are arrays."""
+    shape = (count, *outline.label_shape)
+    return (
+        random.integers(outline.outputs, size=shape) if outline.outputs > 1 else random.random(shape, dtype=np.float32)
+    )
 
 
 def without(place: int, trials: int = 1) -> Callable[[Table], Table]:

@@ -54,7 +54,8 @@ class StreamedTable(Table):
         shape = (*features.shape[:rows], 0, *features.shape[rows + 1 :])
         y = torch.from_numpy(labels[0:0])
         y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
-        x = torch.empty(shape, device=device, dtype=dtype)
+        whole = getattr(features, "dtype", None) == np.int64
+        x = torch.empty(shape, device=device, dtype=torch.int64 if whole else dtype)
         return cls(x, y, per_trial, features=features, labels=labels)
 
     @property

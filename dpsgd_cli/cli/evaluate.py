@@ -45,6 +45,8 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
         click.echo(json.dumps({"metrics": told, "trials": found, "note": note}, indent=2))
         return
     click.echo(f"{result.name} on {labelled or 'its own test records'}")
-    for name in sorted(told, key=list(METRICS).index):
-        click.echo(f"  {METRICS[name].words:<34}{metric_over_trials(told[name])}")
+    # F1 scores of single labels come last
+    for name in [*(known for known in METRICS if known in told), *(name for name in told if name not in METRICS)]:
+        words = METRICS[name].words if name in METRICS else name
+        click.echo(f"  {words:<34}{metric_over_trials(told[name])}")
     click.echo(f"  {note}")

@@ -75,7 +75,11 @@ def command(
     if trained.trials > 1:
         click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
-    told: dict[str, Sequence[Any]] = {"prediction": trained.decided(outputs).tolist()}
+    decided = trained.decided(outputs).tolist()
+    # several answers of a record are in one cell, as its text
+    told: dict[str, Sequence[Any]] = {
+        "prediction": [" ".join(map(str, d)) if isinstance(d, list) else d for d in decided]
+    }
     if probabilities:
         shares = trained.probabilities(outputs)
         told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.losses import Loss, of_arrays
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, rounded_products
 from dpsgd_cli.users.run import losses_of_users
@@ -218,10 +218,10 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Return one loss per example, (R, B): the mean over its copies, or over a user's rows."""
-    if y.dim() == 3:
+    if y.dim() == 3 and not of_arrays(loss):
         return losses_of_users(outputs, y, loss)
     copies = outputs.shape[1] // y.shape[1]
-    losses = loss(outputs, y if copies == 1 else y.repeat(1, copies))
+    losses = loss(outputs, y if copies == 1 else y.repeat(1, copies, *[1] * (y.dim() - 2)))
     return losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
 
 

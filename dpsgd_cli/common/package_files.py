@@ -43,3 +43,9 @@ def irregularity(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return None if kind is None else f"is {kind}, not a file; write what it gives to a file, and name that"
+
+
+def files_of(folder: Path) -> list[str]:
+    """Return the names of the files of a folder that a model of transformers or a tokenizer is made from."""
+    kinds = ("*.json", "*.safetensors", "*.txt", "*.model")
+    return sorted({path.name for kind in kinds for path in folder.glob(kind) if path.is_file()})

@@ -70,12 +70,13 @@ class Layout:
     """The shape and the columns of one record, known without reading any value.
 
     `columns` describes the features of a table. It is None for arrays (images, projections), whose entries all share
-    `bounds`.
+    `bounds`. The entries are `integers` (tokens, masks) that no step may turn into other numbers.
     """
 
     shape: tuple[int, ...]
     columns: tuple[Column, ...] | None = None
     bounds: tuple[float, float] | None = None
+    integers: bool = False
 
     @property
     def features(self) -> int:
@@ -98,6 +99,8 @@ class Layout:
     def plain(self) -> dict[str, Any]:
         """Return the layout as plain data, for a file; what only private columns say is left out of others."""
         made = dataclasses.asdict(self)
+        if not self.integers:
+            del made["integers"]
         for column in made["columns"] or ():
             if column["private"] is None:
                 del column["private"]
@@ -201,6 +204,7 @@ class Outline:
     records, or under add-remove an upper bound on it if a fraction is cut (`splits.py`). `outputs` is K classes, or 1.
     `norm_bound` is the largest L2 norm of a preprocessed record that public bounds allow, None without such a bound.
     `columns` returns the columns that the features of preprocessed records consist of (`preconditioning/marginals.py`).
+    `integers`: preprocessed records are integers (tokens, masks). `label_shape` is that of one record's label.
     """
 
     name: str
@@ -213,17 +217,19 @@ class Outline:
     norm_bound: float | None = None
     public_records: int = 0
     columns: Callable[[], Columns] = field(default=Columns, compare=False)
+    integers: bool = False
+    label_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Dataset:
     """The prepared data of a training. All rows are arrays, or `Rows` if they stay on disk.
 
-    `train_x` is float32 (N, ...) shared by all trials, or (R, N, D) if `per_trial` (after a private step, whose noise
-    differs between trials); `test_x` likewise. Labels are int64 class indices, or float32 targets. `validation_x` and
-    `validation_y` are rows cut from the training part, with the layout of `test_x`; None if the recipe has none.
-    `public_x` and `public_y` are the same for records that are public without their labels. `layout` is that of records
-    as read.
+    `train_x` is float32 or int64 (N, ...) shared by all trials, or (R, N, D) if `per_trial` (after a private step,
+    whose noise differs between trials); `test_x` likewise. Labels are int64 class indices, or float32 targets, (N,) or
+    (N, ...). `validation_x` and `validation_y` are rows cut from the training part, with the layout of `test_x`; None
+    if the recipe has none. `public_x` and `public_y` are the same for records that are public without their labels.
+    `layout` is that of records as read.
 
     `declarations` lists what is taken to be public. `nonprivate` lists the steps that read the training rows without
     noise. `warnings` are for the user. `sha256` identifies the files.

@@ -3,7 +3,8 @@
 Guarantee: the extractor is fixed before the training rows are read, so the features of a record depend on that record
 only, neighbouring data sets stay neighbouring, and the features cost no privacy. This holds because the extractor is
 made from public information: nothing at all (scattering, hog, colour-means), images that a public seed draws (patches),
-or data that the recipe declares public (pretrained). The result's declarations list the last two.
+or numbers that the recipe declares public (pretrained, huggingface, python). The result's declarations list these. A
+network of the user's own is called with one record at a time.
 
 Features are cached for the user, by the content of the rows and of the extractor. `image_transforms.py`
 computes the transforms of images.
@@ -23,22 +24,26 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional
 
+from dpsgd_cli.common.package_files import files_of
+from dpsgd_cli.common.plugins import load_attribute
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step
+from dpsgd_cli.data.extractor_settings import (
+    ColourFeatures,
+    Extractor,
+    HogFeatures,
+    HuggingFaceFeatures,
+    PatchFeatures,
+    PretrainedFeatures,
+    PythonFeatures,
+    ScatteringFeatures,
+)
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.image_transforms import Patches, Scattering, hog
 from dpsgd_cli.data.on_disk import Transform
-from dpsgd_cli.data.settings import (
-    ColourFeatures,
-    Data,
-    Extractor,
-    HogFeatures,
-    PatchFeatures,
-    PretrainedFeatures,
-    ScatteringFeatures,
-)
-from dpsgd_cli.engine import bundle, models
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine import bundle, huggingface, models
 from dpsgd_cli.engine.settings import Model, PythonModel
 from dpsgd_cli.errors import DataError
 
@@ -79,7 +84,7 @@ class Extract(Step, stated=False):
     def plan(self, layout: Layout) -> Layout:
         if layout.columns is not None and layout.categorical:
             raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")
-        probe = torch.zeros(1, *layout.shape)
+        probe = torch.zeros(1, *layout.shape, dtype=torch.int64 if layout.integers else torch.float32)
         return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
@@ -101,13 +106,15 @@ class Extract(Step, stated=False):
         """Return the features of rows, float32 (N, ...), without the cache."""
         found = []
         for start in range(0, len(x), self.rows_at_once):
-            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
+            kind = np.int64 if x.dtype == np.int64 else np.float32  # tokens stay as they are
+            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], kind, order="C"))
             made = self._run(network, block)
             if self.settings.mirror:
                 made = (made + self._run(network, block.flip(-1))) / 2
             found.append(made.numpy())
         if not found:
-            return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)
+            before = Layout(x.shape[1:], integers=x.dtype == np.int64)
+            return np.zeros((0, *self.plan(before).shape), np.float32)
         return np.concatenate(found)
 
     def _run(self, network: Network, block: torch.Tensor) -> torch.Tensor:
@@ -257,6 +264,70 @@ class Pretrained(Extract):
         return whole[:-1].eval().requires_grad_(False)
 
 
+class Transformer(Extract):
+    """A model of transformers: the mean of the last hidden states (N, L, D) of tokens that are no padding, or of an
+    image's places."""
+
+    settings: HuggingFaceFeatures
+    fitted_on = "nothing"
+
+    def __init__(self, settings: HuggingFaceFeatures, base: Path) -> None:
+        super().__init__(settings, base)
+        self.folder = base / settings.folder
+        self.declaration = f"The features are those of the network in {settings.folder}, which is declared public."
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        huggingface.check_folder(self.folder, "data.features.folder")
+        told = "".join(f"{name}\0{_sha256(self.folder / name)}\n" for name in files_of(self.folder))
+        return {"features": hashlib.sha256(told.encode()).hexdigest()}
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        huggingface.check_folder(self.folder, "data.features.folder")
+        model = huggingface.frozen(self.folder)
+
+        def mean_state(x: torch.Tensor) -> torch.Tensor:
+            if x.dim() > 2:
+                states = model(pixel_values=x.float()).last_hidden_state
+                # a vision transformer gives (N, places, D), a convolutional network maps (N, D, h, w)
+                return states.mean(dim=1) if states.dim() == 3 else states.mean(dim=(-1, -2))
+            there = (x >= 0).long()
+            states = model(input_ids=x.long().clamp_min(0), attention_mask=there).last_hidden_state
+            return (states * there.unsqueeze(-1)).sum(dim=1) / there.sum(dim=1, keepdim=True).clamp_min(1)
+
+        return mean_state
+
+
+class OwnNetwork(Extract):
+    """A network that a function of the user's own makes, called with one record at a time."""
+
+    settings: PythonFeatures
+    fitted_on = "nothing"
+
+    def __init__(self, settings: PythonFeatures, base: Path) -> None:
+        super().__init__(settings, base)
+        self.declaration = f"The features are those of the network in {settings.file}, which is declared public."
+
+    def weights(self) -> Path:
+        return self.base / self.settings.file
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        made = load_attribute(self.weights(), self.settings.function)(shape)
+        if isinstance(made, torch.nn.Module):
+            made = made.eval().requires_grad_(False)
+
+        def alone(x: torch.Tensor) -> torch.Tensor:
+            found = torch.cat([made(row) for row in x.split(1)])
+            if len(x) > 1 and not torch.equal(made(x[:1]), found[:1]):
+                raise DataError(
+                    f"data.features.file: the network of {self.settings.file} gives other features for a record after"
+                    " it has seen others: it keeps something of them, or draws random numbers"
+                )
+            return found
+
+        return alone
+
+
 def _model_of(recipe: Path) -> Model:
     """Return the `model:` section of a result's recipe; DataError if it cannot be read, or names a user's own class."""
     tree, problems = read_tree(recipe.read_text(encoding="utf-8"), SourceLocation(str(recipe), 1))
@@ -276,6 +347,8 @@ EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
     "hog": Hog,
     "colour-means": ColourMeans,
     "pretrained": Pretrained,
+    "huggingface": Transformer,
+    "python": OwnNetwork,
 }
 
 

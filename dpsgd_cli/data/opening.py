@@ -26,8 +26,19 @@ import numpy as np
 
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
-from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import card_files, card_readers, cards, memory, own_arrays, own_table, table_files, users
+from dpsgd_cli.common.text_format import listed, quoted
+from dpsgd_cli.data import (
+    card_files,
+    card_readers,
+    cards,
+    memory,
+    named_arrays,
+    own_arrays,
+    own_table,
+    table_files,
+    texts,
+    users,
+)  # fmt: skip
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_labels
@@ -86,9 +97,20 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
+    if data.text is not None:
+        paths, kinds = _paths_of_texts(data, base)
+        names = [name for name in (data.path, data.test_path) if name is not None]
+        hashes = {
+            name: sha256(path) if kind else texts.hash_of_folder(path)
+            for name, path, kind in zip(names, paths, kinds, strict=True)
+        }
+        how = data.model_dump(mode="json", exclude={"preprocess", "split", "evaluation", "validation"})
+        asked = [how, hashes, [str(path) for path in paths], owner]
+        return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
+        labels = paths if data.task == "next-token" else labels
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
     hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
@@ -130,12 +152,16 @@ def open_labelled(
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
+    if data.labels_are_arrays:
+        return Part(x, labels)
     where = records if isinstance(records, Path) else Path("the table")
     return Part(x, read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
 
 
 def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     """Return new rows, and their labels called `target` as stored; None if no labels are asked for."""
+    if data.text is not None:
+        return _new_texts(records, data, target, base)
     if isinstance(records, Path):
         return _new_of_file(records, data, layout, target, base)
     if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
@@ -145,6 +171,29 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
         return in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
     x = own_table.rows_of(records, layout, target, "the table", data.format)
     return in_units(x, data, base), None if target is None else records[target]
+
+
+def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+    """Return the tokens of new texts (N, L), and their labels; for next-token those of the tokens."""
+    if isinstance(records, np.ndarray):
+        raise DataError("the model takes a table with a column of texts, not an array")
+    where = str(records) if isinstance(records, Path) else "the table"
+    if isinstance(records, Path):
+        kind = "" if records.is_dir() else kind_of(_existing(records, "it is looked for in the current folder"))
+        if kind and kind not in table_files.KINDS:
+            raise DataError(f"{records}: the model takes a table with a column of texts, or a folder of .txt files")
+        frame = texts.new_frame(records, kind, data)
+    else:
+        frame = records
+    x = texts.rows_of(frame, data, where, base)
+    if target is None:
+        return x, None
+    if data.task == "next-token":
+        return x, named_arrays.next_tokens(x)
+    name = data.target or "class"
+    if name not in frame.columns:
+        raise DataError(f"{where} has no column {quoted(name)} of labels")
+    return x, frame[name]
 
 
 def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
@@ -160,7 +209,7 @@ def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
 def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     kind = kind_for(path, layout, target)
     if layout.columns is None:
-        x, labels = own_arrays.read_new(path, layout, target)
+        x, labels = own_arrays.read_new(path, layout, data, target)
         return in_units(x, data, base), labels
     x, frame = own_table.read_new(path, kind, layout, data, target)
     return in_units(x, data, base), None if target is None else frame[target]
@@ -228,6 +277,25 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
         raise DataError(
             f"data.path and data.test_path must both be {ARRAYS}, both {ROWS} or both tables, not {' and '.join(kinds)}"
         )
+    return paths, kinds
+
+
+def _paths_of_texts(data: Data, base: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of texts, or folders, and their endings: "" for a folder."""
+    assert data.text is not None
+    names = [name for name in (data.path, data.test_path) if name is not None]
+    paths = [base / name if (base / name).is_dir() else _existing(base / name) for name in names]
+    kinds = ["" if path.is_dir() else kind_of(path) for path in paths]
+    for path, kind in zip(paths, kinds, strict=True):
+        if (kind == "") != (data.text.column is None):
+            told = (
+                "a folder of files has no columns; leave column out" if kind == "" else "give the column of the texts"
+            )
+            raise DataError(f"data.text.column: {path}: {told}")
+        if kind and kind not in table_files.KINDS:
+            raise DataError(
+                f"{path}: unknown kind of file; data.text takes {', '.join(table_files.KINDS)}, or a folder"
+            )
     return paths, kinds
 
 

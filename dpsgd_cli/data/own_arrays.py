@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
-from dpsgd_cli.data import fingerprint, memory, table
+from dpsgd_cli.data import fingerprint, memory, named_arrays, table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import SEVERAL, Data
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
 from dpsgd_cli.errors import DataError
@@ -41,14 +41,22 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     where = [(stored, "", paths[0])]
     if paths[1:]:
         where.append((load(paths[1]), "", paths[1]))
-    elif "x_test" in stored:
+    elif f"{next(iter(data.inputs or ('x',)))}_test" in stored:
         where.append((stored, "_test", paths[0]))
-    pairs = [(_array(held, f"x{end}", path), _array(held, f"{target}{end}", path)) for held, end, path in where]
+    pairs = []
+    for held, end, path in where:
+        x = _inputs(data, held, end, path)
+        pairs.append((x, _labels(data, held, x, f"{target}{end}", path)))
     for x, y in pairs:
-        check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
+        check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels", data)
         _refuse_not_finite(x, f"{paths[0]}: x")
-    labels, classes = read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
-    parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
+    classes: tuple[Any, ...] | None = None
+    if data.labels_are_arrays:
+        labels = [_coder(data, y)(y) for _, y in pairs]
+        classes = None if data.classes is None else tuple(data.classes)
+    else:
+        labels, classes = read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
+    parts = [Part(_numbers(data)(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     if owner is not None:
         whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]
         parts = [
@@ -60,22 +68,47 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows (N, *shape) of a npz file's `x`, or of a npy file, and the labels called `target`, if given."""
+def read_new(path: Path, layout: Layout, data: Data, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows (N, *shape) of a npz file, or of a npy file, and the labels called `target`, if given."""
     stored = load(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
-    x = rows_of(_array(stored, "x", path), layout, f"{path}: x")
-    labels = None if target is None else _array(stored, target, path)
-    if labels is not None and labels.shape != (len(x),):
-        raise DataError(f"{path}: the labels have shape {labels.shape}, but must be ({len(x)},), one for each row of x")
-    return x, labels
+    x = rows_of(_inputs(data, stored, "", path), layout, f"{path}: x")
+    labels = None if target is None else _labels(data, stored, x, target, path)
+    if labels is not None and not named_arrays.fits(data, labels.shape, len(x)) and data.task != "next-token":
+        raise DataError(
+            f"{path}: the labels have shape {labels.shape}, but must be {named_arrays.label_shape(data)}, one for each"
+            f" of {len(x)} rows"
+        )
+    several = data.labels_are_arrays
+    return x, labels if labels is None or not several else _coder(data, labels)(labels)
 
 
 def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
-    """Return rows (N, *shape) as floats. Raises DataError, naming `where`, unless they are finite and fit `layout`."""
+    """Return rows (N, *shape), as floats unless the layout is of integers.
+
+    Raises DataError, naming `where`, unless they are finite, of the right kind, and fit `layout`.
+    """
     if x.shape[1:] != layout.shape or not len(x) or x.dtype.kind not in "biuf":
         raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
+    if layout.integers and x.dtype.kind == "f":
+        raise DataError(f"{where} holds {x.dtype}, but the model was trained on integers")
     _refuse_not_finite(x, where)
-    return _floating(x)
+    return x.astype(np.int64) if layout.integers else _floating(x)
+
+
+def _inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> np.ndarray:
+    """Return the inputs (N, ...) of a file: `x`, or the named arrays that the recipe lists."""
+    if data.inputs is not None:
+        return named_arrays.joined(stored, data.inputs, end, path)
+    if f"x{end}" not in stored and "input_ids" in stored:
+        raise DataError(
+            f"{path} has no array 'x{end}'; name its arrays in data.inputs: {{input_ids: {{shape: [...]}}}}"
+        )
+    return _array(stored, f"x{end}", path)
+
+
+def _labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name: str, path: Path) -> np.ndarray:
+    """Return the labels as stored; for next-token, the tokens themselves."""
+    return named_arrays.tokens_in(data, x, f"{path}: x") if data.task == "next-token" else _array(stored, name, path)
 
 
 def shape_of(layout: Layout) -> str:
@@ -110,15 +143,20 @@ def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     return stored[name]
 
 
-def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
+def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str, data: Data | None = None) -> None:
     """Raise DataError unless features `x` and labels `y` fit together, and rows have the shape of those in `like`.
 
     All are arrays or files; messages call them `of_x` and `of_y`.
     """
     if len(x.shape) < 2 or 0 in x.shape:
         raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
-    if y.shape != (len(x),):
-        raise DataError(f"{of_y} have shape {y.shape}, but must be ({len(x)},), one for each row of x")
+    several = data is not None and data.labels_are_arrays
+    fits = y.shape == (len(x),)
+    if data is not None and several:
+        fits = data.task == "next-token" or named_arrays.fits(data, y.shape, len(x))
+    if not fits:
+        told = named_arrays.label_shape(data) if data is not None and several else f"({len(x)},)"
+        raise DataError(f"{of_y} have shape {y.shape}, but must be {told}, one for each row of x")
     if x.shape[1:] != like.shape[1:]:
         raise DataError(f"{of_x}: test rows have shape {x.shape[1:]}, training rows {like.shape[1:]}")
     if x.dtype.kind not in "biuf":
@@ -129,6 +167,15 @@ def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
 
 def _floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
+
+
+def _numbers(data: Data) -> Any:
+    """Return the function that rows are read by: integers stay integers, unless bounds say that they are measured."""
+    return (
+        _floating
+        if data.bounds is not None
+        else lambda x: x.astype(np.int64) if named_arrays.whole(x) else _floating(x)
+    )
 
 
 def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
@@ -143,15 +190,17 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
         )
     hashes: dict[str, str] = {}
     names = ((data.path, data.target), (data.test_path, data.test_target))
+    several = data.labels_are_arrays
     parts, first = [], Stored(pairs[0][0])
     for (features, labels), (path, target) in zip(pairs, names, strict=False):
         x, y = Stored(features), Stored(labels)
-        check_shapes(x, y, first, f"{features}", f"{labels}: the labels")
+        check_shapes(x, y, first, f"{features}", f"{labels}: the labels", data)
         hashes[str(path)] = _check_features(x)
-        hashes[str(target)] = _check_labels(y, data)
+        hashes[str(target or path)] = _check_features(y) if several else _check_labels(y, data)
         everything = Selection(len(x))
-        parts.append(DiskPart(DiskRows(x, everything, (_floating,)), DiskRows(y, everything, (_coder(data, y),))))
-    classes = None if data.task == "regression" else tuple(data.classes or ())
+        rows = DiskRows(x, everything, (_numbers(data),))
+        parts.append(DiskPart(rows, DiskRows(y, everything, (_coder(data, y),))))
+    classes = None if data.classes is None or data.task == "regression" else tuple(data.classes)
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
     return RawDataset(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
@@ -201,8 +250,12 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
     return numbers
 
 
-def _coder(data: Data, y: Stored) -> Any:
+def _coder(data: Data, y: Stored | np.ndarray) -> Any:
     """Return a function from labels as stored to class indices (int64), or to targets (float32)."""
+    if data.task == "next-token":
+        return named_arrays.next_tokens
+    if data.task in SEVERAL:
+        return named_arrays.labels_of(data)
     if data.task == "regression":
         scale = target_scale(data)
         return lambda labels: scale.inward(labels.astype(np.float64)).astype(np.float32)
@@ -257,4 +310,5 @@ def _refuse_names(data: Data, path: Path, what: str) -> None:
 def _layout(data: Data, x: np.ndarray | Stored) -> Layout:
     """Return the layout of one row; bytes without declared bounds are bounded by 0 and 255."""
     assert not isinstance(data.bounds, dict)
-    return Layout(x.shape[1:], bounds=data.bounds or ((0.0, 255.0) if x.dtype == np.uint8 else None))
+    whole = data.bounds is None and x.dtype.kind in "iu" and x.dtype.itemsize > 1
+    return Layout(x.shape[1:], bounds=data.bounds or ((0.0, 255.0) if x.dtype == np.uint8 else None), integers=whole)

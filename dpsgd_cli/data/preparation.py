@@ -48,6 +48,7 @@ def outline(data: Data, base: Path) -> Outline:
     if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
         files = tuple(part.units for part in (source.train, source.test) if part is not None)
+        label = tuple(source.train.y.shape[1:])
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
@@ -57,15 +58,31 @@ def outline(data: Data, base: Path) -> Outline:
             for part in ("train", "test")
         }
         files = tuple(rows for rows in counted.values() if rows)
+        label = ()
         layout, classes, said = card.layout, card.labels, card_readers.declarations(card)
         name = card.name
     sizes = _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
     _group_columns(layout, data, name)
     said = (*said, *_declarations(steps, data, sizes))
-    outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
+    # how many tokens there are is known by the model
+    outputs = 2 if data.task == "next-token" else 1 if classes is None else len(classes)
+    bound = preprocess.norm_bound(steps, layouts)
     shape, columns = layouts[-1].shape, _columns(steps, layouts)
-    return Outline(name, files, sizes.train, sizes.test, shape, outputs, said, bound, sizes.public, columns)
+    return Outline(
+        name,
+        files,
+        sizes.train,
+        sizes.test,
+        shape,
+        outputs,
+        said,
+        bound,
+        sizes.public,
+        columns,
+        layouts[-1].integers,
+        label,
+    )
 
 
 def _columns(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Columns]:
@@ -337,6 +354,8 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
+    if data.text is not None or data.inputs is not None:
+        return []
     return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
 

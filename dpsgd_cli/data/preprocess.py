@@ -115,12 +115,14 @@ class Rescale(Step):
     def plan(self, layout: Layout) -> Layout:
         after = None if self.by == "standard" else self.to
         if layout.columns is None:
+            if self.by == "bounds" and layout.bounds is None and layout.integers:
+                return layout
             if self.by == "bounds" and layout.bounds is None:
                 raise DataError(
                     "scale by bounds: the features have no public bounds here; put scale before pca, bias and"
                     " standard scaling, give data.bounds: [low, high], or leave scale out"
                 )
-            return dataclasses.replace(layout, bounds=after)
+            return dataclasses.replace(layout, bounds=after, integers=False)
         unbounded = [c.name for c in layout.columns if c.numeric and c.bounds is None]
         if self.by == "bounds" and unbounded:
             raise DataError(
@@ -136,6 +138,8 @@ class Rescale(Step):
         start, stop = (0.0, 1.0) if self.by == "standard" else self.to
 
         def transform(x: np.ndarray) -> np.ndarray:
+            if self.by == "bounds" and layout.bounds is None and layout.integers:
+                return x
             low, high = _ends(layout, x.dtype) if kept is None else kept
             size = np.where(high > low, high - low, 1.0)
             out = (x - low) / size
@@ -178,7 +182,7 @@ class Normalise(Step):
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("unit-norm", layout)
         if layout.columns is None:
-            return dataclasses.replace(layout, bounds=(-1.0, 1.0))
+            return dataclasses.replace(layout, bounds=(-1.0, 1.0), integers=False)
         columns = tuple(dataclasses.replace(c, bounds=(-1.0, 1.0)) for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
@@ -296,7 +300,7 @@ class Pipeline:
         if coder is not None:
             return [coder(part) if isinstance(part, np.ndarray) else part for part in parts], False
         if not private:
-            return [_through(_float32, part) for part in parts], False
+            return [_through(_own, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
         shape = self.layouts[-1].shape
         rooms: list[Any] = [
@@ -313,9 +317,9 @@ class Pipeline:
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
                 if isinstance(rows, DiskRows):
-                    room.append(rows.then(_float32))
+                    room.append(rows.then(_own))
                 else:
-                    room[trial] = _float32(cast(np.ndarray, rows))
+                    room[trial] = _own(cast(np.ndarray, rows))
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
@@ -393,6 +397,6 @@ def _through(transform: Transform, rows: Rows) -> Any:
     return rows.then(transform) if isinstance(rows, DiskRows) else transform(cast(np.ndarray, rows))
 
 
-def _float32(x: np.ndarray) -> np.ndarray:
-    # the cached rows of a file are read-only; training gets a writable copy
-    return np.require(x, np.float32, ["C", "W"])
+def _own(x: np.ndarray) -> np.ndarray:
+    # the cached rows of a file are read-only; training gets a writable copy, of float32 or of whole numbers
+    return np.require(x, np.int64 if x.dtype == np.int64 else np.float32, ["C", "W"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.budget import usual_delta
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data import detection, opening, own_arrays, table_files
+from dpsgd_cli.data import detection, named_arrays, opening, own_arrays, table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.detection import BUCKETS, WORD_BUCKETS, Use
 from dpsgd_cli.data.labels import read_labels
@@ -56,6 +56,7 @@ class Drafted:
     how: Sequence[str] = ()
     is_array: bool = False
     bytes_only: bool = False
+    integers: bool = False
     private: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
@@ -184,7 +185,8 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
     classes = _classes(pd.Series(y, name=target), task, path)
-    return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
+    made = Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
+    return replace(made, integers=named_arrays.whole(x))
 
 
 def _classes(series: pd.Series, task: Task | None, path: Path, written: TableFormat = PLAIN) -> list[Any] | None:
@@ -291,7 +293,7 @@ def _column_lines(drafted: Drafted) -> list[str]:
         ]
     if drafted.bytes_only:
         lines += ["  bounds: [0, 255]     # what a byte can be"]
-    elif drafted.is_array:
+    elif drafted.is_array and not drafted.integers:
         lines += [f"  bounds: {_OPEN}     # of every feature"]
     elif drafted.named("number"):
         lines += ["  bounds:"]

@@ -1,7 +1,7 @@
 """The `data:` section: a card or a file of the user's own, how its rows are split, and the features computed from them.
 
-`column_settings.py` says how a table is written and what its columns hold, `step_settings.py` has the preprocessing
-steps, `data/features.py` the code of the extractors.
+`column_settings.py` says how a table is written and what its columns hold, `extractor_settings.py` has the extractors,
+`step_settings.py` has the preprocessing steps.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
-from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
+from dpsgd_cli.data.extractor_settings import Features
+from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
+from dpsgd_cli.engine.settings import InputArray
 from dpsgd_cli.users.settings import Unit
 
+Task = Literal["classification", "regression", "token-classification", "multi-label", "next-token"]
+SEVERAL = ("token-classification", "multi-label", "next-token")
+"""Tasks whose label is an array of whole numbers: one for each place, or for each class."""
 LOG_FROM, LOG_FROM_0 = 100, 10_000
 """Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
@@ -40,6 +45,14 @@ class Costs(Section):
     def of_classes(self) -> tuple[float, float]:
         """Return the costs of missing a record of the first class, and of the second."""
         return self.alarm, self.miss
+
+
+class TextInput(Section):
+    """Texts that become tokens, by the tokenizer of a local folder; they are all of a record's inputs."""
+
+    column: str | None = Field(None, description="Column of a table, or field of JSON lines; none for a folder.")
+    length: Count = Field(description="Tokens of a record: longer texts are cut, shorter ones padded and masked.")
+    folder: str | None = Field(None, description="Folder of the tokenizer, relative to the recipe; else the model's.")
 
 
 class Split(Section):
@@ -148,88 +161,6 @@ class Augment(Section):
     flip: bool = Field(True, description="Mirror half of the copies, left to right.")
 
 
-class Extractor(Section):
-    """A frozen feature extractor. It runs before any preprocessing, on each record alone."""
-
-    pool: Count | None = Field(None, description="Average the maps to this many places a side; left out, keep them.")
-    groups: Count | None = Field(
-        None, description="Cut each record's channels into this many groups and give each mean 0 and variance 1."
-    )
-    mirror: bool = Field(False, description="Average the features of an image and of its mirror image.")
-
-
-class ScatteringFeatures(Extractor):
-    """A wavelet scattering transform to order 2, without weights or data."""
-
-    kind: Literal["scattering"] = "scattering"
-    scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")
-    orientations: Annotated[int, Field(ge=1, le=16)] = Field(8, description="L: directions of the wavelets.")
-    grey: bool = Field(False, description="Of the mean of the colours alone.")
-    unit_orders: bool = Field(
-        False, alias="unit-orders", description="Each order at unit norm, of square roots in orders 1 and 2."
-    )
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-
-
-class PatchFeatures(Extractor):
-    """Similarities of an image's places to random patches of synthetic images. A mirrored image has equal features."""
-
-    kind: Literal["patches"] = "patches"
-    patches: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = Field(
-        2048, description="How many, mirror images included."
-    )
-    size: Annotated[int, Field(ge=2)] = Field(6, description="Pixels a side of a patch.")
-    stride: Count = Field(1, description="Pixels from a place to the next.")
-    shrink: Count = Field(1, description="Images are shrunk to one pixel of so many a side first.")
-    pool: Count = Field(2, description="Likenesses are averaged to this many places a side.")
-    images: Drawn = Field("dead-leaves", description="What the patches are cut from.")
-    seed: DrawSeed = Field(0, description="Public seed of the images and the patches.")
-
-
-class HogFeatures(Extractor):
-    """Histograms of oriented gradients (Dalal and Triggs 2005), of the strongest colour at each pixel."""
-
-    kind: Literal["hog"] = "hog"
-    cell: Annotated[int, Field(ge=2)] = Field(4, description="Pixels a side of a histogram.")
-    orientations: Annotated[int, Field(ge=2, le=36)] = Field(9, description="Bins of the unsigned direction.")
-
-
-class ColourFeatures(Extractor):
-    """Mean of each colour over a grid, at unit norm."""
-
-    kind: Literal["colour-means"] = "colour-means"
-    pool: Count = Field(4, description="Places a side.")
-
-
-class PretrainedFeatures(Extractor):
-    """A network that another recipe trained on public data, without its last layer."""
-
-    kind: Literal["pretrained"] = "pretrained"
-    result: str = Field(
-        description="Its result directory (save_model: true), relative to the recipe.",
-        examples=["results/public-net-1a2b3c4d"],
-    )
-    public: bool = Field(
-        False, description="true declares that the data it was trained on are public.", examples=[True]
-    )
-
-    @model_validator(mode="after")
-    def _public(self) -> PretrainedFeatures:
-        if not self.public:
-            raise ValueError(
-                f"a network trained on private data is no free extractor; public: true declares that those of"
-                f" {self.result} are public"
-            )
-        return self
-
-
-Features = Annotated[
-    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures,
-    Field(discriminator="kind"),
-]
-
-
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
@@ -260,7 +191,22 @@ class Data(Section):
     test_target: str | None = Field(
         None, description="The file of test labels, where test_path is a .npy file.", examples=["labels_test.npy"]
     )
-    task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
+    inputs: Annotated[dict[str, InputArray], Field(min_length=1)] | None = Field(
+        None,
+        description="Named arrays of a npz file that are the inputs, instead of x; a model gets them as keyword"
+        " arguments: {input_ids: {shape: [128]}, attention_mask: {shape: [128]}}.",
+    )
+    text: TextInput | None = Field(
+        None, description="Texts as tokens for a model of transformers: {column: review, length: 128}."
+    )
+    task: Task = Field(
+        "classification",
+        description="What the label is; token-classification: a class at each place; multi-label: 0 or 1 for each"
+        " class; next-token: the token that follows each place. A negative label at a place does not count.",
+    )
+    targets: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Regression from arrays: numbers in the target of one record, where there are several."
+    )
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
         None,
@@ -377,13 +323,18 @@ class Data(Section):
             raise ValueError("target_bounds: is for task: regression; classes have none")
         elif self.target_transform is not None and self.target_bounds is None:
             raise ValueError("target_transform: needs target_bounds, the public [low, high] of the target")
-        elif self.target is None and not self.path.endswith(".npz"):
+        elif self.target is None and not self.path.endswith(".npz") and not self._of_tokens:
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
         given = [key for key in ("class_weights", "balanced", "costs") if getattr(self, key) is not None]
-        if given and self.task != "classification":
-            raise ValueError(f"{given[0]}: is for classes; a regression has none")
+        if (
+            given
+            and self.task != "classification"
+            and (given, self.task) != (["class_weights"], "token-classification")
+        ):
+            raise ValueError(f"{given[0]}: is for classes of records, not for task: {self.task}")
+        self._check_several()
         if self.class_weights is not None and self.balanced is not None:
             raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
         if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
@@ -393,6 +344,35 @@ class Data(Section):
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def labels_are_arrays(self) -> bool:
+        """Return True if the label of one record is an array: a class at each place, or several numbers."""
+        return self.task in SEVERAL or self.targets is not None
+
+    @property
+    def _of_tokens(self) -> bool:
+        """Return True if labels are not read from a column: those of tokens, and of a folder of texts."""
+        return self.task == "next-token" or (self.text is not None and self.text.column is None)
+
+    def _check_several(self) -> None:
+        if self.text is not None:
+            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "augment", "on_disk", "name")
+            steps = () if self.features is not None else ("preprocess",)
+            extra = [key for key in (*beside, *steps) if getattr(self, key)]
+            if extra:
+                raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
+            if self.task not in ("classification", "regression", "next-token"):
+                raise ValueError(f"task: {self.task} needs arrays of tokens and labels (.npz), not text")
+        arrays = self.path is not None and self.path.endswith((".npz", ".npy"))
+        if self.inputs is not None and not (self.path or "").endswith(".npz"):
+            raise ValueError("inputs: are named arrays of a .npz file (path)")
+        if self.targets is not None and (self.task != "regression" or not arrays):
+            raise ValueError("targets: is for task: regression with a .npz or .npy file")
+        if self.task in ("token-classification", "multi-label") and (not arrays or self.classes is None):
+            raise ValueError(f"task: {self.task} reads labels of a .npz or .npy file, and needs classes: a public list")
+        if self.task == "next-token" and (self.classes or self.target):
+            raise ValueError("task: next-token takes its labels from the tokens; leave classes and target out")
 
     @property
     def weights(self) -> tuple[float, ...] | None:

@@ -108,11 +108,12 @@ def runs_on(pack: Pack, x: Tensor) -> bool:
     return True
 
 
-def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
-    """Raise ModelError unless the model maps rows `x` (B, ...) to (B, `outputs`)."""
+def check_outputs(pack: Pack, x: Tensor, wanted: tuple[int | None, ...]) -> None:
+    """Raise ModelError unless the model maps rows `x` (B, ...) to (B, *wanted); None stands for any size."""
     shape = tuple(_run(pack, x).outputs.shape[2:])
-    if shape != (outputs,):
-        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
+    if len(shape) != len(wanted) or any(size not in (own, None) for own, size in zip(shape, wanted, strict=True)):
+        told = ", ".join("..." if size is None else str(size) for size in wanted) + "," * (len(wanted) == 1)
+        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({told})")
 
 
 class Plain:

@@ -75,6 +75,11 @@ def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
     return of_outputs
 
 
+def of_arrays(loss: Loss) -> bool:
+    """Return True if the label of one example is an array (`output_losses.py`)."""
+    return bool(getattr(loss, "of_arrays", False))
+
+
 LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
 # On a CPU, more rows at once would push activations out of the cache.
 _ROWS_IN_CACHE = 2048
@@ -95,14 +100,19 @@ def evaluate(
     metrics = {name: metric for name, metric in metrics_of(task).items() if metric.at_every_look}
     loss_of = loss or LOSSES[task]
     totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
+    places = {name: totals[name].clone() for name, metric in metrics.items() if metric.places is not None}
     for outputs, y, mask in _passes(pack, values, table, most):
-        labels = y.expand(pack.trials, -1)
+        labels = y.expand(pack.trials, *y.shape[1:])
         for name, metric in metrics.items():
             pair = units(outputs, labels) if units is not None and metric.of_records else (outputs, labels)
             counts = (metric.of_records or loss_of)(*pair)
             counts = counts if mask is None else torch.where(mask, counts, 0)
             totals[name] += counts.sum(dim=1, dtype=torch.float64)
-    return {name: total / table.counts for name, total in totals.items()}
+            if metric.places is not None:
+                own = metric.places(labels)
+                places[name] += (own if mask is None else torch.where(mask, own, 0)).sum(dim=1, dtype=torch.float64)
+    found = {name: total / places.get(name, table.counts) for name, total in totals.items()}
+    return {name: total.exp() if metrics[name].of_logs else total for name, total in found.items()}
 
 
 @torch.no_grad()

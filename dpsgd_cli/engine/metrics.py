@@ -32,7 +32,9 @@ class Metric:
 
     `of_records` maps outputs (R, B, K) and labels (R, B) to values per record (R, B); the metric is their mean. It is
     None for the training loss and for metrics that are not means. `of_table` maps one trial's answers on all records to
-    the metric, or to NaN if the records do not define it. `in_units`: the metric is in the target's unit.
+    the metric, or to NaN if the records do not define it. `in_units`: the metric is in the target's unit. `places`
+    maps labels (R, B, ...) to how many of a record's places count (R, B): the metric is then a sum over places, divided
+    by their number. `of_logs`: it is the exponential of that mean.
     """
 
     tasks: tuple[str, ...]
@@ -41,6 +43,8 @@ class Metric:
     of_records: Callable[[Tensor, Tensor], Tensor] | None = None
     of_table: Callable[[Answers], float] | None = None
     in_units: bool = False
+    places: Callable[[Tensor], Tensor] | None = None
+    of_logs: bool = False
 
     @property
     def at_every_look(self) -> bool:
@@ -143,19 +147,35 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
     It equals scikit-learn's DummyClassifier (strategy prior) and DummyRegressor.
     """
     if classes is None:
-        return Answers(truth, np.full(len(truth), truth.mean()))
+        return Answers(truth, np.broadcast_to(truth.mean(axis=0), truth.shape))
+    if truth.ndim == 2:
+        usual = (np.where(truth >= 0, truth, 0).mean(axis=0) > 0.5).astype(np.int64)
+        return Answers(truth, np.broadcast_to(usual, truth.shape))
     shares = np.bincount(truth, minlength=classes) / len(truth)
     scores = np.tile(shares, (len(truth), 1))
     own = scores[:, 1] if classes == 2 else scores
     return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
 
 
-def of_constants(task: str, truth: np.ndarray, classes: int | None) -> dict[str, float]:
+def of_constants(
+    task: str, truth: np.ndarray, classes: int | None, labels: Sequence[object] | None = None
+) -> dict[str, float]:
     """Return the task's metrics of the best answers without features: `constant_answers`, for `mae` the median."""
-    found = of_table(task, constant_answers(truth, classes))
+    found = of_table(task, constant_answers(truth, classes), labels)
     if "mae" in found:
-        found["mae"] = _mean_absolute_error(Answers(truth, np.full(len(truth), np.median(truth))))
+        found["mae"] = _mean_absolute_error(Answers(truth, np.broadcast_to(np.median(truth, axis=0), truth.shape)))
     return found
+
+
+def of_constant_places(task: str, truth: np.ndarray) -> dict[str, float]:
+    """Return the metrics of the best answer that is the same at each place of labels (N, ...) with one at each place.
+
+    The most frequent label is right at its share of the places; their shares have the least perplexity.
+    """
+    shares = np.bincount(truth[truth >= 0].reshape(-1)) / max(1, int((truth >= 0).sum()))
+    known = {"token_accuracy": float(shares.max(initial=0.0))}
+    known["perplexity"] = float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+    return {name: value for name, value in known.items() if task in METRICS[name].tasks}
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -166,8 +186,31 @@ def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the absolute error of each record's output."""
+    """Return the absolute error of each record's output, or its mean over several targets."""
+    if targets.dim() == outputs.dim():
+        return (outputs - targets).abs().mean(dim=-1)
     return (outputs.squeeze(-1) - targets).abs()
+
+
+def places_counted(labels: Tensor) -> Tensor:
+    """Return how many places of each record (R, B, ...) have a label: one that is not negative."""
+    return (labels >= 0).flatten(2).sum(dim=2)
+
+
+def right_places(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return how many places of each record have the largest of K outputs (R, B, ..., K) at their label."""
+    return ((outputs.argmax(dim=-1) == labels) & (labels >= 0)).flatten(2).sum(dim=2)
+
+
+def surprise(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each record's labels, summed over places that have one."""
+    logs = outputs.log_softmax(dim=-1).gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return -(logs * (labels >= 0)).flatten(2).sum(dim=2)
+
+
+def right_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return how many of each record's labels (R, B, K) of 0 or 1 are those that log odds (R, B, K) say."""
+    return (((outputs > 0).long() == labels) & (labels >= 0)).sum(dim=2)
 
 
 def _accuracy(answers: Answers) -> float:
@@ -282,21 +325,55 @@ def _root_mean_square(answers: Answers) -> float:
 
 
 def _r2(answers: Answers) -> float:
-    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
-    truth = answers.truth
-    if np.ptp(truth) == 0:
+    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal.
+
+    Of several targets (N, K) it is the mean.
+    """
+    truth, told = (own.reshape(len(own), -1) for own in (answers.truth, answers.told))
+    if (np.ptp(truth, axis=0) == 0).any():
         return math.nan
-    return float(1 - ((truth - answers.told) ** 2).sum() / ((truth - truth.mean()) ** 2).sum())
+    shares = ((truth - told) ** 2).sum(axis=0) / ((truth - truth.mean(axis=0)) ** 2).sum(axis=0)
+    return float(1 - shares.mean())
+
+
+def f1_of_labels(answers: Answers) -> np.ndarray:
+    """Return the F1 score of each of K labels, (K,), from truth and answers of 0 or 1 (N, K); NaN where neither is 1.
+
+    Places without a label (below 0) do not count.
+    """
+    there = answers.truth >= 0
+    of, told = (np.where(there, own, 0) for own in (answers.truth, answers.told))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(2 * (of * told).sum(axis=0) / (of.sum(axis=0) + told.sum(axis=0)))
+
+
+def _label_accuracy(answers: Answers) -> float:
+    return float((answers.truth == answers.told)[answers.truth >= 0].mean())
+
+
+def _mean_f1(answers: Answers) -> float:
+    """Return the mean F1 score of the labels that occur, in truth or answers; 0 if none does."""
+    each = f1_of_labels(answers)
+    return float(each[~np.isnan(each)].mean()) if not np.isnan(each).all() else 0.0
 
 
 CALIBRATION_BINS = 15
 FALSE_POSITIVES = 0.01
 CLASSES, NUMBERS = ("classification",), ("regression",)
+PLACES_OF_CLASSES, LABELS, TOKENS = ("token-classification",), ("multi-label",), ("next-token",)
 
 # The order decides which metric is the default.
 METRICS = {
     "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _accuracy),
     "mae": Metric(NUMBERS, "mean absolute error", True, absolute_errors, _mean_absolute_error, in_units=True),
+    "perplexity": Metric(TOKENS, "perplexity", True, surprise, places=places_counted, of_logs=True),
+    "token_accuracy": Metric(
+        (*PLACES_OF_CLASSES, *TOKENS), "share of places that are right", False, right_places, places=places_counted
+    ),
+    "label_accuracy": Metric(
+        LABELS, "share of labels that are right", False, right_labels, _label_accuracy, places=places_counted
+    ),
+    "label_f1": Metric(LABELS, "mean F1 of the labels", False, of_table=_mean_f1),
     "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
     "f1": Metric(CLASSES, "F1", False, of_table=_f1),
     "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
@@ -306,7 +383,7 @@ METRICS = {
     "ece": Metric(CLASSES, "expected calibration error", True, of_table=_calibration_error),
     "rmse": Metric(NUMBERS, "root mean squared error", True, of_table=_root_mean_square, in_units=True),
     "r2": Metric(NUMBERS, "share of variance explained (R2)", False, of_table=_r2),
-    "loss": Metric(("classification", "regression"), "loss", True),
+    "loss": Metric((*CLASSES, *NUMBERS, *PLACES_OF_CLASSES, *LABELS, *TOKENS), "loss", True),
 }
 
 
@@ -315,16 +392,20 @@ def metrics_of(task: str) -> dict[str, Metric]:
     return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
 
 
-def of_table(task: str, answers: Answers) -> dict[str, float]:
+def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    All are NaN if an answer or a score is not finite.
+    All are NaN if an answer or a score is not finite. With several labels a record, `labels` names them, and the F1
+    score of each is a metric, too: 0 where neither truth nor answers hold it.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
     if not sound:
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
+    if task == "multi-label" and labels is not None:
+        each = np.nan_to_num(f1_of_labels(answers))
+        found |= {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
-from dpsgd_cli.engine import packing, weights
+from dpsgd_cli.engine import huggingface, packing, weights
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.settings import (
     CnnModel,
     ConvexModel,
+    HuggingFaceModel,
+    InputArray,
     LinearModel,
     MlpModel,
     Model,
+    OwnModel,
     PythonModel,
     VitModel,
     WrnModel,
@@ -30,6 +34,7 @@ from dpsgd_cli.errors import ModelError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 Builder = Callable[[], nn.Module]
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def linear(model: LinearModel | ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -249,7 +254,7 @@ def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     )  # fmt: skip
 
 
-def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builder:
     """Return a builder that calls the user's factory in the Python file named in the recipe.
 
     The builder loads `model.weights.file` into each module. Raises ModelError if the factory cannot be called with the
@@ -300,8 +305,20 @@ def loaded_names(model: Model, base: Path) -> list[str]:
     return [] if file is None else list(weights.read(base / file))
 
 
-def builder(model: Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
-    """Return a function that builds a newly initialised module for inputs (B, *shape) and `outputs` outputs."""
-    if isinstance(model, PythonModel):
-        return python(model, shape, outputs, base)
-    return lambda: BUILT_IN[model.kind](model, shape, outputs)
+def builder(
+    model: Model, shape: tuple[int, ...], outputs: int, base: Path, inputs: Mapping[str, InputArray] | None = None
+) -> Builder:
+    """Return a function that builds a newly initialised module for inputs (B, *shape) and `outputs` outputs.
+
+    With named `inputs`, a model gets them as keyword arguments, and a factory their shapes by name.
+    """
+    if not isinstance(model, OwnModel):
+        return lambda: BUILT_IN[model.kind](model, shape, outputs)
+    shapes = {name: tuple(told.shape) for name, told in (inputs or {}).items()}
+    if isinstance(model, HuggingFaceModel):
+        build = huggingface.builder(model, outputs, base)
+    else:
+        assert isinstance(model, PythonModel)
+        build = python(model, shapes or shape, outputs, base)
+    whole = frozenset(name for name, told in (inputs or {}).items() if told.kind == "integer")
+    return build if not shapes else lambda: NamedInputs(build(), shapes, whole)

@@ -279,7 +279,8 @@ class Pack(nn.Module):
             parameters[name] = rounded if recording else exact
         for layer in self.members:
             layer.values = layer.turned(self._views[recording][id(layer)])
-        return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
+        keeps = getattr(self.template, "takes_exact_rows", False)
+        return x.to(self._rounded.dtype) if recording and x.is_floating_point() and not keeps else x
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs (R, B, K) for inputs (R, B, ...), or for (1, B, ...) that all trials share."""

@@ -25,6 +25,66 @@ class ModelKind(Section):
         return None
 
 
+LossName = Literal["cross-entropy", "bce", "next-token", "squared", "huber", "poisson"]
+
+
+LOSS_TASKS: dict[LossName, tuple[str, ...]] = {
+    "cross-entropy": ("classification", "token-classification", "next-token"),
+    "bce": ("multi-label",),
+    "next-token": ("next-token",),
+    "squared": ("regression",),
+    "huber": ("regression",),
+    "poisson": ("regression",),
+}
+"""Values of `data.task` that each loss is for; `engine/output_losses.py` has the losses."""
+
+
+class NamedLoss(Section):
+    """A loss with settings of its own."""
+
+    kind: LossName = Field(description="Which one.")
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="cross-entropy, next-token, bce: share of each label that is spread over all classes."
+    )
+    ignore_index: int | None = Field(
+        None, description="cross-entropy, next-token: a class whose places do not count; negative ones never do."
+    )
+    width: Positive = Field(0.5, description="huber: half-width of the parabola, in half widths of target_bounds.")
+
+    @model_validator(mode="after")
+    def _settings_of_its_kind(self) -> NamedLoss:
+        of = {
+            "smoothing": ("cross-entropy", "next-token", "bce"),
+            "ignore_index": ("cross-entropy", "next-token"),
+            "width": ("huber",),
+        }
+        for key, kinds in of.items():
+            changed = getattr(self, key) != type(self).model_fields[key].default
+            if changed and self.kind not in kinds:
+                raise ValueError(f"{key}: is for {', '.join(kinds)}, not {self.kind}; leave it out")
+        return self
+
+
+class PythonLoss(Section):
+    """A function of the user's own. It is called with one example at a time, so it cannot look at another."""
+
+    python: str = Field(description="A Python file, relative to the recipe.")
+    function: str = Field("loss", description="Function `(outputs, label) -> tensor with one number` in that file.")
+
+
+LossSettings = LossName | NamedLoss | PythonLoss
+
+
+class NetworkModel(ModelKind):
+    """Settings that all models but convex ones share."""
+
+    loss: LossSettings | None = Field(
+        None,
+        description="Loss of one example; left out, that of data.task. It changes no price: an example's gradient is"
+        " clipped, whatever its loss.",
+    )
+
+
 class OneLayer(ModelKind):
     """Settings that linear models share."""
 
@@ -50,7 +110,7 @@ class OneLayer(ModelKind):
         return math.sqrt(2) if outputs > 1 else 1.0
 
 
-class LinearModel(OneLayer):
+class LinearModel(OneLayer, NetworkModel):
     """One linear layer with an output for each class."""
 
     kind: Literal["linear"] = "linear"
@@ -84,7 +144,7 @@ class ConvexModel(OneLayer):
         return LOSSES[self.loss]
 
 
-class MlpModel(ModelKind):
+class MlpModel(NetworkModel):
     auto_tunable = True
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
@@ -95,7 +155,7 @@ class MlpModel(ModelKind):
         return len(self.hidden) + 1
 
 
-class CnnModel(ModelKind):
+class CnnModel(NetworkModel):
     """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
     kind: Literal["cnn"] = "cnn"
@@ -109,7 +169,7 @@ class CnnModel(ModelKind):
         return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
 
 
-class WrnModel(ModelKind):
+class WrnModel(NetworkModel):
     """The wide residual network of De et al. (2022): WRN-16-4 by default."""
 
     kind: Literal["wrn"] = "wrn"
@@ -129,7 +189,7 @@ class WrnModel(ModelKind):
         return self
 
 
-class VitModel(ModelKind):
+class VitModel(NetworkModel):
     """A small vision transformer."""
 
     kind: Literal["vit"] = "vit"
@@ -145,6 +205,14 @@ class VitModel(ModelKind):
         if self.dim % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide dim {self.dim}")
         return self
+
+
+def check_public(public: bool) -> None:
+    """Raise ValueError unless weights from outside of a recipe are declared public."""
+    if not public:
+        raise ValueError(
+            "public: weights that private records shaped are outside of the statement; true declares that none did"
+        )
 
 
 class Weights(Section):
@@ -166,16 +234,24 @@ class Weights(Section):
 
     @model_validator(mode="after")
     def _declared(self) -> Weights:
-        if not self.public:
-            raise ValueError(
-                "public: weights that private records shaped are outside of the statement; true declares that none did"
-            )
+        check_public(self.public)
         if self.file is None and not self.constant:
             raise ValueError("file: name a file of weights, or list what code computes as constant")
         return self
 
 
-class PythonModel(ModelKind):
+class InputArray(Section):
+    """One of several named arrays of which an input consists."""
+
+    shape: list[Count] = Field(description="Shape of one record's array.")
+    kind: Literal["integer", "real"] = Field("integer", description="Tokens and masks are integers, pixels are real.")
+
+
+class OwnModel(NetworkModel):
+    """Base of models whose code is not this package's: they run on one example at a time, and are tested."""
+
+
+class PythonModel(OwnModel):
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.", examples=["net.py"])
     factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")
@@ -189,6 +265,39 @@ class PythonModel(ModelKind):
     )
 
 
+class Lora(Section):
+    """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) B A beside each target; A and B train, W does not."""
+
+    rank: Count = Field(8, description="Rank of B A.")
+    alpha: Positive = Field(16, description="Scale of B A, in units of 1 / rank.")
+    targets: Annotated[list[str], Field(min_length=1)] = Field(
+        description="Dense layers by the end of their names: [query, value] for BERT, [c_attn] for GPT-2."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Share of an adapter's inputs set to 0.")
+
+
+class HuggingFaceModel(OwnModel):
+    """A model of transformers in a local folder. Nothing is downloaded; the weights must be safetensors."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    folder: str = Field(description="Folder that save_pretrained wrote, relative to the recipe.")
+    task: Literal["sequence-classification", "token-classification", "causal-lm", "image-classification"] = Field(
+        description="What the model is used for."
+    )
+    public: bool = Field(description="Must be written as true: no private record shaped the numbers in the folder.")
+    lora: Lora | None = Field(None, description="Train adapters, the head and new layers; left out, all layers.")
+    freeze: list[str] = Field(default_factory=list, description="Patterns of parameters that do not train: [bert.*].")
+    dtype: Literal["bfloat16"] | None = Field(
+        None, description="Precision of passes, as runtime.dtype; parameters, norms, sums and noise stay float32."
+    )
+
+    @model_validator(mode="after")
+    def _declared(self) -> HuggingFaceModel:
+        check_public(self.public)
+        return self
+
+
 Model = Annotated[
-    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel, Field(discriminator="kind")
+    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel | HuggingFaceModel,
+    Field(discriminator="kind"),
 ]

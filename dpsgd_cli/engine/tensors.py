@@ -13,7 +13,7 @@ from torch import Tensor
 from dpsgd_cli.errors import RunError
 
 Examples = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None; a 1 is for rows that all trials share.
+"""Inputs (R or 1, B, ...), labels (R or 1, B, ...), and a mask (R, B) or None; a 1 is for rows that all trials share.
 
 For users (`users/run.py`): m B inputs, and labels (R or 1, B, m).
 """
@@ -40,7 +40,9 @@ def to_device(here: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Table:
-    """Examples of all trials: inputs (N, ...), or (R, N, ...) if `per_trial`, and labels (N,).
+    """Examples of all trials: inputs (N, ...), or (R, N, ...) if `per_trial`, and labels (N,) or (N, ...).
+
+    Inputs are floats, or int64 where they are tokens: these are never rounded.
 
     A table has a public number of places, at least its number of rows. Samplers draw from places and count places, as
     if all of them were filled; a place without a row adds nothing. `places` is that number if it is not N. With folds,
@@ -62,7 +64,8 @@ class Table:
     def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
         labels = torch.from_numpy(np.ascontiguousarray(y)).to(device)
         labels = labels.to(dtype) if labels.is_floating_point() else labels
-        return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
+        rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        return cls(rows if rows.dtype == torch.int64 else rows.to(dtype), labels, per_trial)
 
     def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
         """Return the table with folds: trial r trains on the rows where `held_out` (N, R) is False.
@@ -158,7 +161,7 @@ class Table:
     def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
         rows, mask = self._own(rows, mask)
         flat = rows.reshape(-1)
-        y = self.y.index_select(0, flat).view(rows.shape)
+        y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
         x = self.x
         if self.per_trial:
             offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * self.rows

@@ -13,7 +13,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
 from dpsgd_cli.discovery.settings import Discovery
-from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.engine.settings import LOSS_TASKS, ConvexModel, HuggingFaceModel, LossSettings, NamedLoss
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
@@ -21,7 +21,7 @@ from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditio
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
-from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.methods.settings import METHODS, PythonMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 from dpsgd_cli.users.settings import Unit
@@ -38,7 +38,14 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += [*_weights(recipe), *_discovery(recipe), *_evaluation(recipe), *_inference(recipe)]
+    found += [
+        *_weights(recipe),
+        *_discovery(recipe),
+        *_evaluation(recipe),
+        *_several(recipe),
+        *_updates(recipe),
+        *_inference(recipe),
+    ]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -69,6 +76,53 @@ def _evaluation(recipe: Recipe) -> list[str]:
         )
     if data.task == "regression" and data.target_bounds is None:
         problems.append(f"data.target_bounds: missing; {where} bounds errors by them; give them, or {public}")
+    return problems
+
+
+def _updates(recipe: Recipe) -> list[str]:
+    """Refuse rates by step and groups of parameters where a method makes updates of its own."""
+    method = recipe.method
+    if not isinstance(method, Gradient):
+        return []
+    own = not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod | PythonMethod) or method.one_by_one
+    asked = [
+        key
+        for key, given in (("groups", method.groups), ("learning_rate", getattr(method.rate, "by_step", False)))
+        if given and own
+    ]
+    return [f"method.{key}: {method.kind} makes updates of its own; use dp-sgd with larger batches" for key in asked]
+
+
+def _several(recipe: Recipe) -> list[str]:
+    """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
+    data, method, model = recipe.data, recipe.method, recipe.model
+    several = data.labels_are_arrays
+    loss: LossSettings | None = None if isinstance(model, ConvexModel) else model.loss
+    problems = []
+    if several and data.measured_privately:
+        told = f"data.task: {data.task}" if data.targets is None else f"data.targets: {data.targets}"
+        problems.append(
+            f"data.evaluation: private measures one class or number a record, not {told}; give test records of their"
+            " own or evaluation: public, which declare held-out records public, or split: {test: 0}"
+        )
+    if several and recipe.privacy is not None and recipe.privacy.unit is not None:
+        problems.append("privacy.unit: a user's rows have one label each; leave this out, or use one row for each user")
+    wanted = {"token-classification": ["token-classification"], "next-token": ["causal-lm"]}.get(
+        data.task, ["sequence-classification", "image-classification"]
+    )
+    if isinstance(model, HuggingFaceModel) and model.task not in wanted:
+        problems.append(f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}")
+    if isinstance(model, ConvexModel) or (not several and loss is None):
+        return problems
+    if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
+        problems.append(f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd")
+    if recipe.preconditioner is not None:
+        problems.append("method.preconditioner: is for the usual loss of classes or numbers; leave it out")
+    kind = loss.kind if isinstance(loss, NamedLoss) else loss
+    if isinstance(kind, str) and data.task not in LOSS_TASKS[kind]:
+        problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
+    if kind == "poisson" and data.target_bounds is not None and (data.target_bounds[0] < 0 or data.log_scale):
+        problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")
     return problems
 
 

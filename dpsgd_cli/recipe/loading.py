@@ -23,8 +23,12 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.settings import PretrainedFeatures
-from dpsgd_cli.engine.settings import PythonModel
+from dpsgd_cli.data.extractor_settings import (
+    HuggingFaceFeatures,
+    PretrainedFeatures,
+    PythonFeatures,
+)
+from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError, UsageError
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
@@ -183,6 +187,8 @@ def named_files(recipe: Recipe) -> list[str]:
     for features in recipe.data.extractors:
         if isinstance(features, PretrainedFeatures):
             names.append(features.result)
+        if isinstance(features, HuggingFaceFeatures):
+            names.append(features.folder)
     if recipe.privacy is not None and recipe.privacy.book is not None:
         names.append(recipe.privacy.book)
     return names + own_code(recipe) + own_weights(recipe)
@@ -191,13 +197,19 @@ def named_files(recipe: Recipe) -> list[str]:
 def own_code(recipe: Recipe) -> list[str]:
     """Return every Python file that a recipe names."""
     sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
-    return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)]
+    loss = getattr(recipe.model, "loss", None)
+    own = [loss.python] if isinstance(loss, PythonLoss) else []
+    own += [one.file for one in recipe.data.extractors if isinstance(one, PythonFeatures)]
+    return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)] + own
 
 
 def own_weights(recipe: Recipe) -> list[str]:
-    """Return the file of weights that a user's own model starts from; empty if the recipe names none."""
+    """Return the file or folder of weights that a user's own model starts from; empty if the recipe names none."""
+    own = [] if recipe.data.text is None else [str(recipe.data.text.folder)]
+    if isinstance(recipe.model, HuggingFaceModel):
+        return list(dict.fromkeys([recipe.model.folder, *own]))
     weights = recipe.model.weights if isinstance(recipe.model, PythonModel) else None
-    return [] if weights is None or weights.file is None else [weights.file]
+    return own if weights is None or weights.file is None else [weights.file, *own]
 
 
 def start_of_paths(file: Path, recipe: Recipe) -> Path:

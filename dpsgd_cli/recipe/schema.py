@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.budget import Budget, EpsilonBudget
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
 from dpsgd_cli.common.sections import Count, Delta, NonNegative, Section
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.engine.settings import Model
+from dpsgd_cli.engine.settings import HuggingFaceModel, Model
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned
 from dpsgd_cli.methods.settings import Method
@@ -143,6 +143,15 @@ class Recipe(Section):
     save_model: bool | None = Field(
         None, description="Write model.safetensors; left out, `train` does, sweeps and comparisons do not."
     )
+
+    @model_validator(mode="after")
+    def _texts_have_a_tokenizer(self) -> Recipe:
+        text = self.data.text
+        if text is not None and text.folder is None:
+            if not isinstance(self.model, HuggingFaceModel):
+                raise ValueError("data.text.folder: missing; give the folder of a tokenizer")
+            self.__dict__["data"] = self.data.changed(text=text.changed(folder=self.model.folder))
+        return self
 
     @model_validator(mode="after")
     def _held_out_records_are_private(self) -> Recipe:

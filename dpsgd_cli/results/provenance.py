@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import dpsgd_cli
+from dpsgd_cli.common.package_files import files_of
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.memory import is_there
 from dpsgd_cli.engine.settings import PythonModel
@@ -70,8 +71,15 @@ def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
 
 
 def weights_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """Return the SHA-256 of the file of `model.weights`, by its name in the recipe; empty without one."""
-    return {name: sha256(loaded.base / name) for name in loading.own_weights(loaded.recipe)}
+    """Return the SHA-256 of the file of `model.weights`, or of each file of `model.folder`, by name in the recipe."""
+    return {name: sha256(loaded.base / name) for name in _weights(loaded)}
+
+
+def _weights(loaded: LoadedRecipe) -> list[str]:
+    names = loading.own_weights(loaded.recipe)
+    folders = [name for name in names if (loaded.base / name).is_dir()]
+    files = [f"{name.rstrip('/')}/{file}" for name in folders for file in files_of(loaded.base / name)]
+    return [*(name for name in names if name not in folders), *files]
 
 
 def model_sha256(loaded: LoadedRecipe) -> dict[str, str]:
@@ -95,7 +103,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
-    files = {name: loaded.base / name for name in [*named, *loading.own_weights(loaded.recipe)]} | loaded.own_code
+    files = {name: loaded.base / name for name in [*named, *_weights(loaded)]} | loaded.own_code
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if is_there(path)]

@@ -7,64 +7,88 @@ lengths from theorems are in `methods/`.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.common.sections import Count, Fraction, NonNegative, Positive, Section
 
 
-class ConstantRate(Section):
+class RateKind(Section):
+    """Base of the kinds. `by_step`: the rate changes from step to step, so that `at` is asked for parts of an epoch."""
+
+    by_step: ClassVar[bool] = False
+
+
+class ConstantRate(RateKind):
     kind: Literal["constant"] = "constant"
     initial: Positive = Field(description="Step length in every epoch.")
 
-    def at(self, epoch: int, length: int) -> float:
+    def at(self, epoch: float, length: int) -> float:
         """Return `initial` for every epoch."""
         del epoch, length
         return self.initial
 
 
-class LinearRate(Section):
+class LinearRate(RateKind):
     kind: Literal["linear"] = "linear"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: Positive = Field(description="Step length from epoch `epochs` on.")
     epochs: Count = Field(description="Epochs until the final step length is reached.")
 
-    def at(self, epoch: int, length: int) -> float:
+    def at(self, epoch: float, length: int) -> float:
         """Return a rate that goes linearly from initial to final over `epochs` (Yu et al. 2019, V-B2)."""
         del length
         return self.initial + (self.final - self.initial) * min(1.0, epoch / self.epochs)
 
 
-class StepRate(Section):
+class StepRate(RateKind):
     kind: Literal["step"] = "step"
     initial: Positive = Field(description="Step length in epoch 0.")
     decay: Fraction = Field(description="k in initial * k^floor(t / period).")
     period: Count = Field(10, description="Epochs between two steps.")
 
-    def at(self, epoch: int, length: int) -> float:
+    def at(self, epoch: float, length: int) -> float:
         """Return initial k^floor(t / period)."""
         del length
-        return float(self.initial * self.decay ** (epoch // self.period))
+        return float(self.initial * self.decay ** int(epoch // self.period))
 
 
-class CosineRate(Section):
+class CosineRate(RateKind):
     kind: Literal["cosine"] = "cosine"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: NonNegative = Field(0.0, description="Step length from epoch `epochs` on.")
     epochs: Count | None = Field(None, description="Epochs until it is reached; left out, the whole training.")
 
-    def at(self, epoch: int, length: int) -> float:
+    def at(self, epoch: float, length: int) -> float:
         """Return a half cosine from initial to final (Loshchilov and Hutter 2017, equation 5, without restarts)."""
         done = min(1.0, epoch / (self.epochs or length))
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
-Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate, Field(discriminator="kind")]
+class WarmupRate(RateKind):
+    """A rate that rises linearly from 0 to its peak, and then falls as a half cosine, from step to step."""
+
+    by_step = True
+    kind: Literal["warmup-cosine"] = "warmup-cosine"
+    peak: Positive = Field(description="The greatest step length.")
+    warmup: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="Share of the training that it rises for.")
+    final: NonNegative = Field(0.0, description="Step length at the end.")
+
+    def at(self, epoch: float, length: int) -> float:
+        """Return the rate after `epoch` of `length` epochs, a fraction within an epoch."""
+        done = min(1.0, epoch / length)
+        if done < self.warmup:
+            return self.peak * done / self.warmup
+        rest = (done - self.warmup) / (1 - self.warmup)
+        return self.final + (self.peak - self.final) * (1 + math.cos(math.pi * rest)) / 2
 
 
-def rate_at(rate: Rate | float, epoch: int, length: int) -> float:
-    """Return the step length of `epoch` (0, 1, ...) in a training of `length` epochs.
+Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate | WarmupRate, Field(discriminator="kind")]
+
+
+def rate_at(rate: Rate | float, epoch: float, length: int) -> float:
+    """Return the step length of `epoch` (0, 1, ...) in a training of `length` epochs; a fraction is within an epoch.
 
     >>> rate_at(LinearRate(initial=0.1, final=0.05, epochs=10), 5, 60)
     0.07500000000000001

@@ -34,7 +34,7 @@ from dpsgd_cli.training.build_models import make_pack
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5
 _NOT_IN_PLAN = ("name", "description", "seed", "repeats", "save_model", "runtime")
-_NOT_IN_PLAN_OF_GRADIENTS = ("learning_rate", "weight_decay", "optimizer", "averaging")
+_NOT_IN_PLAN_OF_GRADIENTS = ("learning_rate", "weight_decay", "optimizer", "averaging", "groups")
 
 
 @dataclass(frozen=True)

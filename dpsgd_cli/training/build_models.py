@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
-from dpsgd_cli.engine import models, precision
+from dpsgd_cli.engine import huggingface, models, output_losses, precision
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
@@ -44,10 +45,11 @@ from dpsgd_cli.engine.independence import (
     stand_in_rows,
 )
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error, weighted
+from dpsgd_cli.engine.output_losses import LossOptions
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
-from dpsgd_cli.engine.settings import ConvexModel, PythonModel
+from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, NamedLoss, OwnModel, PythonLoss, PythonModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import check_declared, seeded
 from dpsgd_cli.errors import DataError, ModelError, UsageError
@@ -57,6 +59,7 @@ from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.results.provenance import model_sha256
 from dpsgd_cli.users.run import UnitTable
 from dpsgd_cli.users.settings import Unit
 
@@ -93,14 +96,26 @@ def _device(name: str, team: Team) -> torch.device:
     return device
 
 
-def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
-    """Return the per-example loss of the model's outputs; `raw`: for unscaled targets, as those of held-out rows."""
-    data = recipe.data
-    if isinstance(recipe.model, ConvexModel):
-        loss = output_loss(recipe.model, raw)
-    else:
+def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
+    """Return the per-example loss of the model's outputs; `raw`: for unscaled targets, as those of held-out rows.
+
+    `base` is the folder that a loss of the user's own is relative to.
+    """
+    data, model = recipe.data, recipe.model
+    several = data.labels_are_arrays
+    if isinstance(model, ConvexModel):
+        loss = output_loss(model, raw)
+    elif model.loss is None and not several:
         loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
-    return loss if data.weights is None else weighted(loss, data.weights)
+    else:
+        named = model.loss if isinstance(model.loss, NamedLoss) else NamedLoss(kind="squared")
+        low, high = data.target_bounds or (-1.0, 1.0)
+        weights = data.weights if several else None
+        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, low, high)
+        loss = output_losses.made(
+            model.loss, data.task, options, several, not raw and data.target_bounds is not None, base
+        )
+    return loss if data.weights is None or several else weighted(loss, data.weights)
 
 
 def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
@@ -112,7 +127,7 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     if data.costs is not None and classes != 2:
         raise DataError(f"data.costs: are of two classes, and {name} has {classes}; use data.class_weights")
     if not isinstance(recipe.model, ConvexModel):
-        return classes or 1
+        return classes or data.targets or 1
     if classes is not None and classes != 2:
         raise ModelError(f"model.kind: convex tells two classes apart, and {name} has {classes}; use linear")
     return 1
@@ -132,7 +147,7 @@ def make_pack(
     """
     if shape is None:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
-    build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
+    build = models.builder(loaded.recipe.model, shape, outputs, loaded.base, loaded.recipe.data.inputs)
     if instrument is not None:
         build = instrument(build)
     return Pack(build, seeds, place, trusted=loaded.recipe.model.kind in models.BUILT_IN)
@@ -146,38 +161,72 @@ def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds:
     """
     recipe = loaded.recipe
     rows = stand_in_rows(train.input_shape, train.x)
-    check_outputs(pack, rows, outputs)
+    check_outputs(pack, rows, answer_shape(recipe, outputs, tuple(train.y.shape[1:])))
+    _check_loss(pack, loaded, outputs, tuple(train.y.shape[1:]), rows)
     fit = min(recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
-    if isinstance(recipe.model, PythonModel):
+    if isinstance(recipe.model, OwnModel):
         most = _rows_at_once(recipe, len(train), fit)
-        seconds = _seconds(pack, recipe, rows, outputs, len(train), most)
+        seconds = _seconds(pack, loaded, train, rows, most)
         pack.findings = _examined(pack, loaded, train, most, seconds, _origin(loaded, train, outputs, most))
-        build = models.builder(recipe.model, train.input_shape, outputs, loaded.base)
-        check_declared(build, recipe.model.weights, models.loaded_names(recipe.model, loaded.base))
+        if isinstance(recipe.model, PythonModel):
+            build = models.builder(recipe.model, train.input_shape, outputs, loaded.base, recipe.data.inputs)
+            names = models.loaded_names(recipe.model, loaded.base)
+            prefix = "model." if recipe.data.inputs else ""
+            check_declared(build, recipe.model.weights, [prefix + name for name in names])
     else:
         check_examples_stay_apart(pack, rows)
-    pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
-    _check_step(pack, recipe, rows, outputs)
+    own = recipe.model.dtype if isinstance(recipe.model, HuggingFaceModel) else None
+    dtype = own or recipe.runtime.dtype
+    pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
+    _check_step(pack, loaded, rows, tuple(train.y.shape[1:]))
     return fit
 
 
-def _seconds(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int, records: int, most: int) -> float:
+def answer_shape(recipe: Recipe, outputs: int, label: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Return the shape of a model's outputs for one example, with None for any size, given the shape of its label."""
+    if recipe.data.task == "token-classification":
+        return (*label, outputs)
+    return (*label, None) if recipe.data.task == "next-token" else (outputs,)
+
+
+def _labels(recipe: Recipe, outputs: Tensor, label: tuple[int, ...]) -> Tensor:
+    """Return random labels (B, ...) for outputs (B, ...), on their device."""
+    generator = torch.Generator().manual_seed(0)
+    if recipe.data.task == "regression":
+        return torch.rand(len(outputs), *label, generator=generator).to(outputs)
+    most = 2 if recipe.data.task == "multi-label" else max(2, outputs.shape[-1])
+    return torch.randint(most, (len(outputs), *label), generator=generator).to(outputs.device)
+
+
+def _check_loss(pack: Pack, loaded: LoadedRecipe, outputs: int, label: tuple[int, ...], rows: Tensor) -> None:
+    """Try a loss of the user's own for mixing, on random outputs."""
+    if not isinstance(getattr(loaded.recipe.model, "loss", None), PythonLoss):
+        return
+    generator = torch.Generator().manual_seed(1)
+    shape = answer_shape(loaded.recipe, outputs, label)
+    told = torch.randn(4, *[one or 4 for one in shape], generator=generator).to(pack.values)
+    labels = _labels(loaded.recipe, told, label)
+    output_losses.check_apart(loss_of(loaded.recipe, loaded.base), told[None], labels[None])
+
+
+def _seconds(pack: Pack, loaded: LoadedRecipe, train: Table, rows: Tensor, most: int) -> float:
     """Return the seconds that the tests of a user's model may take: a share of what the training should take."""
+    recipe, records, label = loaded.recipe, len(train), tuple(train.y.shape[1:])
     if not records or not isinstance(recipe.epochs, int):
         return UNKNOWN_SECONDS
     batch = rows[: min(most, len(rows))]
-    step = _step_seconds(pack, recipe, batch, outputs)
+    step = _step_seconds(pack, loaded, batch, label)
     if step < _QUICK:
         # once more, since a first step takes longer, and on more rows
         batch = rows.repeat(-(-min(most, 32) // len(rows)), *[1] * (rows.dim() - 1))
-        step = _step_seconds(pack, recipe, batch, outputs)
+        step = _step_seconds(pack, loaded, batch, label)
     share = SHARE * recipe.epochs * step * max(records / len(batch), records / most)
     return min(MOST_SECONDS, max(LEAST_SECONDS, share))
 
 
-def _step_seconds(pack: Pack, recipe: Recipe, batch: Tensor, outputs: int) -> float:
+def _step_seconds(pack: Pack, loaded: LoadedRecipe, batch: Tensor, label: tuple[int, ...]) -> float:
     start = time.perf_counter()
-    _check_step(pack, recipe, batch, outputs)
+    _check_step(pack, loaded, batch, label)
     return time.perf_counter() - start
 
 
@@ -187,7 +236,8 @@ def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
     ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
     versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
     shapes = (tuple(train.input_shape), str(train.x.dtype), train.x.device.type, outputs, most)
-    told = json.dumps([loaded.recipe.model.model_dump(mode="json"), shapes, versions], sort_keys=True)
+    content = [loaded.recipe.model.model_dump(mode="json"), shapes, versions, model_sha256(loaded)]
+    told = json.dumps(content, sort_keys=True)
     return hashlib.sha256(b"\0".join([*code, *ours, told.encode()])).hexdigest()
 
 
@@ -224,20 +274,17 @@ def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds
     return found
 
 
-def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
+def _check_step(pack: Pack, loaded: LoadedRecipe, rows: Tensor, label: tuple[int, ...]) -> None:
     """Refuse a model that cannot take a clipped step on `rows` (B, ...) with random labels. The sums are dropped."""
-    generator = torch.Generator().manual_seed(0)
-    if recipe.data.task == "regression":
-        y = torch.rand(len(rows), generator=generator).to(pack.values)
-    else:
-        y = torch.randint(max(2, outputs), (len(rows),), generator=generator).to(pack.values.device)
+    with torch.no_grad(), pack.session.passes.masks.off():
+        y = _labels(loaded.recipe, pack(rows[None])[0], label)
     clipping = Clipping(torch.ones(1, pack.trials).to(pack.values))
     try:
         with pack.session.passes.masks.off():
             add_clipped_sums(
                 pack,
                 (rows[None], y[None], None),
-                loss_of(recipe),
+                loss_of(loaded.recipe, loaded.base),
                 clipping,
                 Diagnostics(pack.trials, pack.values.device),
             )
@@ -254,7 +301,7 @@ def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
 def weights_told(loaded: LoadedRecipe) -> list[str]:
     """Return a line that names the tensors loaded from `model.weights.file`; empty without such a file."""
     names, files = models.loaded_names(loaded.recipe.model, loaded.base), own_weights(loaded.recipe)
-    return [f"  loaded from {files[0]}: {', '.join(names)}"] if files else []
+    return [f"  loaded from {files[0]}{': ' if names else ''}{', '.join(names)}"] if files else []
 
 
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
@@ -269,8 +316,9 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
         return
     outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = placement(recipe, Team())
-    none = torch.empty((0, *shape), device=place.device, dtype=place.dtype)
-    checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, none, False), outputs, [0])
+    none = torch.empty((0, *shape), device=place.device, dtype=dtype_of_inputs(recipe, outline, place.dtype))
+    labels = torch.empty((0, *outline.label_shape), device=place.device)
+    checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, labels, False), outputs, [0])
 
 
 def model_report(loaded: LoadedRecipe) -> Iterator[str]:
@@ -284,7 +332,7 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-        layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0))
+        layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base, recipe.data.inputs), 0))
         yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
         for layer in layers:
             how = layer.clipped if layer.refused is None else "REFUSED, see below"
@@ -294,7 +342,8 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
             raise ModelError("\n".join(refused))
         check_without_data(loaded, outline)
         pack = make_pack(loaded, shape, outputs, [0], Placement(torch.device("cpu")))
-        held = elements_by_layer(pack, stand_in_rows(shape, torch.empty(0)))
+        like = torch.empty(0, dtype=dtype_of_inputs(recipe, outline, torch.float32))
+        held = elements_by_layer(pack, stand_in_rows(shape, like))
     most = max(held, key=lambda name: held[name])
     yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
     yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
@@ -320,6 +369,7 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
         places = 1 if unit is None else unit.places
         return train if dataset.train_records is None else train.with_places(dataset.train_records * places), test
     x, y = _all_rows(dataset)
+    x = in_numbers(recipes[0], x)
     assert keys is not None
     train = _table(x, y, dataset.per_trial, place)
     out = own_folds(recipes, keys)
@@ -364,7 +414,45 @@ def _kept(x: data.Rows, recipe: Recipe, place: Placement) -> data.Rows:
     made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
     read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
     read = read or recipe.inference_share is not None
-    return np.asarray(x) if isinstance(x, CodedRows) and (read or not made) else x
+    return np.asarray(x) if isinstance(x, CodedRows) and (read or not made) else in_numbers(recipe, x)
+
+
+def in_numbers(recipe: Recipe, x: Any) -> Any:
+    """Return rows as floats if they are integers and the model takes floats: every model but a user's own."""
+    if getattr(x, "dtype", None) != np.int64 or isinstance(recipe.model, OwnModel):
+        return x
+    return np.asarray(x, np.float32) if isinstance(x, np.ndarray) else x.then(_floats)
+
+
+def refuse_unknown_tokens(loaded: LoadedRecipe, rows: Any) -> None:
+    """Raise DataError for a token in `rows` (N, ...) that the model of a local folder does not know.
+
+    Rows on disk are not searched. With named inputs, they are those of `input_ids`.
+    """
+    model, inputs = loaded.recipe.model, loaded.recipe.data.inputs or {}
+    if not isinstance(model, HuggingFaceModel) or not isinstance(rows, np.ndarray) or rows.dtype != np.int64:
+        return
+    first = 0
+    for name, told in inputs.items():
+        width = math.prod(told.shape)
+        if name == "input_ids":
+            rows = rows[:, first : first + width]
+        first += width
+    known = huggingface.vocabulary(loaded.base / model.folder)
+    if known is not None and rows.max(initial=0) >= known:
+        raise DataError(
+            f"{loaded.recipe.name}: the records hold a token of {known} or more, and the model in {model.folder} knows"
+            f" 0 to {known - 1}; use the tokenizer that belongs to it"
+        )
+
+
+def dtype_of_inputs(recipe: Recipe, outline: data.Outline, usual: torch.dtype) -> torch.dtype:
+    """Return the dtype of a model's inputs: int64 for integers that reach it as they are, else the `usual` one."""
+    return torch.int64 if outline.integers and isinstance(recipe.model, OwnModel) else usual
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32)
 
 
 def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:

@@ -21,13 +21,22 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
-from dpsgd_cli.engine.metrics import METRICS, Answers, Reading, answers_of_classes, of_constants, of_table
+from dpsgd_cli.engine.metrics import (
+    METRICS,
+    Answers,
+    Reading,
+    answers_of_classes,
+    of_constant_places,
+    of_constants,
+    of_table,
+)
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
@@ -99,7 +108,11 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     Both are empty for a table without rows or with more than MOST_OUTPUTS outputs.
     """
     task, classes, trials = models.recipes[0].data.task, models.classes, models.pack.trials
-    if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
+    if table.rows and task in ("token-classification", "next-token"):
+        labels = np.asarray(table.labels[:]) if isinstance(table, StreamedTable) else table.y.cpu().numpy()
+        return {}, {name: [value] * trials for name, value in of_constant_places(task, labels).items()}
+    wide = models.recipes[0].data.targets or classes or 1
+    if table.rows == 0 or table.rows * trials * wide > MOST_OUTPUTS:
         return {}, {}
     outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
     found: list[dict[str, float]] = []
@@ -107,13 +120,15 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
-        found.append(of_table(task, told))
+        found.append(of_table(task, told, models.recipes[trial].data.classes))
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_constants(task, told.truth, classes))
-    defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
-    measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
+            constants.append(of_constants(task, told.truth, classes, models.recipes[trial].data.classes))
+    known = [*METRICS, *(name for name in found[0] if name not in METRICS)]
+    defined = [name for name in known if all(name in one for one in (*found, *constants))]
+    once = [name for name in defined if name not in METRICS or not METRICS[name].at_every_look]
+    measured = {name: [one[name] for one in found] for name in once}
     return measured, {name: [one[name] for one in constants] for name in defined}
 
 
@@ -121,7 +136,10 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
         truth = target_scale(recipe.data).outward(labels.astype(np.float64))
-        return Answers(truth, predicted(recipe.data, outputs[:, 0].astype(np.float64)))
+        own = outputs if truth.ndim == 2 else outputs[:, 0]
+        return Answers(truth, predicted(recipe.data, own.astype(np.float64)))
+    if recipe.data.task == "multi-label":
+        return Answers(labels, (outputs > 0).astype(np.int64))
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
     return answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
@@ -156,7 +174,7 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
 
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
-    loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
+    loss, models = loss_of(trials.recipe, trials.context.base, raw=True), models_of(trials)
     public = wanted and not trials.recipe.data.measured_privately
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if public else {}
     named = {f"test_{k}": v for k, v in found.items()}

@@ -334,7 +334,7 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     recipe = trained.loaded.recipe
     if recipe.data.measured_privately or recipe.folds is not None:
         return TestCurves()
-    if not isinstance(recipe.model, OneLayer | MlpModel):
+    if recipe.data.labels_are_arrays or not isinstance(recipe.model, OneLayer | MlpModel):
         return TestCurves()
     try:
         if trained.document is not None and provenance.check_unchanged(

@@ -36,14 +36,14 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import SEVERAL, Data
 from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
-from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
@@ -54,7 +54,15 @@ from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
-from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, own_folds, placement
+from dpsgd_cli.training.build_models import (
+    in_numbers,
+    loss_of,
+    make_pack,
+    outputs_of,
+    own_folds,
+    placement,
+    refuse_unknown_tokens,
+)
 from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading_of
 from dpsgd_cli.training.start import Trials
 
@@ -89,6 +97,8 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
     }
     pack.require_untrained_kept()
     loaded = models.loaded_names(recipe.model, trials.context.base)
+    if isinstance(recipe.model, HuggingFaceModel):
+        loaded = list(pack.untrained)  # of the folder, or computed from its configuration
     untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
     for key, made in ((MAP, trials.method.maps), (RELEASED, trials.method.infer())):
@@ -269,7 +279,8 @@ class Trained:
         """Return the model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
         self.check_trial(trial)
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
-        build = models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base)
+        recipe = self.loaded.recipe
+        build = models.builder(recipe.model, self.input_shape, outputs, self.loaded.base, recipe.data.inputs)
         weights = self.bundle.weights[trial]
         with _fitting(self.directory / bundle.NAME):
             made = seeded(self._with_untrained(build), 0)
@@ -304,9 +315,13 @@ class Trained:
         dtype = torch.float64 if exactly else next(module.parameters()).dtype
         module.to(dtype)
         with torch.inference_mode():
-            for start in range(0, len(rows), _AT_ONCE):
-                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial, exactly))
-                found.append(module(x.to(dtype)).numpy())
+            refuse_unknown_tokens(self.loaded, rows)
+            most = _AT_ONCE // 64 if isinstance(self.loaded.recipe.model, HuggingFaceModel) else _AT_ONCE
+            for start in range(0, len(rows), most):
+                own = in_numbers(self.loaded.recipe, self.inputs(rows[start : start + most], trial, exactly))
+                x = torch.from_numpy(own)
+                y = module(x if x.dtype == torch.int64 else x.to(dtype))
+                found.append(getattr(y, "logits", y).numpy())
         return np.concatenate(found)
 
     def predict(self, rows: np.ndarray, trial: int) -> np.ndarray:
@@ -315,9 +330,19 @@ class Trained:
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
+        if self.data.task in SEVERAL:
+            return self._decided_by_place(outputs)
         if self.classes is None:
-            return predicted(self.data, outputs[:, 0].astype(np.float64))
+            told = outputs if self.data.targets is not None else outputs[:, 0]
+            return predicted(self.data, told.astype(np.float64))
         return np.array([*self.classes, None], dtype=object)[self.chosen(outputs)]
+
+    def _decided_by_place(self, outputs: np.ndarray) -> np.ndarray:
+        """Return an array of predictions (N, ...): classes by place, 0 or 1 by label, or numbers of tokens by place."""
+        if self.data.task == "multi-label":
+            return (outputs > 0).astype(np.int64)
+        told = outputs.argmax(axis=-1)
+        return told if self.classes is None else np.array(self.classes, dtype=object)[told]
 
     def chosen(self, outputs: np.ndarray) -> np.ndarray:
         """Return the index of the predicted class for outputs (N, K), (N,)."""
@@ -326,6 +351,8 @@ class Trained:
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Return probabilities (N, classes) of outputs (N, K). Raise UsageError if the model's loss gives none."""
+        if self.data.task in SEVERAL:
+            raise UsageError(f"--probabilities: are of one class a record, and data.task is {self.data.task}")
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
         model, reading = self.loaded.recipe.model, reading_of(self.loaded.recipe, len(self.classes))
@@ -381,7 +408,8 @@ class Trained:
             (x,), per_trial = self.pipeline().run([part.x], self.trials)
             if np.asarray(x).shape[1 + per_trial :] != self.input_shape:
                 raise ValueError("records do not become what the model takes")
-        table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
+        own = in_numbers(self.loaded.recipe, np.asarray(x))
+        table = Table.load(own, np.array(part.y), per_trial, place.device, place.dtype)
         if self.bundle.cuts:
             made = Preconditioner([cut.to(table.x) for cut in self.bundle.cuts])
             table = replace(table, factors=made.factors(table.x, per_trial))
@@ -390,7 +418,10 @@ class Trained:
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
         classes = None if self.classes is None else len(self.classes)
         models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, classes, most)
-        return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
+        return (
+            measure(models, table, loss_of(self.loaded.recipe, self.loaded.base, raw=True))
+            | measure_once(models, table)[0]
+        )
 
     def labelled(self, records: pd.DataFrame | str | Path) -> Part:
         """Return the labelled records of a table or a file."""

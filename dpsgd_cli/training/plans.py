@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
-from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
+from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, RecipeError, UnsupportedMechanism, UsageError
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 from dpsgd_cli.methods.descriptor import plan_for
@@ -145,7 +145,7 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
     own_code = [loaded.base / model.file] if isinstance(model, PythonModel) else []
     with interrupts.explained(own_code, lambda: "nothing was written"):
-        build = builder(model, outline.input_shape, outline.outputs, loaded.base)
+        build = builder(model, outline.input_shape, outline.outputs, loaded.base, loaded.recipe.data.inputs)
         return len(Pack(build, [0], Placement(torch.device("cpu"))).layers)
 
 
@@ -184,6 +184,11 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
             said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
+    if isinstance(model, HuggingFaceModel):
+        said.append(
+            f"The numbers in {model.folder}, which the model starts from, are declared public (SHA-256 of each file in"
+            " result.json)."
+        )
     if isinstance(model, ConvexModel) and model.known.residual and recipe.data.target_bounds is None:
         bound = f"{model.target_bound:g}"
         said.append(

@@ -51,7 +51,17 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Stopped
 from dpsgd_cli.training.assemble import EpochRecord
-from dpsgd_cli.training.build_models import checked, held_out, loss_of, make_pack, outputs_of, placement, tables
+from dpsgd_cli.training.build_models import (
+    checked,
+    held_out,
+    in_numbers,
+    loss_of,
+    make_pack,
+    outputs_of,
+    placement,
+    refuse_unknown_tokens,
+    tables,
+)
 from dpsgd_cli.training.plans import feature_bound
 from dpsgd_cli.users.settings import PERSON
 
@@ -260,6 +270,8 @@ def start(
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
     dataset = _dataset(members[0], streams, earlier, team) if override is None else override.dataset
+    for rows in (dataset.train_x, dataset.test_x):
+        refuse_unknown_tokens(loaded, rows)
     train, test = tables([member.loaded.recipe for member in members], dataset, place)
     if override is not None:
         train = override.share(train)
@@ -282,12 +294,12 @@ def start(
         streams,
         pack,
         train,
-        loss_of(recipe),
+        loss_of(recipe, loaded.base),
         rows,
         loaded.base,
         feature_bound(recipe, dataset),
-        validation=held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
-        public=held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
+        validation=held_out(in_numbers(recipe, dataset.validation_x), dataset.validation_y, dataset.per_trial, place),
+        public=held_out(in_numbers(recipe, dataset.public_x), dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
         columns=dataset.columns,
         team=team,

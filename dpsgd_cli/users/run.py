@@ -95,7 +95,7 @@ class UnitTable(Table):
         in_turn = members.transpose(1, 2).flatten(1)
         x = self.x[in_turn.clamp_min(0)]
         there = (in_turn >= 0).view(*in_turn.shape, *[1] * (x.dim() - 2))
-        return torch.where(there, x, 0.0), y
+        return x.masked_fill(~there, 0), y
 
 
 def absent(labels: Tensor) -> Tensor:

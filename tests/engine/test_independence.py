@@ -287,7 +287,7 @@ def cnn() -> nn.Module:
 def test_models_that_keep_examples_apart_pass(build: Any, seeds: list[int], dtype: torch.dtype) -> None:
     pack = Pack(build, seeds, Placement(torch.device("cpu"), dtype))
     rows = independence.stand_in_rows((6,), pack.values)
-    independence.check_outputs(pack, rows, 2)
+    independence.check_outputs(pack, rows, (2,))
     check_all(pack, (6,))
 
 
@@ -340,7 +340,7 @@ def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) ->
 def test_models_that_do_not_fit_the_data_are_refused(build: Build, message: str) -> None:
     pack = Pack(build, [0, 1], PLACE)
     with pytest.raises(ModelError, match=message):
-        independence.check_outputs(pack, independence.stand_in_rows((6,), pack.values), 2)
+        independence.check_outputs(pack, independence.stand_in_rows((6,), pack.values), (2,))
 
 
 class Positions(Model):

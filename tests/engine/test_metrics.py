@@ -18,6 +18,7 @@ from dpsgd_cli.engine.metrics import (
     answers_of_classes,
     constant_answers,
     metrics_of,
+    of_constant_places,
     of_constants,
     of_table,
     probabilities_by,
@@ -188,4 +189,21 @@ def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() 
 
 
 def test_every_metric_but_the_loss_has_a_constant_beside_it() -> None:
-    assert [name for name, metric in METRICS.items() if metric.of_table is None] == ["loss"]
+    labels = np.array([[0, 1, 1, -1]])
+    places = of_constant_places("next-token", labels)
+    assert places["token_accuracy"] == pytest.approx(2 / 3)
+    assert places["perplexity"] == pytest.approx(3 / 2 ** (2 / 3))
+    assert [name for name, metric in METRICS.items() if metric.of_table is None and name not in places] == ["loss"]
+
+
+def test_each_of_several_labels_has_a_score_like_that_of_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    truth, told = (draw.integers(2, size=(40, 3)) for _ in range(2))
+    found = of_table("multi-label", Answers(truth, told), ["a", "b", "c"])
+    wanted = sklearn.metrics.f1_score(truth, told, average=None)
+    assert [found[f"label_f1_{name}"] for name in "abc"] == pytest.approx(list(wanted))
+    assert found["label_f1"] == pytest.approx(wanted.mean())
+    assert found["label_accuracy"] == pytest.approx((truth == told).mean())
+    truth[0] = -1  # no label: neither right nor wrong
+    rest = of_table("multi-label", Answers(truth[1:], told[1:]), "abc")
+    assert of_table("multi-label", Answers(truth, told), "abc") == pytest.approx(rest)

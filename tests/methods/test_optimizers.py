@@ -10,17 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import (
     AdamSettings,
+    AdamWSettings,
     AllIterates,
     Averaging,
     EmaSettings,
     Optimizer,
+    ParameterGroup,
     SgdSettings,
     TailIterates,
 )
+from dpsgd_cli.schedules.learning_rate import WarmupRate, rate_at
 
+CPU = torch.device("cpu")
 RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
 
 
@@ -49,8 +55,9 @@ def by_torch(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Tens
         (SgdSettings(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
         (AdamSettings(), by_torch(torch.optim.Adam)),
         (AdamSettings(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
+        (AdamWSettings(decay=0.3), by_torch(torch.optim.AdamW, weight_decay=0.3)),
     ],
-    ids=["sgd", "momentum", "adam", "adam with other settings"],
+    ids=["sgd", "momentum", "adam", "adam with other settings", "adamw"],
 )
 def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None:
     values = torch.arange(5).double().repeat(2, 1)
@@ -62,7 +69,37 @@ def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None
     torch.testing.assert_close(values, wanted)
 
 
-@pytest.mark.parametrize("settings", [SgdSettings(momentum=0.9), AdamSettings()])
+def test_the_variance_of_the_noise_is_taken_from_the_second_moment() -> None:
+    """Of noise alone, what is left is rounding: the corrected step is huge, the plain one of length 1."""
+    values, noise = torch.zeros(1, 4, dtype=torch.float64), torch.tensor([[4.0]], dtype=torch.float64)
+    steady = torch.full((1, 4), 2.5, dtype=torch.float64)  # square 6.25: 2.25 above the variance of the noise
+    update = make_update(AdamWSettings(decay=0.0, noise_corrected=True), values)
+    with pytest.raises(RecipeError, match="noise_corrected"):
+        update.apply(values, steady, RATES[:1], 0)
+    update = make_update(AdamWSettings(decay=0.0, noise_corrected=True), values)
+    update.variance = noise
+    for step in range(3):
+        update.apply(values, steady, RATES[:1], step)
+    torch.testing.assert_close(values, torch.full_like(values, -3 * 0.1 * 2.5 / 1.5))
+
+
+def test_groups_have_rates_and_decays_of_their_own() -> None:
+    pack = Pack(lambda: torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), [0], Placement(CPU))
+    groups = [ParameterGroup(names="*.bias", rate=0.5, decay=0.0), ParameterGroup(names="1.*", rate=0.0)]
+    rates, decays = factors_of(groups, pack) or (torch.empty(0), torch.empty(0))
+    of = {name: (float(rates[at]), float(decays[at])) for name, (at, _) in pack.spans.items()}
+    assert of == {"0.weight": (1.0, 1.0), "0.bias": (0.5, 0.0), "1.weight": (0.0, 1.0), "1.bias": (0.5, 0.0)}
+    with pytest.raises(RecipeError, match=r"1\.wieght fits no trained parameter; did you mean 1\.weight"):
+        factors_of([ParameterGroup(names="1.wieght")], pack)
+
+
+def test_a_rate_warms_up_and_falls_by_a_cosine_from_step_to_step() -> None:
+    rate = WarmupRate(peak=2.0, warmup=0.25)
+    found = [rate_at(rate, epoch, 8) for epoch in (0, 1, 2, 5, 8)]
+    assert found == pytest.approx([0.0, 1.0, 2.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("settings", [SgdSettings(momentum=0.9), AdamSettings(), AdamWSettings()])
 def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
     values = torch.arange(5).double().repeat(2, 1)
     update = make_update(settings, values)
@@ -73,9 +110,11 @@ def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
                 continued.state[name].copy_(tensor)
             update = continued
         update.apply(values, gradient, RATES, step)
-    wanted = (
-        by_torch(torch.optim.Adam) if isinstance(settings, AdamSettings) else by_torch(torch.optim.SGD, momentum=0.9)
-    )
+    wanted = {
+        "sgd": lambda: by_torch(torch.optim.SGD, momentum=0.9),
+        "adam": lambda: by_torch(torch.optim.Adam),
+        "adamw": lambda: by_torch(torch.optim.AdamW, weight_decay=0.01),
+    }[settings.kind]()
     torch.testing.assert_close(values, wanted)
 
 

@@ -15,6 +15,7 @@ from dpsgd_cli.common.yaml_tree import SourceLocation, from_plain, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.schema import Recipe
 
+KINDS = "linear, convex, mlp, cnn, wrn, vit, python or huggingface"
 GOOD = """\
 name: x
 data: {name: digits}
@@ -114,7 +115,7 @@ BROKEN = [
     (
         "{kind: linear}",
         "linear",
-        "3: model: must be a section with kind: linear, convex, mlp, cnn, wrn, vit or python, got 'linear'",
+        f"3: model: must be a section with kind: {KINDS}, got 'linear'",
     ),
     (
         "name: digits",
@@ -123,14 +124,22 @@ BROKEN = [
         " 'unit-norm'; did you mean {unit-norm: {}}?",
     ),
     # kinds
-    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn, wrn, vit or python"),
+    ("kind: linear", "", f"3: model.kind: missing; give {KINDS}"),
     (
         "linear",
         "linnear",
-        "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'linnear'; did you mean linear?",
+        f"3: model.kind: must be {KINDS}, got 'linnear'; did you mean linear?",
     ),
-    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'transformer'"),
-    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got ["linear"]'),
+    (
+        "linear",
+        "transformer",
+        f"3: model.kind: must be {KINDS}, got 'transformer'",
+    ),
+    (
+        "linear",
+        "[linear]",
+        f'3: model.kind: must be {KINDS}, got ["linear"]',
+    ),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
@@ -157,7 +166,7 @@ BROKEN = [
     (
         "model: {kind: linear}",
         "",
-        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python (What is trained.)",
+        f"1: model: missing; give a section with kind: {KINDS}",
     ),
     (
         ", decay: 0.01",
@@ -181,7 +190,7 @@ BROKEN = [
         "name: digits, preprocess: [{onehot: {}}]",
         "2: data.preprocess.0.onehot: unknown key; did you mean data.preprocess.0.one-hot?",
     ),
-    ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are kind, bias"),
+    ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are loss, kind, bias"),
     # rules that join several values
     ("batch_size: 10", "batching: full, batch_size: 10", "4: method.batching: full takes no batch_size"),
     ("name: digits", "path: a.csv", "2: data: a table needs target, the name of the label column"),

@@ -47,6 +47,7 @@ STATED = [*PRECONDITIONERS, *OPTIMIZERS, *CLIPPINGS, *AGGREGATIONS, *SCHEDULES, 
 SAMPLES: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.5},
     "adam": {},
+    "adamw": {},
     "flat": {"norm": 0.7},
     "per-layer": {"norm": [0.3, 0.4]},
     "automatic": {"norm": 0.7},

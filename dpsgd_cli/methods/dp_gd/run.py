@@ -138,7 +138,7 @@ class FullBatchMethod(GradientMethod):
             return 0.0
         return max(plan.noise_multipliers) * plan.sensitivity / len(self.context.table)
 
-    def theorem_rates(self, epoch: int, second_moments: list[float]) -> list[float]:
+    def theorem_rates(self, epoch: float, second_moments: list[float]) -> list[float]:
         """Return each trial's learning rate in `epoch`, from `method.learning_rate`; for `theorem`, R / (B sqrt T).
 
         Lecture 9, Theorem 1, with E|z|^2 <= B^2, B^2 from `second_moments`, and the ball's radius R.
@@ -161,7 +161,7 @@ class FullBatchMethod(GradientMethod):
 class Gd(FullBatchMethod, WithoutPrivacy):
     """Method `gd`: projected gradient descent without noise (Lecture 15, Algorithm 1; Lecture 9, section 4)."""
 
-    def learning_rates(self, epoch: int) -> list[float]:
+    def learning_rates(self, epoch: float) -> list[float]:
         return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
 
     def _second_moment(self, recipe: Recipe) -> float:
@@ -180,7 +180,7 @@ class DpGd(FullBatchMethod, DpSgd):
         unit = self.bounds.unit
         return super().noise_of_mean(trial) * (1.0 if unit is None else float(unit[trial]))
 
-    def learning_rates(self, epoch: int) -> list[float]:
+    def learning_rates(self, epoch: float) -> list[float]:
         moments = []
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):
             assert plan is not None and recipe.privacy is not None

@@ -47,7 +47,7 @@ from dpsgd_cli.intervals.run import release_rounds
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
-from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
+from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import step_noise
@@ -81,6 +81,11 @@ class GradientMethod(Method):
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
         self.update = make_update(settings.optimizer, context.pack.values)
+        self.rates_by_step = any(getattr(section_of(r).rate, "by_step", False) for r in context.recipes)
+        self.factors = factors_of(settings.groups, context.pack)
+        if self.factors is not None:
+            self.update.decays = self.factors[1]
+            self.weight_decay = self.weight_decay * self.factors[1]
         self.radii = context.column(radii_of(context.recipes))
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.average, context.pack.values, [self.steps * n for n in self.lengths])
@@ -102,7 +107,7 @@ class GradientMethod(Method):
         Only one process calls it, with the sums of all processes.
         """
 
-    def learning_rates(self, epoch: int) -> list[float]:
+    def learning_rates(self, epoch: float) -> list[float]:
         """Return the learning rate of each trial in `epoch`."""
         rates = []
         for recipe, length in zip(self.context.recipes, self.lengths, strict=True):
@@ -114,7 +119,7 @@ class GradientMethod(Method):
             rates.append(rate_at(rate, epoch, length))
         return rates
 
-    def _rates(self, epoch: int) -> Tensor:
+    def _rates(self, epoch: float) -> Tensor:
         """Return `learning_rates` as (R, 1).
 
         Raises RecipeError if a user's own method returns anything but one number per trial.
@@ -182,11 +187,25 @@ class GradientMethod(Method):
         self.follow()
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
-        self.update.apply(pack.values, gradient, self.learning_rate, step)
+        if self.update.asks_variance:
+            self.update.variance = self.variance(epoch)
+        self.update.apply(pack.values, gradient, self._rate_of(step), step)
         if self.constrained:
             project_to_ball(pack.values, self.radii)
         if self.average is not None:
             self.average.add(pack.values, step)
+
+    def _rate_of(self, step: int) -> Tensor:
+        """Return the learning rate of a step, (R, 1), or (R, P) with groups of parameters."""
+        if self.rates_by_step:
+            # in the middle of the step, so that neither the first nor the last step has rate 0
+            self.learning_rate = self._rates((step + 0.5) / self.steps)
+        return self.learning_rate if self.factors is None else self.learning_rate * self.factors[0]
+
+    def variance(self, epoch: int) -> Tensor | None:
+        """Return the public variance (R, 1) of the noise on each coordinate of the mean gradient; None without one."""
+        del epoch
+        return None
 
     def begin(self) -> None:
         """Prepare a step; does nothing unless overridden."""
@@ -409,6 +428,12 @@ class DpSgd(GradientMethod):
         unit, (_, scale, grid) = self.bounds.unit, self._scale
         self.step_noise.add(self.context.pack.sums, step, self.noise, scale if unit is None else scale * unit, grid)
         self.bounds.privatise(step, self.moves, grid)
+
+    def variance(self, epoch: int) -> Tensor | None:
+        if self.bounds.unit is not None or any(plan.correlated is not None for plan in self.plans):
+            return None
+        scale = self._noise_scale(epoch)
+        return (scale / self.divisor).square().to(self.context.pack.values.dtype) if scale.shape[1] == 1 else None
 
     def _grid(self, epoch: int) -> Grid:
         """Return the noise grid of all trials' sums in `epoch` and of the statistics released with them."""

@@ -48,7 +48,29 @@ class AdamSettings(OptimizerKind):
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
 
 
-Optimizer = Annotated[SgdSettings | AdamSettings, Field(discriminator="kind")]
+class AdamWSettings(OptimizerKind):
+    """Adam with weight decay that is no part of the gradient (Loshchilov and Hutter 2019)."""
+
+    made = "dpsgd_cli.methods.dp_sgd.optimizers:AdamWUpdate"
+    kind: Literal["adamw"] = "adamw"
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
+    stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
+    decay: NonNegative = Field(0.01, description="Share of each weight that a step takes away, in units of its rate.")
+    noise_corrected: bool = Field(
+        False,
+        description="Subtract the noise's public variance from the second moment (DP-AdamBC, Tang et al. 2024).",
+    )
+
+
+Optimizer = Annotated[SgdSettings | AdamSettings | AdamWSettings, Field(discriminator="kind")]
+
+
+class ParameterGroup(Section):
+    """Parameters with a rate or decay of their own, by the pattern of their names."""
+
+    names: str = Field(description="Pattern of names: *.bias, bert.encoder.*; the first group that fits counts.")
+    rate: NonNegative = Field(1.0, description="Factor on the learning rate.")
+    decay: NonNegative = Field(1.0, description="Factor on the weight decay.")
 
 
 class EmaSettings(Section):
@@ -107,6 +129,9 @@ class Gradient(Section):
     )
     optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
+    groups: list[ParameterGroup] = Field(
+        default_factory=list, description="Parameters with rates of their own; it is post-processing, at no price."
+    )
     descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()
     averaging: Averaging | Auto | None = Field(

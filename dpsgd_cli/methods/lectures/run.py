@@ -43,7 +43,7 @@ class LectureSgd(DpSgd):
         self.leads = context.column([self._lead(trial) for trial in range(context.trials)])
         self.powers = context.column([0.5 if l2_of(recipe) == 0 else 1.0 for recipe in context.recipes])
 
-    def learning_rates(self, epoch: int) -> list[float]:
+    def learning_rates(self, epoch: float) -> list[float]:
         constant = [section_of(recipe).rate == "theorem" for recipe in self.context.recipes]
         return [1.0] * len(constant) if all(constant) else super().learning_rates(epoch)
 

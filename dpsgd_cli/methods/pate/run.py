@@ -344,7 +344,7 @@ class Teaching:
         build = models.builder(self.recipe.model, shape, _classes(context), context.base)
         pack = Pack(build, [self.seeds[i] for i in numbers], place, self.recipe.model.kind in models.BUILT_IN)
         rows = stand_in_rows(shape, self.table.x)
-        check_outputs(pack, rows, _classes(context))
+        check_outputs(pack, rows, (_classes(context),))
         check_examples_stay_apart(pack, rows)
         if isinstance(self.recipe.model, PythonModel):
             check_batches(pack, rows, max(2, self.recipe.method.batch or self.records))
@@ -399,7 +399,7 @@ def _of_known(name: str, predicted: np.ndarray, labels: np.ndarray) -> dict[str,
 
 def _classes(context: Context) -> int:
     with torch.no_grad():
-        outputs = context.pack(context.pack.values.new_zeros(1, 1, *context.table.input_shape)).shape[-1]
+        outputs = context.pack(context.table.x.new_zeros(1, 1, *context.table.input_shape)).shape[-1]
     if outputs < 2:
         raise RunError("method pate counts votes for at least two classes, and the data have one")
     return int(outputs)

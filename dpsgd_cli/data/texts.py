@@ -1,0 +1,172 @@
+"""Texts as tokens: a column of a table, a field of JSON lines, or a folder of files, by a tokenizer in a local folder.
+
+The tokens of a record depend on that record and on the tokenizer alone: it was fitted before and is declared public
+with its SHA-256, a text is cut or padded to a public length, and no text sees another. So neighbouring tables give
+neighbouring rows, and reading costs no privacy.
+
+A row is int64 (L,): tokens, then -1 to the end. A model gets the mask of places that are not padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsgd_cli.common.text_format import quoted, suggested
+from dpsgd_cli.data import table
+from dpsgd_cli.data.dataset import Layout, Part, RawDataset
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
+from dpsgd_cli.data.settings import Data, TextInput
+from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.users import owners_of
+from dpsgd_cli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_BYTES = 1 << 24
+"""Most bytes of one file of a folder of texts."""
+
+
+def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[str, str], base: Path) -> RawDataset:
+    """Read tables, or folders of files, as tokens and labels; a second path holds the test rows.
+
+    Raises DataError for a missing column, a missing text or label, and a tokenizer that cannot be read.
+    """
+    told = _told(data)
+    frames = [
+        _frame(path, kind, data, data.owner_column) if kind else _of_folder(path, data)
+        for path, kind in zip(paths, kinds, strict=True)
+    ]
+    rows = [rows_of(frame, data, path.name, base) for frame, path in zip(frames, paths, strict=True)]
+    classes: tuple[Any, ...] | None = None
+    if data.task == "next-token":
+        labels = [next_tokens(x) for x in rows]
+    else:
+        target = _target(data)
+        for frame, path in zip(frames, paths, strict=True):
+            if target not in frame.columns:
+                raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
+        labels, classes = read_labels(data, [frame[target] for frame in frames], paths, data.classes)
+    owner = data.owner_column
+    owners = [
+        None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
+    ]
+    parts = [Part(x, y, owners=whose) for x, y, whose in zip(rows, labels, owners, strict=True)]
+    said = (
+        *table.declarations(data, [], classes),
+        f"The tokenizer in {told.folder} and the length of {told.length} tokens, to which texts are cut, are public.",
+    )
+    layout, warnings = Layout((told.length,), integers=True), table.read_warnings(data, classes)
+    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, warnings, hashes)
+
+
+def _target(data: Data) -> str:
+    return data.target or "class"
+
+
+def _told(data: Data) -> TextInput:
+    assert data.text is not None
+    return data.text
+
+
+def _frame(path: Path, kind: str, data: Data, owner: str | None = None) -> pd.DataFrame:
+    """Read a table whose text column, and whose labels of classes, are text."""
+    column = _told(data).column
+    text = {str(column)} | ({str(data.target)} if data.task == "classification" else set())
+    frame = read_table(path, kind, data.format, text, owner)
+    if column not in frame.columns:
+        raise DataError(
+            f"{path} has no column {quoted(column)}{suggested(str(column), list(frame.columns))}; data.text names it"
+        )
+    return frame
+
+
+def new_frame(path: Path, kind: str, data: Data) -> pd.DataFrame:
+    """Read a table, or a folder of files, for a trained model."""
+    return _frame(path, kind, data) if kind else _of_folder(path, data)
+
+
+def rows_of(frame: pd.DataFrame, data: Data, where: str, base: Path) -> np.ndarray:
+    """Return the tokens (N, L) of a table's texts. Raises DataError for a row without text, never showing one."""
+    column = _told(data).column or "text"
+    if column not in frame.columns:
+        raise DataError(
+            f"{where} has no column {quoted(column)}{suggested(column, list(frame.columns))}; data.text names it"
+        )
+    cells = frame[column].astype(object)
+    missing = np.array([not isinstance(cell, str) for cell in cells], dtype=bool)
+    if missing.any():
+        raise DataError(
+            f"{where}: column {quoted(column)} has no text in data row {int(missing.argmax()) + 1}"
+            f" ({int(missing.sum())} such rows); leave those rows out, or write an empty text"
+        )
+    return tokens(list(cells), data, base)
+
+
+def tokens(texts: Sequence[str], data: Data, base: Path) -> np.ndarray:
+    """Return the tokens (N, L) of texts, each by itself: cut to L, or -1 after its end."""
+    told = _told(data)
+    folder = base / str(told.folder)
+    split = tokenizer(str(folder), hashlib.sha256("".join(map(sha256, _files(folder))).encode()).hexdigest())
+    found = np.full((len(texts), told.length), NOT_COUNTED, np.int64)
+    for row, text in enumerate(texts):
+        own = split(text, truncation=True, max_length=told.length, verbose=False)["input_ids"]
+        found[row, : len(own)] = own
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt", ".model"))
+
+
+@functools.lru_cache(maxsize=4)
+def tokenizer(folder: str, content: str) -> Any:
+    """Return the tokenizer in a local folder whose files have the hash `content`; no code of the folder is run.
+
+    Raises DataError if there is none, and UsageError without transformers.
+    """
+    del content
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError("data.text needs transformers; run `pip install 'dpsgd[transformers]'`") from None
+    if not Path(folder).is_dir():
+        raise DataError(f"data.text.folder: {folder} is no folder (nothing is downloaded)")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"data.text.folder: {folder} holds no tokenizer that can be read: {said}") from None
+
+
+def _of_folder(path: Path, data: Data) -> pd.DataFrame:
+    """Return the texts of a folder's .txt files; classes are the names of the folders that they are in."""
+    import pandas as pd
+
+    files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+    if not files:
+        raise DataError(f"{path} holds no .txt files")
+    large = next((file for file in files if file.stat().st_size > MOST_BYTES), None)
+    if large is not None:
+        raise DataError(f"{large} is larger than {MOST_BYTES} bytes; cut it into texts of one record each")
+    try:
+        texts = [file.read_text("utf-8") for file in files]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
+    return pd.DataFrame({"text": texts, _target(data): [file.parent.name for file in files]})
+
+
+def hash_of_folder(path: Path) -> str:
+    """Return the SHA-256 over names and contents of a folder's .txt files."""
+    told = hashlib.sha256()
+    for file in sorted(path.rglob("*.txt")):
+        told.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
+    return told.hexdigest()

@@ -1,0 +1,232 @@
+"""Models of transformers from a local folder: weights in safetensors and a configuration; adapters by peft (LoRA).
+
+Nothing is downloaded, no code of the folder is run and no pickle is read. All numbers of the folder are declared public
+by the recipe; results name the SHA-256 of each file, and hold the trained tensors alone: with LoRA the adapters and the
+head. Layers that the folder lacks (a new head) are drawn from the trial's seed and trained.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.common.text_format import listed, similar
+from dpsgd_cli.engine.settings import HuggingFaceModel
+from dpsgd_cli.errors import DataError, ModelError, UsageError
+
+CLASSES = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "image-classification": "AutoModelForImageClassification",
+}
+"""Class of transformers for each `model.task`."""
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+
+
+def library(name: str) -> Any:
+    """Return the library `transformers` or `peft`; raise UsageError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UsageError(f"model.kind: huggingface needs {name}; run `pip install 'dpsgd[transformers]'`") from None
+
+
+def configuration(folder: Path, key: str = "model.folder") -> dict[str, Any]:
+    """Return the content of a folder's config.json. Raises DataError, naming `key`, for a folder that has none."""
+    if not folder.is_dir():
+        raise DataError(
+            f"{key}: {folder} is no folder; it is relative to the recipe, and holds what save_pretrained writes"
+            " (nothing is downloaded)"
+        )
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{key}: {folder} has no config.json; save a model there with save_pretrained(folder)")
+    try:
+        found = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{key}: {folder / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(found, dict) or "model_type" not in found:
+        raise DataError(f"{key}: {folder / 'config.json'} names no model_type; save it with save_pretrained(folder)")
+    if "auto_map" in found:
+        raise DataError(f"{key}: {folder} is a model with code of its own, which is not run; use kind: python")
+    return found
+
+
+def check_folder(folder: Path, key: str = "model.folder") -> None:
+    """Raise DataError, naming `key`, for a folder without a configuration, or without weights in safetensors."""
+    configuration(folder, key)
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
+    if pickled:
+        raise DataError(
+            f"{key}: {folder} has its weights in {pickled[0]}, which may run code when it is read; load it where"
+            " you trust it, and save it with save_pretrained(folder, safe_serialization=True)"
+        )
+    raise DataError(f"{key}: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
+
+
+def frozen(folder: Path) -> nn.Module:
+    """Return the model in a folder without a head, in eval mode, none of which is trained."""
+    transformers = library("transformers")
+    with _quiet(transformers):
+        try:
+            model = transformers.AutoModel.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"data.features.folder: {folder} cannot be loaded: {said}") from error
+    found: nn.Module = model.eval().requires_grad_(False)
+    return found
+
+
+def vocabulary(folder: Path) -> int | None:
+    """Return how many tokens the model in a folder knows; None for a model without tokens."""
+    found = configuration(folder).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+class FolderModel(nn.Module):
+    """A model of transformers, for rows (B, L) of tokens, below 0 where there is padding, or images (B, C, H, W).
+
+    It returns logits. Called with named arrays, it passes them on.
+    """
+
+    def __init__(self, model: nn.Module, images: bool) -> None:
+        super().__init__()
+        self.model, self.images = model, images
+
+    def forward(self, x: Tensor | None = None, **named: Tensor) -> Tensor:
+        if x is not None and self.images:
+            named = {"pixel_values": x}
+        elif x is not None:
+            named = {"input_ids": x.clamp_min(0), "attention_mask": (x >= 0).long()}
+        y: Tensor = self.model(**named).logits
+        return y
+
+
+def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[], nn.Module]:
+    """Return a builder of the model in `settings.folder`, relative to `base`, with `outputs` classes.
+
+    Raises DataError for a folder that cannot be used, UsageError without transformers, and ModelError for a task, a
+    target of LoRA or a pattern that the model does not have.
+    """
+    folder = base / settings.folder
+    check_folder(folder)
+    transformers = library("transformers")
+    make = _checked_class(transformers, settings, folder)
+
+    def build() -> nn.Module:
+        how: dict[str, Any] = {} if settings.task == "causal-lm" else {"num_labels": outputs}
+        with _quiet(transformers):
+            try:
+                model, loaded = make.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+                    ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32, **how,
+                )  # fmt: skip
+            except (OSError, ValueError, RuntimeError, KeyError) as error:
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+                raise DataError(f"model.folder: {folder} cannot be loaded: {said}") from error
+        mismatched = (one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"])
+        new = {*loaded["missing_keys"], *mismatched}
+        _choose_trained(model, settings, new)
+        return FolderModel(model, settings.task == "image-classification")
+
+    return build
+
+
+def _checked_class(transformers: Any, settings: HuggingFaceModel, folder: Path) -> Any:
+    """Return the class of transformers for the task. Raises ModelError if the folder's kind of model has none."""
+    make = getattr(transformers, CLASSES[settings.task])
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise DataError(f"model.folder: {folder} cannot be loaded: {said}") from error
+    if type(config) in make._model_mapping:
+        return make
+    others = [task for task, name in CLASSES.items() if type(config) in getattr(transformers, name)._model_mapping]
+    advice = f"; it can do {listed(others)}" if others else ""
+    raise ModelError(f"model.task: a {config.model_type} ({folder}) cannot do {settings.task}{advice}")
+
+
+def _choose_trained(model: Any, settings: HuggingFaceModel, new: set[str]) -> None:
+    """Set which parameters are trained: all, or with LoRA adapters, the head and new layers; `freeze` takes some away.
+
+    Tensors called `new` are not in the folder.
+    """
+    head = set()
+    if settings.lora is not None:
+        prefix = f"{model.base_model_prefix}."
+        names = [name for name, _ in model.named_parameters()]
+        head = {name for name in names if not name.startswith(prefix)} if settings.task != "causal-lm" else set()
+        _adapted(model, settings)
+        for name, parameter in model.named_parameters():
+            # an adapted layer keeps its own weights as base_layer
+            if name.replace(".base_layer.", ".") in head | new:
+                parameter.requires_grad_(True)
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in settings.freeze:
+        found = [name for name in names if fnmatch(name, pattern)]
+        if not found:
+            near = similar(pattern.strip("*."), [*{part for name in names for part in name.split(".")}])
+            hint = f"; did you mean *{near}*?" if near else f"; names are like {names[0]}"
+            raise ModelError(f"model.freeze: {pattern} fits no parameter of the model{hint}")
+        random = next((name for name in found if name.replace(".base_layer.", ".") in new), None)
+        if random is not None:
+            raise ModelError(
+                f"model.freeze: {pattern} fits {random}, which the folder does not hold, so that its numbers are random"
+                " and have to be trained; use a narrower pattern"
+            )
+        for name, parameter in model.named_parameters():
+            if name in found:
+                parameter.requires_grad_(False)
+
+
+def _adapted(model: Any, settings: HuggingFaceModel) -> None:
+    """Add adapters in place. Raises ModelError for a target that no layer has."""
+    peft, lora = library("peft"), settings.lora
+    assert lora is not None
+    kinds = [name for name, part in model.named_modules() if isinstance(part, _adaptable())]
+    known = {name.rpartition(".")[2] for name in kinds}
+    for target in lora.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in kinds):
+            near = similar(target, list(known))
+            hint = f"did you mean {near}?" if near else f"it has {listed(sorted(known))}"
+            raise ModelError(f"model.lora.targets: the model has no dense layer {target}; {hint}")
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=lora.dropout
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # which peft sets right by itself
+        peft.inject_adapter_in_model(config, model)
+
+
+def _adaptable() -> tuple[type, ...]:
+    """Return the classes of layers that LoRA adapts: dense ones, and the transposed dense ones of GPT-2."""
+    conv = getattr(importlib.import_module("transformers.pytorch_utils"), "Conv1D", nn.Linear)
+    return (nn.Linear, conv)
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence progress bars and reports of loading: what is new in a model is said by `recipe check-model`."""
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()

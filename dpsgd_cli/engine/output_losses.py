@@ -1,0 +1,248 @@
+"""Losses of a network's outputs, by name: what a recipe calls `model.loss`.
+
+A loss maps outputs (R, B, ..., K) and labels to one number per example, (R, B).
+
+Guarantee: the number of an example depends on that example's outputs and labels alone. In particular, the mean over a
+sequence is divided by the number of places of that sequence that count, never by a number of the batch. Then one
+record moves a clipped sum by at most the clip norm, whatever the loss is: no bound on its slope is needed. The price of
+a training is the same for every loss. A loss of the user's own is called with one example at a time
+(`torch.func.vmap`), so it has no other example to look at; what it keeps between calls is looked for before training.
+
+To add a loss: its name and tasks in `engine/settings.py`, and its record in `OUTPUT_LOSSES`. `tests/engine/
+test_output_losses.py` tries each for what the guarantee says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpsgd_cli.common.plugins import load_attribute
+from dpsgd_cli.engine.losses import Loss, cross_entropy
+from dpsgd_cli.engine.settings import LossName, LossSettings, PythonLoss
+from dpsgd_cli.errors import ModelError
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Settings of a loss.
+
+    `weights`: public weights of the classes. `low`, `high`: bounds of targets, which are scaled to [-1, 1].
+    `smoothing`, `ignored` and `width` are `smoothing`, `ignore_index` and `width` of the recipe.
+    """
+
+    smoothing: float = 0.0
+    ignored: int | None = None
+    width: float = 0.5
+    weights: Sequence[float] | None = None
+    low: float = -1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputLoss:
+    """One loss. No field has a default. `of`: the function. `apart`: why a number depends on its own example alone."""
+
+    of: Callable[[Tensor, Tensor, LossOptions], Tensor]
+    apart: str
+
+
+def counted(labels: Tensor, ignored: int | None = None) -> Tensor:
+    """Return the mask of places whose label counts: at least 0, and not the one that the recipe ignores."""
+    return labels >= 0 if ignored is None else (labels >= 0) & (labels != ignored)
+
+
+def mean_of_example(losses: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean (R, B) of an example's losses (R, B, ...) over its own places that count; 0 if none does."""
+    own = torch.where(counts, losses, 0.0).flatten(2).sum(dim=2)
+    return own / counts.flatten(2).sum(dim=2).clamp_min(1)
+
+
+def cross_entropies(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
+    """Return the mean cross-entropy (R, B) over places that count, of labels (R, B, ...) and logits (R, B, ..., K)."""
+    if labels.dim() == 2 and not options.smoothing and options.weights is None and options.ignored is None:
+        return cross_entropy(outputs, labels)
+    counts = counted(labels, options.ignored)
+    logs = outputs.log_softmax(dim=-1)
+    known = labels.clamp_min(0)
+    own = -logs.gather(-1, known.unsqueeze(-1)).squeeze(-1)
+    if options.smoothing:
+        own = (1 - options.smoothing) * own - options.smoothing * logs.mean(dim=-1)
+    if options.weights is not None:
+        own = own * outputs.new_tensor(options.weights)[known]
+    if labels.dim() == 2:
+        return torch.where(counts, own, 0.0)
+    return mean_of_example(own, counts)
+
+
+def binary(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
+    """Return the mean over K labels of 0 or 1 (R, B, K) of the cross-entropy under log odds (R, B, K)."""
+    truth = labels.clamp_min(0).to(outputs.dtype)
+    truth = truth * (1 - options.smoothing) + options.smoothing / 2
+    own = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none")
+    return mean_of_example(own, counted(labels))
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return differences (R, B, K) of outputs (R, B, K) and targets (R, B) or (R, B, K)."""
+    return outputs - (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1))
+
+
+def squared(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+    """Return half the squared error (R, B), the mean over several targets."""
+    return (_errors(outputs, targets).square() / 2).mean(dim=-1)
+
+
+def huber(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+    """Return the Huber loss (R, B): a parabola of half-width `options.width` with straight sides."""
+    size = _errors(outputs, targets).abs()
+    near = size.clamp(max=options.width)
+    return (near * (size - near / 2)).mean(dim=-1)
+
+
+def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+    """Return the Poisson deviance's part that depends on the outputs: mu - y log mu (R, B), in the target's own unit.
+
+    Outputs and targets are counts scaled from [low, high] to [-1, 1], as all targets are; mu is the output's count, at
+    least a millionth of the range. The gradient of a smaller one is that at the edge.
+    """
+    half = (options.high - options.low) / 2
+    low = 2e-6 * half
+    told = (outputs + 1) * half + options.low
+    truth = (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1)) * half + half + options.low
+    mu = told.clamp_min(low)
+    beyond = (1 - truth / low) * (told - mu)  # straight below the edge, so that the loss stays convex
+    return (mu - truth * mu.log() + beyond).mean(dim=-1)
+
+
+_OWN = "every operation is along axes of one example"
+OUTPUT_LOSSES: dict[LossName, OutputLoss] = {
+    "cross-entropy": OutputLoss(
+        of=cross_entropies,
+        apart=f"{_OWN}, and the mean over places is divided by the example's own number of them",
+    ),
+    "next-token": OutputLoss(
+        of=cross_entropies,
+        apart=f"{_OWN}, and the mean over places is divided by the example's own number of them",
+    ),
+    "bce": OutputLoss(
+        of=binary,
+        apart=f"{_OWN}, and the mean over labels is divided by the example's own number of them",
+    ),
+    "squared": OutputLoss(of=squared, apart=_OWN),
+    "huber": OutputLoss(of=huber, apart=_OWN),
+    "poisson": OutputLoss(of=poisson, apart=_OWN),
+}
+USUAL: dict[str, LossName] = {
+    "classification": "cross-entropy",
+    "regression": "squared",
+    "token-classification": "cross-entropy",
+    "multi-label": "bce",
+    "next-token": "next-token",
+}
+"""The loss of each task where a recipe names none."""
+
+
+@dataclass(frozen=True)
+class LossOf:
+    """A loss as a training calls it: outputs (R, B, ..., K) and labels (R, B, ...) to (R, B).
+
+    `of_arrays`: the label of one example is an array. `clamps`: targets are clamped to [-1, 1], their public bounds.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    of_arrays: bool
+    clamps: bool = False
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.function(outputs, labels.clamp(-1, 1) if self.clamps else labels)
+
+
+def made(
+    settings: LossSettings | None, task: str, options: LossOptions, of_arrays: bool, clamps: bool, base: Path
+) -> LossOf:
+    """Return the loss that a recipe names, or the usual one of its task.
+
+    Args:
+        of_arrays: the label of one example is an array.
+        base: folder that a Python file's name is relative to.
+
+    Raises:
+        ModelError: a function of the user's own mixes examples, or keeps something between calls.
+    """
+    if isinstance(settings, PythonLoss):
+        own = load_attribute(base / settings.python, settings.function)
+        return LossOf(one_by_one(own, settings.python), of_arrays, clamps)
+    kind: LossName = USUAL[task] if settings is None else settings if isinstance(settings, str) else settings.kind
+    of = OUTPUT_LOSSES[kind].of
+    return LossOf(lambda outputs, labels: of(outputs, labels, options), of_arrays, clamps)
+
+
+def one_by_one(function: Any, file: str) -> Loss:
+    """Return a loss that calls `function(outputs, label)` for each example alone, and expects one number of it.
+
+    `outputs` is (..., K) and `label` is a tensor (...) of one example. Raises ModelError for any other result, and for
+    a function that asks for numbers of its input in Python.
+    """
+    if not callable(function):
+        raise ModelError(f"model.loss.python: {file} holds no function of that name")
+
+    def one(outputs: Tensor, label: Tensor) -> Tensor:
+        found = function(outputs, label)
+        if not isinstance(found, Tensor) or found.dim() != 0:
+            told = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
+            raise ModelError(
+                f"model.loss.python: {file} gives {told} for one example; return one number, say errors.mean()"
+            )
+        return found
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        try:
+            flat = torch.func.vmap(one, randomness="error")(outputs.flatten(0, 1), labels.flatten(0, 1))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ModelError(
+                f"model.loss.python: {file} cannot be computed for one example alone, given outputs"
+                f" {tuple(outputs.shape[2:])} and a label {tuple(labels.shape[2:])}: {str(error).splitlines()[0]}"
+            ) from error
+        found: Tensor = flat.view(outputs.shape[:2])
+        return found
+
+    return loss
+
+
+def check_apart(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Try a loss for mixing, as a model is tried: on synthetic outputs (R, B, ..., K) and labels (R, B, ...), B > 1.
+
+    Each example's number must be the same alone and with others, its gradient zero in all other rows, and two equal
+    calls must agree. Raises ModelError otherwise.
+    """
+    with torch.enable_grad():
+        given = outputs.detach().clone().requires_grad_()
+        first = loss(given, labels)
+        if first.shape != outputs.shape[:2]:
+            raise ModelError(f"model.loss gives numbers of shape {tuple(first.shape)}; one an example is needed")
+        again = loss(outputs.flip(1), labels.flip(1)).flip(1)
+        alone = torch.cat([loss(outputs[:, [row]], labels[:, [row]]) for row in range(outputs.shape[1])], dim=1)
+        twice = loss(outputs, labels)
+        if not first.requires_grad:
+            raise ModelError("model.loss does not depend on the model's outputs")
+        for row in range(outputs.shape[1]):
+            (slopes,) = torch.autograd.grad(first[:, row].sum(), given, retain_graph=True)
+            slopes[:, row] = 0
+            if bool((slopes != 0).any()):
+                raise _mixed("the loss of one example has a gradient in the outputs of another")
+    for other, how in ((again, "in another order"), (alone, "alone"), (twice, "in a second call")):
+        if not torch.allclose(first, other, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise _mixed(f"the loss of an example is another one {how}")
+
+
+def _mixed(how: str) -> ModelError:
+    return ModelError(
+        f"model.loss: {how}, so no record's influence can be bounded; compute it from one example, and keep nothing"
+    )
