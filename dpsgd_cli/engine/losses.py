@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.metrics import metrics_of
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.tensors import Batch, Examples, Table
@@ -49,6 +50,18 @@ class _CrossEntropy(torch.autograd.Function):
         found = shares * (gradient.unsqueeze(-1) / total)
         found.scatter_add_(-1, labels.unsqueeze(-1), -gradient.unsqueeze(-1))
         return found, None
+
+
+def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
+    below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
+    losses = -below.gather(1, own)
+    shares = below.exp_()
+    total = shares.sum(dim=1, keepdim=True)
+    losses += total.log()
+    shares /= total
+    shares.scatter_add_(1, own, shares.new_full((), -1.0).expand_as(own))
+    return losses.squeeze(1), shares
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -132,8 +145,12 @@ def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Exa
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
     try:
-        for x, y, mask in table.chunks(Batch(rows=None), most):
-            yield pack(x), y, mask
+        if isinstance(table, CodedTable) and pack.linear is not None:
+            held = pack.linear.values
+            yield from table.outputs(held["weight"], held.get("bias"))
+        else:
+            for x, y, mask in table.chunks(Batch(rows=None), most):
+                yield pack(x), y, mask
     finally:
         if kept is not None:
             pack.values.copy_(kept)

@@ -370,7 +370,7 @@ def _kept(x: data.Rows, recipe: Recipe, place: Placement) -> data.Rows:
 def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
     """Return a table of rows, in memory on the training device or left on disk."""
     if isinstance(x, CodedRows):
-        return CodedTable.open(x, np.asarray(y), place.dtype)
+        return CodedTable.open(x, y, place.dtype)
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray | CodedRows):
         return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
