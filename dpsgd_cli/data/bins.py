@@ -282,7 +282,9 @@ class BinColumns(Step):
             at += len(text)
         own = {at: self._places(column) for at, column in enumerate(columns) if len(stretches[at])}
         # features of a column do not depend on other columns, so one table serves them all
-        rows = np.zeros((max((middles.size + places.size for middles, places in own.values()), default=0), len(columns)))
+        rows = np.zeros(
+            (max((middles.size + places.size for middles, places in own.values()), default=0), len(columns))
+        )
         for at, (middles, places) in own.items():
             rows[: middles.size + places.size, at] = np.concatenate([middles, places.ravel()])
         made = transform(rows).astype(np.float64)

@@ -24,7 +24,7 @@ from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import DiskPart, Rows
+from dpsgd_cli.data.on_disk import DiskPart, Rows, stored_keys
 from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
 from dpsgd_cli.data.preprocess import Pipeline, Released
 from dpsgd_cli.data.projections import refuse_fitted
@@ -106,11 +106,15 @@ def _with_keys(source: RawDataset, data: Data, base: Path) -> RawDataset:
     elif data.pooled and isinstance(train, Part) and isinstance(test, Part):
         keys = content_keys(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))
     else:
-        keys = content_keys(train.x, train.y)
-        keys = keys if test is None else keys.then(content_keys(test.x, test.y))
-    made = dataclasses.replace(train, keys=keys[: len(train)])
+        made = [dataclasses.replace(part, keys=_keys_of(part)) for part in parts]
+        return dataclasses.replace(source, train=made[0], test=made[1] if made[1:] else None)
+    first = dataclasses.replace(train, keys=keys[: len(train)])
     rest = None if test is None else dataclasses.replace(test, keys=keys[len(train) :])
-    return dataclasses.replace(source, train=made, test=rest)
+    return dataclasses.replace(source, train=first, test=rest)
+
+
+def _keys_of(part: Part | DiskPart) -> Keys:
+    return stored_keys(part.x, part.y) if isinstance(part, DiskPart) else content_keys(part.x, part.y)
 
 
 @dataclass(frozen=True)
@@ -216,8 +220,8 @@ def prepare(
     train, test = cut.train, cut.test
     _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
-    # folds and users select rows of arrays, and rows on disk are made one batch at a time
-    coded = data.folds is None and data.unit is None and isinstance(train, Part)
+    # folds and users select rows of arrays
+    coded = data.folds is None and data.unit is None
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given, coded)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(uncovered_steps(data, adjacency, base))

@@ -36,7 +36,7 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
 from dpsgd_cli.data.projections import Project, Rotation
 from dpsgd_cli.data.step_settings import Bias, OneHot, Scale, UnitNorm
-from dpsgd_cli.engine.coded_rows import CodedRows
+from dpsgd_cli.engine.coded_rows import Coder
 from dpsgd_cli.errors import DataError
 
 
@@ -294,7 +294,9 @@ class Pipeline:
         for index in range(self.done, first - (coder is not None)):
             parts = self._without_noise(index, parts, f"{index}", has_public)
         if coder is not None:
-            return [coder(part) if isinstance(part, np.ndarray) else part for part in parts], False
+            return [
+                part.coded(coder) if isinstance(part, DiskRows) else coder(cast(np.ndarray, part)) for part in parts
+            ], False
         if not private:
             return [_through(_float32, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -319,7 +321,7 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
-    def _coder(self) -> Callable[[np.ndarray], CodedRows] | None:
+    def _coder(self) -> Coder | None:
         """Return the function that makes the last step's rows as codes; None if it keeps features."""
         last = self.steps[-1] if len(self.steps) > self.done else None
         return last.coded(self.layouts[-2]) if isinstance(last, BinColumns) else None

@@ -108,7 +108,7 @@ def evaluate(
     metrics = {name: metric for name, metric in metrics_of(task).items() if metric.at_every_look}
     loss_of = loss or LOSSES[task]
     totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
-    for outputs, y, mask in _passes(pack, values, table, most):
+    for outputs, y, mask in passes(pack, values, table, most):
         labels = y.expand(pack.trials, -1)
         for name, metric in metrics.items():
             pair = units(outputs, labels) if units is not None and metric.of_records else (outputs, labels)
@@ -126,7 +126,7 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
     """
     found = [
         (outputs.float().cpu(), y[0].cpu(), None if mask is None else mask.cpu())
-        for outputs, y, mask in _passes(pack, values, table, most)
+        for outputs, y, mask in passes(pack, values, table, most)
     ]
     outputs, labels = torch.cat([one[0] for one in found], dim=1), torch.cat([one[1] for one in found])
     masks = [one[2] for one in found if one[2] is not None]
@@ -137,7 +137,8 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
     )
 
 
-def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
+@torch.no_grad()
+def passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
     """Yield all rows of `table` in pieces of outputs (R, B, K), labels and mask."""
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:

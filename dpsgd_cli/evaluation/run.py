@@ -7,6 +7,7 @@ of that row alone: nothing is fitted on the held-out records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,31 @@ _TINY = 1e-300
 _SINGLE = HeldOut()
 
 
+@dataclass(frozen=True)
+class ClassCounts:
+    """Exact counts of rows; private. They add up over pieces of the rows.
+
+    `cells` are those of each block of a `HeldOut`. `table` (K, K): classes by answers, None where it is not released.
+    """
+
+    classes: int
+    cells: Sequence[np.ndarray]
+    table: np.ndarray | None
+
+    @classmethod
+    def of(cls, labels: np.ndarray, outputs: np.ndarray, held: HeldOut) -> ClassCounts:
+        """Return the counts of rows with class indices `labels` (n,) and `outputs` (n, K), as in `measure_classes`."""
+        classes, table = max(outputs.shape[1], 2), None
+        if 2 < classes <= groups.MOST_CONFUSED:
+            pairs = labels * classes + outputs.argmax(axis=1)
+            table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes).astype(float)
+        return cls(classes, held.counts(_cells(labels, outputs), 2 * BINS), table)
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        table = None if self.table is None or other.table is None else self.table + other.table
+        return ClassCounts(self.classes, [one + own for one, own in zip(self.cells, other.cells, strict=True)], table)
+
+
 def measure_classes(
     labels: np.ndarray,
     outputs: np.ndarray,
@@ -35,20 +61,26 @@ def measure_classes(
 ) -> Measured:
     """Release the cells of rows with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 
-    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. `release`: from
-    `price.held_out_releases`; the ledger must have admitted it before. `places`: the public number of rows at most.
-    `held`: weights and groups of the rows.
+    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. Others as in
+    `measure_counts`.
     """
-    classes, cells = max(outputs.shape[1], 2), _cells(labels, outputs)
-    two = classes == 2
+    return measure_counts(ClassCounts.of(labels, outputs, held), release, stream, places, held)
+
+
+def measure_counts(
+    exact: ClassCounts, release: Release, stream: Streams, places: int, held: HeldOut = _SINGLE
+) -> Measured:
+    """Release counts of rows, and estimate metrics.
+
+    Args: `release`: from `price.held_out_releases`; the ledger must have admitted it before. `places`: the public
+    number of rows at most. `held`: weights and groups of the rows.
+    """
+    two, confused = exact.classes == 2, exact.table is not None
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
-    confused = not two and classes <= groups.MOST_CONFUSED
     share = 1 - groups.OF_CONFUSION if confused else 1.0
-    blocks = groups.encoded(held.counts(cells, 2 * BINS), plan.matrix, share)
-    if confused:
-        answers = outputs.argmax(axis=1)
-        table = np.bincount(labels * classes + answers, held.weights, classes**2).reshape(classes, classes)
-        blocks += groups.encoded([table.astype(float)], None, groups.OF_CONFUSION)
+    blocks = groups.encoded(exact.cells, plan.matrix, share)
+    if exact.table is not None:
+        blocks += groups.encoded([exact.table], None, groups.OF_CONFUSION)
     mechanism = _gaussian(release, 1)
     noisy = _released(blocks, mechanism, stream, 0, places)
     deviation = mechanism.noise_multiplier * mechanism.sensitivity

@@ -111,8 +111,9 @@ def counted_codes(coded: CodedRows, columns: Sequence[Cells]) -> np.ndarray:
     told, of_codes = _told(columns), _counts_of(coded)
     counts = []
     for column in told:
-        held, (number, own) = int(column.features[0]), next(
-            (number, own) for number, own in enumerate(coded.columns) if int(column.features[0]) in own.features
+        held, (number, own) = (
+            int(column.features[0]),
+            next((number, own) for number, own in enumerate(coded.columns) if int(column.features[0]) in own.features),
         )
         places = int((own.features == held).argmax()) + np.arange(len(column.features))
         cells = column.nearest(own.values[:, places])

@@ -166,9 +166,11 @@ def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[
     if known is None or step.cosines is None or step.products is True:
         return none
     numbers = known.records * count(recipe)
-    if numbers <= MOST_DENSE:
+    streamed = recipe.data.on_disk and recipe.method.batching == "full"
+    if numbers <= MOST_DENSE and not streamed:
         return none
-    rounded = AutoChoice(key, GRID, f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}")
+    why = f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}" if numbers > MOST_DENSE else "rows stay on disk"
+    rounded = AutoChoice(key, GRID, why)
     try:
         count(with_choice(recipe, rounded))
     except DataError:
@@ -272,8 +274,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
-    on_disk = recipe.data.on_disk or (recipe.data.path or "").endswith(".npy")
-    if known is None or not covers(recipe) or on_disk:
+    if known is None or not covers(recipe) or (recipe.data.stays_on_disk and not recipe.data.of_codes):
         return AutoChoice(key, None, "")
     problem = RuleProblem(recipe, known)
     drawn = problem.drawn is not None

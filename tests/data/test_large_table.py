@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     [
         ({"classes": None}, "needs data.classes"),
         ({"categorical": ["c"]}, "needs the values of data.categorical"),
-        ({"test_path": "t.csv"}, "is for one csv or tsv file"),
+        ({"test_path": "t.csv"}, "is for one csv, tsv or parquet file"),
     ],
 )
 def test_what_would_be_read_from_all_rows_is_declared(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
