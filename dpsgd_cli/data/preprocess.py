@@ -250,7 +250,8 @@ class Pipeline:
     """Steps with the layout before each of them, the output of private ones, and the source of their noise.
 
     `fitted` is the state of other steps: entries that are there are used, others are computed and added. `made` are
-    transforms with that state. Rows that enter the pipeline have been through the first `done` steps.
+    transforms with that state. Rows that enter the pipeline have been through the first `done` steps. `weights` gives,
+    by trial, what each row counts in the first private step: of the training part, or of the training and test parts.
     """
 
     steps: Sequence[Step]
@@ -260,6 +261,7 @@ class Pipeline:
     fitted: Released = field(default_factory=dict)
     done: int = 0
     made: dict[str, Transform] = field(default_factory=dict)
+    weights: Callable[[int], np.ndarray] | None = None
 
     def before_cut(self, source: RawDataset) -> tuple[RawDataset, Pipeline]:
         """Return the source after the first steps that may precede the cut, and the pipeline from there.
@@ -311,6 +313,8 @@ class Pipeline:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
+                if self.weights is not None:
+                    learn = partial(self._learn_weighed, index, own, self.weights(trial))
                 transform = self._private(learn, trial, index)
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
@@ -373,6 +377,13 @@ class Pipeline:
         step = self.steps[index]
         assert isinstance(step, PrivateStep)
         return step.learn(cast(np.ndarray, rows), self.layouts[index])
+
+    def _learn_weighed(self, index: int, parts: Sequence[Rows], weights: np.ndarray) -> Callable[[Noised], np.ndarray]:
+        step, rows = self.steps[index], cast(np.ndarray, parts[0])
+        assert isinstance(step, PrivateStep)
+        if len(weights) > len(rows):
+            rows = np.concatenate([rows, cast(np.ndarray, parts[1])])
+        return step.learn(rows, self.layouts[index], weights)
 
     def _noised(self, trial: int, index: int, exact: np.ndarray) -> np.ndarray:
         mechanism = self.steps[index].release

@@ -49,7 +49,7 @@ SECOND_FILE = 1 << 40
 """Place of the first row of a second file: beyond every row of the first."""
 _DEVIATIONS = 6
 """Places for a random number of records: its mean plus this many standard deviations (exceeded once in 10^9)."""
-_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 19
 _BYTES_AT_ONCE = 1 << 23
 
 

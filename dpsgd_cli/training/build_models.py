@@ -357,7 +357,7 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
     arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
     if len(arrays) < len(held):
         raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
-    return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
+    return np.concatenate(arrays[:2], axis=int(dataset.per_trial)), np.concatenate(arrays[2:])
 
 
 def _of_codes(recipe: Recipe, place: Placement) -> bool:
