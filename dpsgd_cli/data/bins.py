@@ -299,6 +299,11 @@ class BinColumns(Step):
             at += len(both)
         return Columns(found, products)
 
+    def additive(self, layout: Layout) -> list[np.ndarray] | None:
+        """Return the indices of each column's features; None if a feature is of two columns, or of a text."""
+        mixed = self.settings.pairs is not None or bool(self._products(layout)) or bool(_texts(layout))
+        return None if mixed else self._stretches(layout)
+
     def _stretches(self, layout: Layout) -> list[np.ndarray]:
         """Return the indices of each column's own features, ascending."""
         (single, _), waves = self._one_hots(layout), self._waves(layout)

@@ -237,6 +237,10 @@ class DiskRows:
         """Return these rows with one more transform."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
+    def alike(self, other: DiskRows) -> DiskRows:
+        """Return these rows, which are the same of their file as `other` of its own, with one list for both."""
+        return DiskRows(self.stored, other.chosen, self.transforms)
+
     def coded(self, coder: Coder) -> CodedRows:
         """Return these rows as codes in a file of their own."""
         found = Scratch(len(self), (len(coder.columns),), coder.dtype)
@@ -355,5 +359,7 @@ class DiskPart:
         assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
         held = self.keys.held_out(cut)
         (x, held_x), (y, held_y) = self.x.cut(held), self.y.cut(held)
+        # the rows of one part are the same in both files, and are listed once
+        y, held_y = y.alike(x), held_y.alike(held_x)
         rest, chosen = self.keys.cut(held)
         return DiskPart(x, y, rest), DiskPart(held_x, held_y, chosen)

@@ -181,15 +181,16 @@ class Final:
 def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
     """Charge and release one measurement of the held-out records for each trial (`evaluation/price.py`)."""
     table, context, data = trials.method.rows_for_output(trials.test), trials.context, trials.recipe.data
-    used, held = _held_out(trials, table.rows)
     counts: list[ClassCounts] = []
+    outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
     if data.task == "classification" and data.unit is None:
         # rows add up, so pieces need not be kept
-        counts, outputs, labels = _counted(models, table, held), np.empty(0), np.empty(0)
+        held = HeldOut(None, trials.dataset.groupings)
+        counts = _counted(models, table, held)
     else:
-        outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
         if table.rows:
             outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
+        used, held = _held_out(trials, len(labels))
         outputs, labels = outputs[:, used], labels[used]
     found = []
     for trial, (recipe, plan) in enumerate(zip(context.recipes, context.plans, strict=True)):
