@@ -358,8 +358,8 @@ class DiskPart:
         """Return the rest, and the rows that `cut` holds out."""
         assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
         held = self.keys.held_out(cut)
-        (x, held_x), (y, held_y) = self.x.cut(held), self.y.cut(held)
-        # the rows of one part are the same in both files, and are listed once
-        y, held_y = y.alike(x), held_y.alike(held_x)
+        x, held_x = self.x.cut(held)
+        # the rows of a part are the same in both files, and are listed once
+        y, held_y = self.y.alike(x), self.y.alike(held_x)
         rest, chosen = self.keys.cut(held)
         return DiskPart(x, y, rest), DiskPart(held_x, held_y, chosen)
