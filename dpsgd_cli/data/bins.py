@@ -163,7 +163,7 @@ class BinColumns(Step):
             raise DataError("bin: grid is for numbers and categories, and there is a text; leave grid out")
         (single, pairs), waves = self._one_hots(layout), self._waves(layout)
         texts, products = [at for text in _texts(layout) for at in text], self._products(layout)
-        plain = sum(len(one.names) for one in (*single, *waves)) + len(texts)
+        plain = sum(len(one.names) for part in (single, waves) for one in part) + len(texts)
         plain += sum(len(one.names) * len(other.names) for one, other in pairs)
         if plain + sum(len(one.names) * len(other.names) for one, other in products) >= _MOST_FEATURES:
             raise DataError(

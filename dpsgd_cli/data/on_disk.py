@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Stored:
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype = array.dtype
         self._row_bytes = array[:1].nbytes
-        self._file = path.open("rb")
+        self._file: IO[bytes] = path.open("rb")
         weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ class Scratch(Stored):
 
     def write(self, start: int, rows: np.ndarray) -> None:
         """Write `rows` as the rows from number `start` on."""
-        room = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B")
+        room = np.ascontiguousarray(rows, self.dtype).data.cast("B")
         place = start * self._row_bytes
         while len(room):
             done = os.pwrite(self._file.fileno(), room, place)

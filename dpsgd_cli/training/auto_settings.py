@@ -43,6 +43,7 @@ from dpsgd_cli.training.auto_rule import (
     PRODUCTS_FROM,
     RECORDS_A_FEATURE,
     WAVES,
+    WAVES_OF_TARGETS,
     PublicFacts,
     RuleProblem,
 )
@@ -121,12 +122,12 @@ def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
 
 
 def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
-    signal = _signal(recipe, known)
-    if signal is None:
+    if known is None:
         return AutoChoice(key, WAVES_UNTOLD, "")
-    root, (least, *more) = math.sqrt(signal), WAVES
-    of = ", ".join(map(str, WAVES))
-    choice = AutoChoice(key, least, f"of {of} the most within sqrt(n mu), {root:.4g}, and {MOST_FEATURES} features")
+    problem, (least, *more) = RuleProblem(recipe, known), WAVES
+    share, of = WAVES_OF_TARGETS if problem.of_target else 1.0, ", ".join(map(str, WAVES))
+    root, within = share * math.sqrt(problem.signal), "sqrt(n mu) / 2" if problem.of_target else "sqrt(n mu)"
+    choice = AutoChoice(key, least, f"of {of} the most within {within}, {root:.4g}, and {MOST_FEATURES} features")
     for waves in more:
         finer = replace(choice, value=waves)
         if waves <= root and count(with_choice(recipe, finer)) <= MOST_FEATURES:

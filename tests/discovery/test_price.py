@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_a_user_with_three_rows_moves_the_counts_no_further_than_a_record(adjace
     users += [[HARD[0], HARD[1], HARD[7]], [HARD[8], HARD[0], HARD[7]], [HARD[0], HARD[0], HARD[0], HARD[1], HARD[1]]]
     made = Discover(Discovery(noise_multiplier=5.0, delta=0.01), adjacency, KINDS, most_rows=3)
 
-    def of(own: list[tuple[float, ...]]) -> dict[object, float]:
+    def of(own: Sequence[tuple[float, ...]]) -> dict[object, float]:
         rows, keys = np.array([*others, *own]), [0, 1, 2, *[9] * len(own)]
         counts = made.counts(rows, LAYOUT, shares_of(np.array(keys), 3))
         found: dict[object, float] = {

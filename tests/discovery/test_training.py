@@ -185,7 +185,7 @@ def without(key: str) -> dict[str, Any]:
 BOUNDS = PRIVATE | {"categorical": {"job": ["clerk", "judge", "nurse"]}, "drop": ["job"]}
 del BOUNDS["categorical"]
 BUDGET = {"epsilon": 4, "delta": 1e-4}
-USERS = {"budget": BUDGET, "unit": {"column": "age", "most_rows": 3}}
+USERS: dict[str, Any] = {"budget": BUDGET, "unit": {"column": "age", "most_rows": 3}}
 OF_USERS = PRIVATE | {"bounds": {"income": "private"}, "split": {"test": 0.2}, "evaluation": "public"}
 FOLDED = {name: value for name, value in PRIVATE.items() if name != "split"}
 UNIFORM = {"delta": 1e-5, "schedule": {"kind": "uniform", "initial": 4.0}}
@@ -284,7 +284,12 @@ def test_with_folds_a_trial_counts_the_rows_that_it_trains_on_and_no_other(write
 def test_a_user_counts_as_one_however_many_rows(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threshold is for three categories of a user's own, and the grid for three rows of each of the places."""
     asked, threshold = [], price.threshold
-    monkeypatch.setattr(price, "threshold", lambda *given: asked.append(given[2:]) or threshold(*given))
+
+    def watched(*given: Any) -> float:
+        asked.append(given[2:])
+        return threshold(*given)
+
+    monkeypatch.setattr(price, "threshold", watched)
     (exact,), _, places = exact_counts(write(data=OF_USERS, privacy=USERS, repeats=1))
     assert asked == [(1, 3)] and places % 3 == 0 and places >= 3 * 55
     assert 40 < exact[:CELLS].sum() <= places / 3 and 40 < exact[CELLS:].sum() <= places / 3
