@@ -118,8 +118,9 @@ def parquet_parts(path: Path, text_columns: Set[str], only: Set[str], rows: int)
     """Yield columns of a parquet file in parts of at most so many rows, as `read_table` reads it as a whole."""
     with _parquet(path) as (file, schema):
         names = [field.name for field in schema if field.name in only]
-        for batch in file.iter_batches(rows, columns=names):
-            if batch.num_rows:
+        for group in range(file.num_row_groups):
+            # a reader of several groups keeps the bytes of all that it has read
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
                 yield _with_categories(batch.to_pandas(), _texts_in(schema, text_columns))
 
 
