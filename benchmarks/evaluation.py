@@ -43,7 +43,7 @@ OUT = Path(__file__).parent.parent / "results" / "evaluation"
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows with truth `y` and margins or predictions `told` (n,); `held` says how they count."""
+    """Rows with truth `y` and margins or predictions `told` (n,), or logits (n, K); `held` says how they count."""
 
     y: np.ndarray
     told: np.ndarray
@@ -80,6 +80,12 @@ def rare(n: int, rng: np.random.Generator) -> Drawn:
     return Drawn(y.astype(int), rng.normal(np.where(y, 1.0, -4.0), 1.5))
 
 
+def four_classes(n: int, rng: np.random.Generator) -> Drawn:
+    """Four classes of unequal size, with logits that are 1.6 times too large."""
+    y = rng.choice(4, n, p=(0.4, 0.3, 0.2, 0.1))
+    return Drawn(y, 1.6 * (rng.normal(0, 1, (n, 4)) + 1.2 * np.eye(4)[y]))
+
+
 def grouped(n: int, rng: np.random.Generator) -> Drawn:
     """A tenth of the records are of group b, for which the margins are worse; metrics are those of b."""
     drawn, codes = calibrated(n, rng), (rng.random(n) < 0.1).astype(int)
@@ -105,7 +111,7 @@ def adult() -> Population:
     from dpsgd_cli.recipe.loading import load_recipe
     from dpsgd_cli.training.plans import resolve_auto
 
-    loaded = resolve_auto(load_recipe("tabular/adult", ["folds=null"]))
+    loaded = resolve_auto(load_recipe("tabular/adult", ["data.split=null", "data.evaluation=public"]))
     data = loaded.recipe.data
     made = prepare(data, loaded.base, 1, lambda trial, purpose, exact, *_: exact, "add-remove")
     x, y = np.concatenate([made.train_x, made.test_x]), np.concatenate([made.train_y, made.test_y])
@@ -134,6 +140,8 @@ def heavy_errors(n: int, rng: np.random.Generator) -> Drawn:
 
 def plain_of_classes(drawn: Drawn) -> dict[str, Estimate]:
     """Return metrics of records, from unbinned margins, with intervals by their standard errors."""
+    if drawn.told.ndim == 2:
+        return plain_of_many(drawn)
     y, margin, w = drawn.y, drawn.told, drawn.weights
     p = 1 / (1 + np.exp(-margin))
     clipped = p.clip(0.01, 0.99)
@@ -152,6 +160,19 @@ def plain_of_classes(drawn: Drawn) -> dict[str, Estimate]:
     )
     found["auc"], found["average_precision"] = _auc(y, margin, w), _average_precision(y, margin, w)
     return found
+
+
+def plain_of_many(drawn: Drawn) -> dict[str, Estimate]:
+    """Return metrics of more than two classes, with intervals by their standard errors."""
+    y, w = drawn.y, drawn.weights
+    p = np.exp(drawn.told - drawn.told.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    right = p.argmax(axis=1) == y
+    return {
+        "accuracy": _mean(right, w),
+        "log_loss": _mean(-np.log(p[np.arange(len(y)), y].clip(0.01, 0.99)), w),
+        "calibration_gap": _mean(right - p.max(axis=1), w),
+    }
 
 
 def plain_of_numbers(drawn: Drawn, clamp: float) -> dict[str, Estimate]:
@@ -233,9 +254,8 @@ class Cell:
                 truth, plain = self.by_clamp[clamp], plain_of_numbers(drawn, clamp)
                 metrics = found.metrics
             else:
-                found = run.measure_classes(
-                    drawn.y, drawn.told[:, None], self.release, stream, len(drawn.y), drawn.held
-                )
+                outputs = drawn.told if drawn.told.ndim == 2 else drawn.told[:, None]
+                found = run.measure_classes(drawn.y, outputs, self.release, stream, len(drawn.y), drawn.held)
                 metrics = _metrics_of(found)
                 own = drawn.only(_of_group(drawn)) if drawn.held.groupings else drawn
                 truth, plain = self.truth, plain_of_classes(own) if len(own.y) else {}
@@ -374,7 +394,7 @@ class SetCell:
 
 
 POPULATIONS: dict[str, Population] = {
-    one.__name__: one for one in (calibrated, heavy, rare, grouped, users, normal_errors, heavy_errors)
+    one.__name__: one for one in (calibrated, heavy, rare, four_classes, grouped, users, normal_errors, heavy_errors)
 }
 KINDS = {"ten classes": "classes", "two classes": "two-classes", "numbers": "numbers"}
 

@@ -198,7 +198,8 @@ def of_ours(name: str, data: str, epsilon: float, repeats: int, out: Path, chang
     from dpsgd_cli.training import loop
     from dpsgd_cli.training.plans import resolve_auto
 
-    given = (f"privacy.budget={{epsilon: {epsilon}, delta: {DELTA}}}", f"repeats={repeats}", *changes)
+    folds = ("folds=5", "data.split=null", "data.evaluation=public", "runtime.evaluate_every=100")
+    given = (f"privacy.budget={{epsilon: {epsilon}, delta: {DELTA}}}", f"repeats={repeats}", *folds, *changes)
     begun = time.perf_counter()
     result = loop.run(resolve_auto(load_recipe(f"tabular/{data}", given)), loop.Options(out))
     found = pd.read_csv(result / "trials.csv")

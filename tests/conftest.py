@@ -59,6 +59,10 @@ SLOW = {
 LONG = (
     "clipping/test_compiling.py::test_examples_that_are_not_finite_add_nothing[inductor",
     "clipping/test_compiling.py::test_norms_and_sums_are_of_the_same_numbers",
+    "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[cnn-per-layer",
+    "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[pools-",
+    "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[residual-",
+    "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[vit-",
     "clipping/test_compiling.py::test_what_is_added_keeps_the_bound_where_terms_cancel",
     "engine/test_processes.py::test_an_end_of_one_process_is_the_end_of_all",
     "sweep/test_kills.py::test_kills_lose_nothing_and_repeat_nothing",

@@ -20,6 +20,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -170,7 +171,8 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
             return measure_numbers(y[used], outputs[used, 0], (-1, 1), release, stream, len(y), held).released
         return measure_classes(y[used], outputs[used], release, stream, len(y), held).released
 
-    moves = [float(np.linalg.norm(made(n + 1, 0)[0] - made(n, 0)[0])) for n in range(units)]
+    sums = [made(n, 0)[0] for n in range(units + 1)]
+    moves = [float(np.linalg.norm(more - less)) for less, more in pairwise(sums)]
     most = mechanism.sensitivity / replace_factor(mechanism.adjacency)
     moved, unit = f"moved by at most {max(moves):.6g}", "record" if data.unit is None else "user"
     yield exact_finding(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,28 +51,31 @@ class Estimate:
 class Noised:
     """The noisy counts of the held-out records, or of a group of them.
 
-    `linear` and `projected` (cells,): x^ and x+. `root` (cells, cells): s A^-1. `covariance` (cells,
-    cells): s^2 C = root root^T. `deviation`: s, of the noise in A x^.
+    `linear` (cells,): the unbiased x^. `strategy`: A, of the release; its noise in A x^ has the standard deviation
+    `deviation`, s.
     """
 
     linear: np.ndarray
-    projected: np.ndarray
-    root: np.ndarray
-    covariance: np.ndarray
+    strategy: Strategy
     deviation: float
 
-    @classmethod
-    def of(cls, linear: np.ndarray, strategy: Strategy, deviation: float) -> Noised:
-        """Return the counts with unbiased estimates `linear` (cells,)."""
+    @cached_property
+    def projected(self) -> np.ndarray:
+        """The projection x+ (cells,)."""
         from scipy.optimize import nnls  # takes .3 s to import
 
-        projected, _ = nnls(strategy.matrix, strategy.matrix @ linear, maxiter=20 * len(linear))
-        return cls(linear, projected, strategy.inverse * deviation, strategy.covariance * deviation**2, deviation)
+        matrix = self.strategy.matrix
+        return np.asarray(nnls(matrix, matrix @ self.linear, maxiter=20 * len(matrix))[0])
 
-    @classmethod
-    def restored(cls, linear: np.ndarray, strategy: Strategy, deviation: float) -> Noised:
-        """Return the counts with estimates `linear` (cells,), for `sets.py`; they are not projected."""
-        return cls(linear, linear, strategy.inverse * deviation, strategy.covariance * deviation**2, deviation)
+    @cached_property
+    def root(self) -> np.ndarray:
+        """s A^-1 (cells, cells)."""
+        return self.strategy.inverse * self.deviation
+
+    @cached_property
+    def covariance(self) -> np.ndarray:
+        """s^2 C = root root^T (cells, cells), of the noise in x^."""
+        return self.strategy.covariance * self.deviation**2
 
     @property
     def records(self) -> float:

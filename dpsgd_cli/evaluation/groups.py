@@ -1,4 +1,4 @@
-"""Blocks of the released vector: everybody, the values of public columns, and the confusion of classes.
+"""Blocks of the released vector: everybody, the values of public columns, confidences and the confusion of classes.
 
 Let X (d, G) be the counts of cells (`strategy.py`) for each of the G values of a public column. A block releases
 A X R + noise, with the strategy A of cells and the symmetric root R of (I + J) / 2, J of ones. A record is in one cell
@@ -7,6 +7,8 @@ and has one value, so it moves the block by a column of A times a row of R, whos
 Estimates: X^ = A^-1 Y R^-1 is unbiased. (R R)^-1 = 2 (I - J / (1 + G)), so the counts of one value, and those of all
 values together, both have the noise covariance of A alone times `spread(G)` = 2 G / (1 + G), below 2. Another weight of
 J makes one of the two worse.
+
+A block of confidences has one row in place of cells: a record adds a number in [0, 1].
 
 Several blocks: block b is multiplied by the root of its share q_b, and the shares add up to 1. A record then moves the
 whole vector by at most the root of the sum of q_b: 1. Counts from block b have noise variance 1 / q_b times that of a
@@ -23,6 +25,8 @@ import numpy as np
 
 OF_CONFUSION = 0.2
 """Share of the confusion matrix of more than two classes; the others get the rest."""
+OF_CONFIDENCE = 0.04
+"""Share of the sum of confidences of more than two classes."""
 MOST_CONFUSED = 30
 """Most classes with a confusion matrix."""
 

@@ -8,7 +8,20 @@ import numpy as np
 
 from dpsgd_cli.evaluation import groups
 from dpsgd_cli.evaluation.estimates import Estimate, Noised, Z, fieller, mean_of
-from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, LOSSES, RIGHT, SIDE, SLACK, SQUARES
+from dpsgd_cli.evaluation.strategy import (
+    BINS,
+    EDGES,
+    ERRORS,
+    FINE,
+    FINE_LOSSES,
+    LOSSES,
+    RIGHT,
+    SIDE,
+    SLACK,
+    SQUARES,
+    Strategy,
+    within,
+)
 
 CALIBRATED = (0.2, 0.4, 0.6, 0.8)
 """Probabilities between the five groups of the calibration gaps."""
@@ -65,12 +78,39 @@ def curve_of(noised: Noised) -> list[tuple[float, Estimate, Estimate]]:
     return found
 
 
-def of_many_classes(noised: Noised) -> dict[str, Estimate]:
-    """Return accuracy and log loss from noisy cells of `strategy.for_many_classes`."""
+def of_many_classes(noised: Noised, confidence: float, deviation: float) -> dict[str, Estimate]:
+    """Return accuracy, log loss and the calibration gap from noisy cells of `strategy.for_many_classes`.
+
+    The calibration gap is the accuracy minus the mean confidence, the probability of the predicted class. Args:
+    `confidence`: the noisy sum of the records' confidences, and `deviation`, that of its noise.
+    """
+    every = np.ones_like(FINE_LOSSES)
     return {
-        "accuracy": noised.ratio(_EVERY * [[0.0], [1.0]], _EVERY, 0.0, 1.0),
-        "log_loss": noised.ratio(np.repeat(LOSSES[1:], 2, axis=0), _EVERY, 0.0, float(LOSSES.max())),
+        "accuracy": noised.ratio(every * [[0.0], [1.0]], every, 0.0, 1.0),
+        "log_loss": noised.ratio(FINE_LOSSES, every, 0.0, float(FINE_LOSSES.max())),
+        "calibration_gap": noised.shown(_gap_of_many(noised, confidence, deviation)),
     }
+
+
+def _gap_of_many(noised: Noised, confidence: float, deviation: float) -> Estimate:
+    """Return the accuracy minus the mean confidence.
+
+    A record that is predicted right has the confidence p of its cell, and adds 1 - p to the numerator. One that is
+    predicted wrong adds -c, where c is unknown; its square is at most c, and the sum of all c is the rest of the sum of
+    confidences. So the variance is not understated.
+    """
+    right = np.concatenate([np.zeros(FINE), np.ones(FINE)])
+    own = np.exp(-FINE_LOSSES[1])
+    x, wrong = noised.projected, float(noised.projected[:FINE].sum())
+    of_wrong = min(max(confidence - float(x[FINE:] @ own), 0.0), wrong)
+    over, under = float(right @ noised.linear) - confidence, noised.records
+    squares = float(x[FINE:] @ (1 - own) ** 2) + of_wrong + noised.deviation_of(right) ** 2 + deviation**2
+    middle = float(x[FINE:] @ (1 - own)) - of_wrong
+    shared = middle + float((right @ noised.root) @ noised.root.sum(axis=0))
+    below = float(x.sum()) + noised.deviation_of(np.ones(2 * FINE)) ** 2
+    low, high = fieller(over, under, squares, shared, below, -1.0, 1.0)
+    point = min(max(middle / float(x.sum()), -1.0), 1.0) if x.sum() > 0 else None
+    return Estimate(point, low, high)
 
 
 def confusion_of_many(table: np.ndarray, deviation: float) -> list[list[Estimate]]:
@@ -79,9 +119,9 @@ def confusion_of_many(table: np.ndarray, deviation: float) -> list[list[Estimate
     `deviation`: of the noise in the block's released numbers.
     """
     classes = len(table)
-    root = groups.unmixing(classes) * deviation
-    whole = groups.of_value(classes, 1, 1.0) * deviation
-    rows = [Noised(own, own.clip(0), root, root @ root.T, whole) for own in table]
+    inverse = groups.unmixing(classes)
+    mixed = Strategy(np.linalg.inv(inverse) * SLACK, inverse / SLACK, inverse @ inverse.T)
+    rows = [Noised(own, mixed, deviation) for own in table]
     every = np.ones(classes)
     return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows]
 
@@ -150,8 +190,7 @@ def of_errors(noised: Noised, scale: float) -> dict[str, Estimate]:
     """
     found = {}
     every = np.ones(2 * SIDE)
-    number = np.abs(np.arange(2 * SIDE) - SIDE + 0.5)
-    shares = [noised.ratio((number < edge).astype(float), every, 0.0, 1.0) for edge in range(1, SIDE + 1)]
+    shares = [noised.ratio(within(edge), every, 0.0, 1.0) for edge in range(1, SIDE + 1)]
     for quantile in (0.5, 0.9):
         reached = [edge for edge, one in enumerate(shares) if one.value is not None and one.value >= quantile]
         lowest = [edge for edge, one in enumerate(shares) if one.high >= quantile]
@@ -175,9 +214,8 @@ def moments_of(errors: np.ndarray, targets: np.ndarray, clamp: float) -> np.ndar
 
 def clamp_of(noised: Noised) -> float:
     """Return the clamp of errors: the lowest edge with at most 1% of the records beyond it, or one noise deviation."""
-    number = np.abs(np.arange(2 * SIDE) - SIDE + 0.5)
     for edge in range(1, SIDE):
-        beyond = (number > edge).astype(float)
+        beyond = 1 - within(edge)
         if beyond @ noised.linear <= max(0.01 * noised.records, noised.deviation_of(beyond)):
             return float(ERRORS[edge])
     return float(ERRORS[-1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import groups, metrics, strategy
 from dpsgd_cli.evaluation.estimates import Estimate, Group, Measured, Noised, mean_of
 from dpsgd_cli.evaluation.groups import HeldOut
-from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE
+from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, FINE, FINE_EDGES, SIDE
 from dpsgd_cli.noise.run import gaussian
 
 PURPOSE = "evaluation"
 """Purpose of the random streams of the noise."""
+_Estimated = tuple[Noised, dict[str, Estimate]]
 _TINY = 1e-300
 _SINGLE = HeldOut()
 
@@ -30,25 +32,40 @@ _SINGLE = HeldOut()
 class ClassCounts:
     """Exact counts of rows; private. They add up over pieces of the rows.
 
-    `cells` are those of each block of a `HeldOut`. `table` (K, K): classes by answers, None where it is not released.
+    `cells`, and for more than two classes sums of `confidence`, are those of each block of a `HeldOut`. `table` (K, K):
+    classes by answers, None where it is not released.
     """
 
     classes: int
     cells: Sequence[np.ndarray]
+    confidence: Sequence[np.ndarray] | None
     table: np.ndarray | None
 
     @classmethod
     def of(cls, labels: np.ndarray, outputs: np.ndarray, held: HeldOut) -> ClassCounts:
         """Return the counts of rows with class indices `labels` (n,) and `outputs` (n, K), as in `measure_classes`."""
-        classes, table = max(outputs.shape[1], 2), None
-        if 2 < classes <= groups.MOST_CONFUSED:
+        classes = max(outputs.shape[1], 2)
+        plan = strategy.for_two_classes() if classes == 2 else strategy.for_many_classes()
+        cells = held.counts(_cells(labels, outputs), len(plan.matrix))
+        if classes == 2:
+            return cls(classes, cells, None, None)
+        table = None
+        if classes <= groups.MOST_CONFUSED:
             pairs = labels * classes + outputs.argmax(axis=1)
             table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes).astype(float)
-        return cls(classes, held.counts(_cells(labels, outputs), 2 * BINS), table)
+        return cls(classes, cells, held.sums(_confidence(outputs)), table)
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
-        table = None if self.table is None or other.table is None else self.table + other.table
-        return ClassCounts(self.classes, [one + own for one, own in zip(self.cells, other.cells, strict=True)], table)
+        def both(one: Sequence[np.ndarray] | None, more: Sequence[np.ndarray] | None) -> list[np.ndarray] | None:
+            if one is None or more is None:
+                return None
+            return [own + beside for own, beside in zip(one, more, strict=True)]
+
+        cells, table = both(self.cells, other.cells), None
+        assert cells is not None
+        if self.table is not None and other.table is not None:
+            table = self.table + other.table
+        return ClassCounts(self.classes, cells, both(self.confidence, other.confidence), table)
 
 
 def measure_classes(
@@ -77,26 +94,39 @@ def measure_counts(
     """
     two, confused = exact.classes == 2, exact.table is not None
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
-    share = 1 - groups.OF_CONFUSION if confused else 1.0
+    share = 1 - groups.OF_CONFUSION * confused - groups.OF_CONFIDENCE * (not two)
     blocks = groups.encoded(exact.cells, plan.matrix, share)
+    if exact.confidence is not None:
+        blocks += groups.encoded(exact.confidence, None, groups.OF_CONFIDENCE)
     if exact.table is not None:
         blocks += groups.encoded([exact.table], None, groups.OF_CONFUSION)
     mechanism = _gaussian(release, 1)
     noisy = _released(blocks, mechanism, stream, 0, places)
-    deviation = mechanism.noise_multiplier * mechanism.sensitivity
-    counts = groups.decoded(noisy[: len(held.blocks)], plan.inverse, share)
-    noised = Noised.of(groups.total(counts), plan, deviation * groups.of_total(_sizes(held), share))
-    of_cells = metrics.of_two_classes if two else metrics.of_many_classes
-    found, confusion = of_cells(noised), metrics.confusion_of_two(noised) if two else []
+    deviation, ways = mechanism.noise_multiplier * mechanism.sensitivity, len(held.blocks)
+    counts = groups.decoded(noisy[:ways], plan.inverse, share)
+    confidences = None if two else groups.decoded(noisy[ways : 2 * ways], None, groups.OF_CONFIDENCE)
+
+    def estimated(own: np.ndarray, sure: np.ndarray | None, factor: Callable[[float], float]) -> _Estimated:
+        """Return the estimates from counts (cells,); `factor`: of the noise in them, given their share."""
+        noised = Noised(own, plan, deviation * factor(share))
+        if sure is None:
+            return noised, metrics.of_two_classes(noised)
+        return noised, metrics.of_many_classes(noised, float(sure[0]), deviation * factor(groups.OF_CONFIDENCE))
+
+    of_all = None if confidences is None else groups.total(confidences)
+    noised, found = estimated(groups.total(counts), of_all, partial(groups.of_total, _sizes(held)))
+    confusion = metrics.confusion_of_two(noised) if two else []
     if confused:
         (table,) = groups.decoded(noisy[-1:], None, groups.OF_CONFUSION)
         confusion = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
         found["balanced_accuracy"] = mean_of([row[own] for own, row in enumerate(confusion)])
 
     def group(column: int, value: int) -> Group:
-        factor = groups.of_value(_sizes(held)[column], len(held.blocks), share)
-        own = Noised.of(counts[column][:, value], plan, deviation * factor)
-        return Group(own.records, of_cells(own))
+        sure = None if confidences is None else confidences[column][:, value]
+        own, metrics_of_own = estimated(
+            counts[column][:, value], sure, partial(groups.of_value, _sizes(held)[column], ways)
+        )
+        return Group(own.records, metrics_of_own)
 
     kind = "two-classes" if two else "classes"
     curve = metrics.curve_of(noised) if two else []
@@ -128,7 +158,7 @@ def measure_numbers(
     noisy = _released(blocks, half, stream, 0, places)
     counts = groups.decoded(noisy, plan.inverse, 1.0)
     of_all = deviation * groups.of_total(_sizes(held), 1.0)
-    noised = Noised.of(groups.total(counts), plan, of_all)
+    noised = Noised(groups.total(counts), plan, of_all)
     clamp = metrics.clamp_of(noised)
     at = np.nan_to_num((targets - (bounds[0] + bounds[1]) / 2) / (scale / 2))
     blocks = groups.encoded(held.sums(metrics.moments_of(np.abs(errors), at, clamp)), None, 1.0)
@@ -140,7 +170,7 @@ def measure_numbers(
 
     def group(column: int, value: int) -> Group:
         factor = groups.of_value(_sizes(held)[column], len(held.blocks), 1.0)
-        own = Noised.of(counts[column][:, value], plan, deviation * factor)
+        own = Noised(counts[column][:, value], plan, deviation * factor)
         return Group(own.records, estimated(moments[column][:, value], own))
 
     found = estimated(groups.total(moments), noised)
@@ -157,13 +187,18 @@ def margins_of(outputs: np.ndarray) -> np.ndarray:
     return logits - np.log(np.maximum(others, _TINY))
 
 
+def _confidence(outputs: np.ndarray) -> np.ndarray:
+    """Return the probability (n, 1) in [0, 1] of each row's most probable class; 0 where it is not a number."""
+    return np.nan_to_num(1 / (1 + np.exp(-margins_of(outputs).max(axis=1, keepdims=True))), nan=0.0)
+
+
 def _cells(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the cell (n,) of each row: its class or if it is predicted right, and the bin of its margin."""
     if outputs.shape[1] <= 2:
         outputs = outputs.astype(np.float64)
-        return labels * BINS + _bins(outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0))
+        return labels * BINS + _bins(outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0), EDGES)
     right = outputs.argmax(axis=1) == labels
-    return right * BINS + _bins(margins_of(outputs)[np.arange(len(labels)), labels])
+    return right * FINE + _bins(margins_of(outputs)[np.arange(len(labels)), labels], FINE_EDGES)
 
 
 def _sizes(held: HeldOut) -> list[int]:
@@ -185,9 +220,9 @@ def _gaussian(release: Release, count: int) -> GaussianSum:
     return release.mechanism
 
 
-def _bins(margins: np.ndarray) -> np.ndarray:
-    """Return the bin of each margin: bin j holds (EDGES[j], EDGES[j + 1]]. NaN counts as the least margin."""
-    return np.searchsorted(EDGES[1:-1], np.nan_to_num(margins, nan=-np.inf), side="left")
+def _bins(margins: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the bin of each margin: bin j holds (edges[j], edges[j + 1]]. NaN counts as the least margin."""
+    return np.searchsorted(edges[1:-1], np.nan_to_num(margins, nan=-np.inf), side="left")
 
 
 def _released(

@@ -38,7 +38,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dpsgd_cli.evaluation.estimates import Noised
-from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, SIDE, conforming
+from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, FINE, FINE_EDGES, SIDE, conforming, reaching, within
 
 _FAILURE = 1e-4
 _FAILURE_Z = 3.8905918864131203
@@ -56,18 +56,16 @@ class SetThreshold:
     edge: float | None
 
 
-def scores_of_classes(two: bool) -> np.ndarray:
-    """Return for each edge which cells (65, 128) hold records whose true class scores at least that edge."""
-    edges = range(BINS + 1)
-    if two:
-        return np.array([conforming(edge).ravel() for edge in edges])
-    return np.array([np.tile(np.arange(BINS) >= edge, 2) for edge in edges], dtype=float)
+def scores(kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ascending edges (E,) of scores and which cells (E, cells) hold records that score at least each.
 
-
-def scores_of_errors() -> np.ndarray:
-    """Return for each edge of `ERRORS`, from the largest, which cells (25, 48) hold records with an error below it."""
-    number = np.abs(np.arange(2 * SIDE) - SIDE + 0.5)
-    return np.array([(number < SIDE - edge).astype(float) for edge in range(SIDE + 1)])
+    `kind`: that of `estimates.Measured`. A score is the margin of the true class; for numbers, minus the error.
+    """
+    if kind == "numbers":
+        return -ERRORS[::-1], np.array([within(SIDE - edge) for edge in range(SIDE + 1)])
+    if kind == "two-classes":
+        return EDGES, np.array([conforming(edge).ravel() for edge in range(BINS + 1)])
+    return FINE_EDGES, np.array([reaching(edge).ravel() for edge in range(FINE + 1)])
 
 
 def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -> SetThreshold:
@@ -75,10 +73,11 @@ def threshold(noised: Noised, kind: str, coverage: float, users: bool = False) -
 
     `kind`: that of `estimates.Measured`. For numbers the edge is the half-width, as a share of the target's range.
     """
-    numbers = kind == "numbers"
-    above = scores_of_errors() if numbers else scores_of_classes(kind == "two-classes")
+    edges, above = scores(kind)
     found = _edge(noised, above, coverage, users)
-    return SetThreshold(coverage, float((ERRORS[::-1] if numbers else EDGES)[found]) if found else None)
+    if not found:
+        return SetThreshold(coverage, None)
+    return SetThreshold(coverage, float(abs(edges[found]) if kind == "numbers" else edges[found]))
 
 
 def _edge(noised: Noised, above: np.ndarray, coverage: float, users: bool) -> int:

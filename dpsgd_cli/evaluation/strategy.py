@@ -21,17 +21,25 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 BINS = 64
-"""Bins of a margin, for each class."""
-EDGES = 2 * np.sinh(np.linspace(-1, 1, BINS + 1) * np.arcsinh(4))
-"""Edges of the bins, (65,): from -8 to 8, an edge at 0. The outer bins also hold all margins beyond."""
+"""Bins of a margin, for each of two classes."""
+FINE = 128
+"""Bins of the true class's margin, for more than two classes."""
+
+
+def margin_edges(bins: int) -> np.ndarray:
+    """Return the edges (bins + 1,) of margins, from -8 to 8, with one at 0. Outer bins also hold all margins beyond."""
+    return 2 * np.sinh(np.linspace(-1, 1, bins + 1) * np.arcsinh(4))
+
+
+EDGES, FINE_EDGES = margin_edges(BINS), margin_edges(FINE)
 MARGINS = (EDGES[1:] + EDGES[:-1]) / 2
-"""Margin (log odds) that stands for each bin, (64,)."""
+"""Margin (log odds) that stands for each of the 64 bins."""
 LEAST_PROBABILITY = 0.01
 """Probabilities are clipped to [0.01, 0.99] in the log loss: without a bound, no noise could cover it."""
-SIDE = 24
+SIDE = 96
 """Bins of an error, on each side of 0."""
 ERRORS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, SIDE)])
-"""Edges of absolute errors as shares of the target's range, (25,). The last bin also holds all errors beyond."""
+"""Edges of absolute errors as shares of the target's range, (97,). The last bin also holds all errors beyond."""
 SLACK = 1 - 2.0**-40
 """Columns are scaled by this, so that rounding leaves none longer than 1."""
 
@@ -75,14 +83,14 @@ class Strategy:
         return cls(matrix, inverse, inverse @ inverse.T)
 
 
-def reference_law(auc: float, prevalence: float) -> np.ndarray:
-    """Return the cells' probabilities (2, 64) of a calibrated model with normal scores; a public fiction.
+def reference_law(auc: float, prevalence: float, bins: int = BINS) -> np.ndarray:
+    """Return the cells' probabilities (2, bins) of a calibrated model with normal scores; a public fiction.
 
     Margins of class c are normal with variance d^2 and mean -+ d^2 / 2 + log(prevalence / (1 - prevalence)), where
     d = sqrt(2) Phi^-1(auc): the log likelihood ratio of two normal laws.
     """
     distance = np.sqrt(2) * ndtri(auc)
-    ends = np.concatenate([[-np.inf], EDGES[1:-1], [np.inf]])
+    ends = np.concatenate([[-np.inf], margin_edges(bins)[1:-1], [np.inf]])
     shift = np.log(prevalence / (1 - prevalence))
     both = [
         share * np.diff(ndtr((ends - sign * distance**2 / 2 - shift) / distance))
@@ -102,9 +110,29 @@ def _weighed(law: np.ndarray, queries: Iterable[np.ndarray]) -> np.ndarray:
     return total
 
 
+def _failing(law: np.ndarray, edges: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the same for the edges of prediction sets, D = N(edge) - .9 n in `sets.py`, whose mean is not 0.
+
+    Each noise deviation has to be small, also at edges that nearly all records pass: one failing edge there would
+    include everything. So no edge counts as more certain than a variance of .02.
+    """
+    total = np.zeros((law.size, law.size))
+    for edge in edges:
+        q = edge.ravel() - 0.9
+        total += np.outer(q, q) / max((law.ravel() * q**2).sum(), 0.02)
+    return total
+
+
+def _losses(edges: np.ndarray) -> np.ndarray:
+    second = 1 / (1 + np.exp(-(edges[1:] + edges[:-1]) / 2))
+    return -np.log(np.clip([1 - second, second], LEAST_PROBABILITY, 1 - LEAST_PROBABILITY))
+
+
 _SECOND = 1 / (1 + np.exp(-MARGINS))
-LOSSES = -np.log(np.clip([1 - _SECOND, _SECOND], LEAST_PROBABILITY, 1 - LEAST_PROBABILITY))
-"""Log loss of each cell (2, 64), from clipped probabilities."""
+LOSSES = _losses(EDGES)
+"""Log loss of each cell (2, 64) of two classes, from clipped probabilities."""
+FINE_LOSSES = np.repeat(_losses(FINE_EDGES)[1:], 2, axis=0)
+"""Log loss of each cell (2, 128) of more classes."""
 SQUARES = (np.array([[0.0], [1.0]]) - _SECOND) ** 2
 """Brier score of each cell (2, 64)."""
 RIGHT = np.repeat([[1.0, 0.0], [0.0, 1.0]], BINS // 2, axis=1)
@@ -143,37 +171,44 @@ def conforming(edge: int) -> np.ndarray:
 
 @cache
 def for_many_classes() -> Strategy:
-    """Return the strategy of cells (predicted right or not, bin of the true class's margin): 128 cells.
+    """Return the strategy of cells (predicted right or not, bin of the true class's margin): 256 cells.
 
     The margin of class y is log(p_y / (1 - p_y)). The workload is accuracy, log loss and the edges of prediction sets.
     The laws are those of two classes, with the first class as "predicted wrong".
     """
-    total = np.zeros((2 * BINS, 2 * BINS))
-    right = np.repeat([[0.0], [1.0]], BINS, axis=1)
-    losses = np.repeat(LOSSES[1:], 2, axis=0)
+    total = np.zeros((2 * FINE, 2 * FINE))
+    right = np.repeat([[0.0], [1.0]], FINE, axis=1)
     for accuracy in (0.5, 0.7, 0.9):
-        law = reference_law(0.9, accuracy)
-        edges = (np.repeat((np.arange(BINS) >= edge)[None].astype(float), 2, axis=0) for edge in range(BINS + 1))
-        total += _weighed(law, [right, losses]) + 0.1 * _weighed(law, edges)
+        law = reference_law(0.9, accuracy, FINE)
+        total += _weighed(law, [right, FINE_LOSSES]) + 0.1 * _failing(law, map(reaching, range(1, FINE + 1)))
     return Strategy.minimising(total)
+
+
+def reaching(edge: int) -> np.ndarray:
+    """Return which cells (2, 128) hold records whose true class has a margin of at least fine edge number `edge`."""
+    return np.repeat((np.arange(FINE) >= edge)[None].astype(float), 2, axis=0)
 
 
 @cache
 def for_errors() -> Strategy:
-    """Return the strategy of cells of signed errors: 24 bins below 0, from the largest, and 24 above.
+    """Return the strategy of cells of signed errors: 96 bins below 0, from the largest, and 96 above.
 
-    The workload is the shares of errors beyond each edge, on each side and on both, for errors with a normal law whose
-    standard deviation is .02, .1 and .3 of the target's range.
+    The workload is the shares of errors beyond each edge, on each side, and the edges of intervals, for errors with a
+    normal law whose standard deviation is .02, .1 and .3 of the target's range.
     """
     total = np.zeros((2 * SIDE, 2 * SIDE))
+    number = np.arange(2 * SIDE)
+    sided = [(number < edge).astype(float) for edge in range(1, 2 * SIDE)]
     for deviation in (0.02, 0.1, 0.3):
         half = np.diff(ndtr(np.concatenate([ERRORS[:-1], [np.inf]]) / deviation))
         law = np.concatenate([half[::-1], half])
-        number = np.arange(2 * SIDE)
-        sided = [(number < edge).astype(float) for edge in range(1, 2 * SIDE)]
-        absolute = [(np.abs(number - SIDE + 0.5) > edge).astype(float) for edge in range(SIDE)]
-        total += _weighed(law, [*sided, *absolute])
+        total += 0.3 * _weighed(law, sided) + _failing(law, map(within, range(1, SIDE + 1)))
     return Strategy.minimising(total)
+
+
+def within(edge: int) -> np.ndarray:
+    """Return which cells (192,) hold records with an absolute error below `ERRORS[edge]`."""
+    return (np.abs(np.arange(2 * SIDE) - SIDE + 0.5) < edge).astype(float)
 
 
 def strategy_of(kind: str) -> Strategy:

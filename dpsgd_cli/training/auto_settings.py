@@ -122,11 +122,12 @@ def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
 
 
 def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
-    if known is None:
+    signal = _signal(recipe, known)
+    if known is None or signal is None:
         return AutoChoice(key, WAVES_UNTOLD, "")
-    problem, (least, *more) = RuleProblem(recipe, known), WAVES
-    share, of = WAVES_OF_TARGETS if problem.of_target else 1.0, ", ".join(map(str, WAVES))
-    root, within = share * math.sqrt(problem.signal), "sqrt(n mu) / 2" if problem.of_target else "sqrt(n mu)"
+    of_target, (least, *more) = RuleProblem(recipe, known).of_target, WAVES
+    share, of = WAVES_OF_TARGETS if of_target else 1.0, ", ".join(map(str, WAVES))
+    root, within = share * math.sqrt(signal), "sqrt(n mu) / 2" if of_target else "sqrt(n mu)"
     choice = AutoChoice(key, least, f"of {of} the most within {within}, {root:.4g}, and {MOST_FEATURES} features")
     for waves in more:
         finer = replace(choice, value=waves)

@@ -348,7 +348,7 @@ class Trained:
         if not released:
             raise UsageError("--coverage: this result did not measure held-out records (data.evaluation: private)")
         told = released[trial]
-        noised = Noised.restored(np.array(told["cells"]), strategy_of(told["kind"]), told["noise"])
+        noised = Noised(np.array(told["cells"]), strategy_of(told["kind"]), told["noise"])
         try:
             if noised.information < LEAST_INFORMATION:
                 raise ValueError(f"about {max(noised.records, 0):.0f} held-out {told['unit']} are too few")

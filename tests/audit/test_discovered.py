@@ -105,8 +105,8 @@ def test_a_threshold_without_the_record_itself_is_found(tmp_path: Path, monkeypa
 def test_a_record_that_is_counted_twice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str) -> None:
     once = getattr(discover, counts)
     twice = {
-        "counts_of_numbers": lambda values: 2 * once(values),
-        "counts_of_codes": lambda values: (once(values)[0], 2 * once(values)[1]),
+        "counts_of_numbers": lambda *given: 2 * once(*given),
+        "counts_of_codes": lambda *given: (once(*given)[0], 2 * once(*given)[1]),
     }
     monkeypatch.setattr(discover, counts, twice[counts])
     assert ALL[0] in refuted(tmp_path, 0)

@@ -83,7 +83,7 @@ def test_no_public_field_knows_more_than_the_released_cells() -> None:
     directory, document = train("out")
     (measured,) = document["evaluation"]
     plan = for_two_classes()
-    noised = Noised.of(np.array(measured["cells"]), plan, measured["noise"])
+    noised = Noised(np.array(measured["cells"]), plan, measured["noise"])
     again = of_two_classes(noised)
     assert measured["metrics"] == {
         name: [pytest.approx(one.value), pytest.approx(one.low), pytest.approx(one.high)] for name, one in again.items()

@@ -172,7 +172,10 @@ def test_rows_that_are_drawn_by_themselves_move_a_sum_by_one_clip_bound_each_and
     assert line["sampling_rate"] == 0.25 and line["count"] == 4
     priced = CliRunner().invoke(main, ["account", str(done.result), "--accountant", "pld", "--format", "json"])
     oracle = from_mixture_gaussian_mechanism(
-        line["noise_multiplier"], sensitivities=[0, 1, 2], sampling_probs=[0.5625, 0.375, 0.0625]
+        line["noise_multiplier"],
+        sensitivities=[0, 1, 2],
+        sampling_probs=[0.5625, 0.375, 0.0625],
+        value_discretization_interval=1e-3,
     )
     stated = oracle.self_compose(8).get_epsilon_for_delta(json.loads(priced.stdout)[0]["delta"])
     assert json.loads(priced.stdout)[0]["epsilon"] == pytest.approx(stated, rel=2e-3)
