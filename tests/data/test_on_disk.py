@@ -132,7 +132,7 @@ def test_keys_in_a_file_are_those_in_memory_and_the_file_has_no_name(
     np.testing.assert_array_equal(keys.values[0:500], own.values)
     cut = Split(test=0.3)
     np.testing.assert_array_equal(keys.held_out(cut), own.held_out(cut))
-    rest, held = DiskPart(*stored, keys).cut(cut)
+    rest, held = DiskPart(stored[0], stored[1], keys).cut(cut)
     mask = own.held_out(cut)
     for part, chosen in ((rest, ~mask), (held, mask)):
         assert part.keys is not None
