@@ -1,6 +1,7 @@
 """Tiers C and D on private bounds and categories: what one record adds to the counts, their noise, and the threshold.
 
-Records are random, with worst cases among them; of the recipe's own file only the columns are used. The recipe's own
+Records are random, with worst cases among them, and a user has up to the most rows that are used, alike or all
+different; of the recipe's own file only the columns are used. The recipe's own
 step counts them. The noise is drawn as in training. The threshold is attacked at a delta of 1%, which can be seen:
 one record has a category of its own, and the attack wins if it is named. At the recipe's delta the same code computes
 the threshold.
@@ -61,22 +62,26 @@ def records(layout: Layout, count: int, seed: int = 5) -> np.ndarray:
 
 
 def _sensitivity(step: Discover, layout: Layout, adjacency: Adjacency) -> Finding:
-    """Compare counts with and without, or with either of two, hard records."""
+    """Compare counts with and without, or with either of two, hard records, or users with hard rows."""
     rows, mechanism = records(layout, _RECORDS), step.release
     assert mechanism is not None
     alone = code("alone")
-    hard = [
+    hard = np.array([
         [alone if column.private == "categories" else number for column in layout.columns or ()] for number in _NUMBERS
-    ]
-    sets = [_counted(step, np.vstack([rows, one]), layout) for one in [*hard, rows[0], np.full(len(rows[0]), np.nan)]]
-    others = sets if NEIGHBOURS[adjacency].replaced else [_counted(step, rows, layout)]
+    ])  # fmt: skip
+    users = [np.repeat(one[None], own, axis=0) for one in hard for own in {1, step.most_rows}]
+    users += [rows[:1], np.full_like(rows[:1], np.nan), hard[np.arange(step.most_rows) % len(hard)]]
+    sets = [_counted(step, np.vstack([rows, own]), layout, len(own)) for own in users]
+    others = sets if NEIGHBOURS[adjacency].replaced else [_counted(step, rows, layout, 0)]
     moved = max(_apart(one, other) for one in sets for other in others) / mechanism.sensitivity
     return exact_finding("D", "counts of private columns", f"moved by {moved:.6f} sensitivities at most", "at most 1",
                  not moved <= _CLOSE)  # fmt: skip
 
 
-def _counted(step: Discover, rows: np.ndarray, layout: Layout) -> dict[tuple[str, object], float]:
-    made = step.counts(rows, layout)
+def _counted(step: Discover, rows: np.ndarray, layout: Layout, last: int) -> dict[tuple[str, object], float]:
+    """Return all counts of rows, the `last` of which are one user's; every other row is a user."""
+    keys = np.minimum(np.arange(len(rows)), len(rows) - last)
+    made = step.counts(rows, layout, preparation.shares_of(keys, step.most_rows))
     found: dict[tuple[str, object], float] = {}
     for name, own in made.numbers.items():
         found |= {(name, cell): count for cell, count in enumerate(own.tolist())}
@@ -110,8 +115,8 @@ def _noise(step: Discover, layout: Layout, streams: Streams) -> Finding:
 
 
 def _threshold(step: Discover, streams: Streams) -> Finding:
-    """Count how often the category of one record is named, at a delta of 1%."""
-    visible = Discover(step.settings.changed(delta=_SEEN), step.adjacency, {"column": True})
+    """Count how often the category of one record, or user, is named, at a delta of 1% for all that one may have."""
+    visible = Discover(step.settings.changed(delta=_SEEN), step.adjacency, {"column": True}, step.most_rows)
     visible.texts = {"column": {code(text): text for text in ("common", "alone")}}
     layout, mechanism = Layout((1,), (Column("column", private="categories"),)), visible.release
     assert mechanism is not None
@@ -120,6 +125,7 @@ def _threshold(step: Discover, streams: Streams) -> Finding:
     for number in range(_TIMES):
         noised = partial(noise.gaussian, streams, "threshold", number, mechanism=mechanism, records=_RECORDS + 1)
         won += "alone" in Found.from_array(learn(noised)).categories["column"]
-    p, control = (float(stats.binom.sf(won - 1, _TIMES, delta)) for delta in (_SEEN, _SEEN / 4))
+    most = _SEEN / step.most_rows
+    p, control = (float(stats.binom.sf(won - 1, _TIMES, delta)) for delta in (most, most / 4))
     return by_p_value("C", "a category of one record", (f"named {won:,} times in {_TIMES:,} releases",
-                      f"at most {_SEEN:.0%}"), p, control)  # fmt: skip
+                      f"at most {most:.2%}"), p, control)  # fmt: skip

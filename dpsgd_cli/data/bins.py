@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.dataset import Column, Layout, Length, Step
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import BINS, Bin
-from dpsgd_cli.engine.coded_rows import CodedColumn, CodedRows
+from dpsgd_cli.engine.coded_rows import CodedColumn, Coder, joined
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells, Columns, Products
 
@@ -163,7 +163,7 @@ class BinColumns(Step):
             raise DataError("bin: grid is for numbers and categories, and there is a text; leave grid out")
         (single, pairs), waves = self._one_hots(layout), self._waves(layout)
         texts, products = [at for text in _texts(layout) for at in text], self._products(layout)
-        plain = sum(len(one.names) for one in single) + sum(len(wave.names) for wave in waves) + len(texts)
+        plain = sum(len(one.names) for part in (single, waves) for one in part) + len(texts)
         plain += sum(len(one.names) * len(other.names) for one, other in pairs)
         if plain + sum(len(one.names) * len(other.names) for one, other in products) >= _MOST_FEATURES:
             raise DataError(
@@ -222,7 +222,7 @@ class BinColumns(Step):
 
         return transform
 
-    def coded(self, layout: Layout) -> Callable[[np.ndarray], CodedRows] | None:
+    def coded(self, layout: Layout) -> Coder | None:
         """Return the function from rows as read to coded rows of the same features; None without a grid.
 
         Features of a column do not depend on other columns, so the transform of one row for each code gives them.
@@ -242,7 +242,7 @@ class BinColumns(Step):
         found = [CodedColumn(own, made[: len(values[at]), own], codes[at]) for at, own in stretches]
         constant = np.zeros_like(made[0])
         constant[-1] = made[0, -1]
-        return partial(CodedRows.of, found, constant)
+        return Coder(tuple(joined(found)), constant)
 
     def _grids(self, layout: Layout) -> dict[int, np.ndarray]:
         """Return, by the number of each column of cosines, the ascending points that its numbers are rounded to."""
@@ -280,21 +280,29 @@ class BinColumns(Step):
         for text in _texts(layout):
             found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text)) * rows[0, constant]))
             at += len(text)
-        for number, (column, features) in enumerate(zip(columns, stretches, strict=True)):
-            if not len(features):
-                continue
-            middles, places = self._places(column)
-            rows = np.zeros((len(middles) + places.size, len(columns)))
-            rows[:, number] = np.concatenate([middles, places.ravel()])
-            own = transform(rows).astype(np.float64)[:, features]
-            spread = own[len(middles) :].reshape(*places.shape, len(features))
-            found.append(Cells(features, own[: len(middles)], spread))
+        own = {at: self._places(column) for at, column in enumerate(columns) if len(stretches[at])}
+        # features of a column do not depend on other columns, so one table serves them all
+        rows = np.zeros(
+            (max((middles.size + places.size for middles, places in own.values()), default=0), len(columns))
+        )
+        for at, (middles, places) in own.items():
+            rows[: middles.size + places.size, at] = np.concatenate([middles, places.ravel()])
+        made = transform(rows).astype(np.float64)
+        for at, (middles, places) in own.items():
+            features, end = stretches[at], middles.size + places.size
+            spread = made[middles.size : end, features].reshape(*places.shape, len(features))
+            found.append(Cells(features, made[: middles.size, features], spread))
         products, at = [], found[0].features[0] - sum(len(a.names) * len(b.names) for a, b in self._products(layout))
         for first, second in self._products(layout):
-            own = np.arange(at, at + len(first.features) * len(second.features))
-            products.append(Products(own, first.features, second.features, _WEIGHT / float(found[0].values[0, 0])))
-            at += len(own)
+            both = np.arange(at, at + len(first.features) * len(second.features))
+            products.append(Products(both, first.features, second.features, _WEIGHT / float(found[0].values[0, 0])))
+            at += len(both)
         return Columns(found, products)
+
+    def additive(self, layout: Layout) -> list[np.ndarray] | None:
+        """Return the indices of each column's features; None if a feature is of two columns, or of a text."""
+        mixed = self.settings.pairs is not None or bool(self._products(layout)) or bool(_texts(layout))
+        return None if mixed else self._stretches(layout)
 
     def _stretches(self, layout: Layout) -> list[np.ndarray]:
         """Return the indices of each column's own features, ascending."""

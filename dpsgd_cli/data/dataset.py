@@ -392,8 +392,14 @@ class PrivateStep(Step, stated=False):
     """
 
     @abstractmethod
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
-        """Return a function that computes the released array, given the function that adds the noise."""
+    def learn(
+        self, rows: np.ndarray, layout: Layout, weights: np.ndarray | None = None
+    ) -> Callable[[Noised], np.ndarray]:
+        """Return a function that computes the released array, given the function that adds the noise.
+
+        With `weights` (N,), rows count as parts of a user, or not at all. A step that has no proof for that raises
+        TypeError.
+        """
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         def no_draw(exact: np.ndarray) -> np.ndarray:

@@ -36,13 +36,15 @@ class Discover(PrivateStep):
     settings: Discovery
     fitted_on = "training"
 
-    def __init__(self, settings: Discovery, adjacency: Adjacency, names: Mapping[str, bool]) -> None:
-        """Take the names of the private columns; True for categorical ones.
+    def __init__(
+        self, settings: Discovery, adjacency: Adjacency, names: Mapping[str, bool], most_rows: int = 1
+    ) -> None:
+        """Take the names of the private columns, True for categorical ones, and how many rows of a user are used.
 
         While settings are `auto`, the step has no release yet and can only `plan`.
         """
         super().__init__(settings, adjacency)
-        self.adjacency = adjacency
+        self.adjacency, self.most_rows = adjacency, most_rows
         self.texts: Mapping[str, Mapping[float, str]] = {}
         if not settings.settled:
             return
@@ -70,20 +72,22 @@ class Discover(PrivateStep):
             made.append(column)
         return dataclasses.replace(layout, columns=tuple(made))
 
-    def counts(self, rows: np.ndarray, layout: Layout) -> Counts:
-        """Return the exact counts of all private columns. Private."""
+    def counts(self, rows: np.ndarray, layout: Layout, weights: np.ndarray | None = None) -> Counts:
+        """Return the exact counts of all private columns for rows that count as `weights` (N,). Private."""
         numbers, codes = {}, {}
         for index, column in enumerate(layout.columns or ()):
             if column.private == "bounds":
-                numbers[column.name] = counts_of_numbers(rows[:, index])
+                numbers[column.name] = counts_of_numbers(rows[:, index], weights)
             elif column.private == "categories":
-                found, counts = counts_of_codes(rows[:, index])
+                found, counts = counts_of_codes(rows[:, index], weights)
                 known = self.texts.get(column.name, {})
                 codes[column.name] = (counts, [known.get(own, f"{own:.0f}") for own in found.tolist()])
-        return Counts(numbers, codes)
+        return Counts(numbers, codes, self.most_rows)
 
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
-        counts = self.counts(rows, layout)
+    def learn(
+        self, rows: np.ndarray, layout: Layout, weights: np.ndarray | None = None
+    ) -> Callable[[Noised], np.ndarray]:
+        counts = self.counts(rows, layout, weights)
         assert self.release is not None
         scale = self.release.noise_multiplier * self.release.sensitivity
         return lambda noised: counts.released(noised, self.settings, scale).to_array()

@@ -30,10 +30,14 @@ def read_labels(
     """
     import pandas as pd
 
-    target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
+    target = columns[0]
+    if len(columns) > 1:
+        target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
     filling, written = data.fillings.get(str(columns[0].name), Missing()).value, data.format or PLAIN
     if filling is not None:
-        target = target.where(~gaps(target, written, [plain_text(label) for label in classes or ()]), filling)
+        target = target.astype(object).where(
+            ~gaps(target, written, [plain_text(label) for label in classes or ()]), filling
+        )
     found: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":

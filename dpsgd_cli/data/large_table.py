@@ -1,7 +1,8 @@
-"""A user's own CSV file with `data.on_disk`: converted in parts to a file of numbers, which stays on disk.
+"""A user's own CSV or parquet file with `data.on_disk`: converted in parts to a file of numbers, which stays on disk.
 
-Rows are never all in memory: a part of the file is read at a time, and training reads the rows of a batch
-(`on_disk.py`). Only the keys of rows are (8 bytes each, if a test part is cut). The numbers are kept in the cache
+Rows are never all in memory: a part of the file is read at a time, and training reads the rows of a batch, or a piece
+of all rows (`on_disk.py`). If a test part is cut, one byte a row says which, and eight are the number of each row of
+the test part. The numbers are kept in the cache
 folder of the user, readable by nobody else, under the hash of the file and of all that decides how it is read; delete
 the folder `tables` there to forget them.
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Parts = Callable[[], "Iterator[pd.DataFrame]"]
-ROWS_AT_ONCE = 200_000
+ROWS_AT_ONCE = 100_000
 VERSION = 1
 _HEADER_BYTES = 128
 
@@ -41,8 +42,8 @@ _HEADER_BYTES = 128
 def refuse_unfit(data: Data, kinds: list[str]) -> None:
     """Raise DataError for tables that cannot be read in parts."""
     problems = []
-    if len(kinds) > 1 or not kinds[0].startswith((".csv", ".tsv")):
-        problems.append("is for one csv or tsv file, cut by data.split")
+    if len(kinds) > 1 or not kinds[0].startswith((".csv", ".tsv", ".parquet")):
+        problems.append("is for one csv, tsv or parquet file, cut by data.split")
     if data.task == "classification" and data.classes is None:
         problems.append("needs data.classes: labels that stay on disk are not searched for them")
     if isinstance(data.categorical, list):

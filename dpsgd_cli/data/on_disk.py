@@ -13,21 +13,23 @@ from __future__ import annotations
 import math
 import os
 import struct
+import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.settings import Cut
-from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.engine.coded_rows import CodedRows
+from dpsgd_cli.data.splits import Keys, digests_of, numbered
+from dpsgd_cli.engine.coded_rows import CodedRows, Coder
 from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
@@ -48,6 +50,8 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
+_CODED_AT_ONCE = 1 << 16
+_KEYS_AT_ONCE = 1 << 20
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:
@@ -75,7 +79,7 @@ class Stored:
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype = array.dtype
         self._row_bytes = array[:1].nbytes
-        self._file = path.open("rb")
+        self._file: IO[bytes] = path.open("rb")
         weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
@@ -126,6 +130,31 @@ class Stored:
 
     def _shorter(self) -> DataError:
         return DataError(f"{self.path} has become shorter while it was read; train again with the whole file")
+
+
+class Scratch(Stored):
+    """Rows that this process writes itself, to a file that only its owner may read.
+
+    The file has no name from the start, so the system removes it when the process ends, however it ends.
+    """
+
+    def __init__(self, rows: int, each: tuple[int, ...], dtype: np.dtype) -> None:
+        """Make room for `rows` rows of shape `each`, which are zero until they are written."""
+        folder = cache_folder() / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.header, self.shape, self.dtype = folder, 0, (rows, *each), np.dtype(dtype)
+        self._row_bytes = math.prod(each) * self.dtype.itemsize
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed by the finalizer
+        self._file.truncate(rows * self._row_bytes)
+        weakref.finalize(self, self._file.close)
+
+    def write(self, start: int, rows: np.ndarray) -> None:
+        """Write `rows` as the rows from number `start` on."""
+        room = np.ascontiguousarray(rows, self.dtype).data.cast("B")
+        place = start * self._row_bytes
+        while len(room):
+            done = os.pwrite(self._file.fileno(), room, place)
+            room, place = room[done:], place + done
 
 
 @dataclass(frozen=True)
@@ -208,6 +237,17 @@ class DiskRows:
         """Return these rows with one more transform."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
+    def alike(self, other: DiskRows) -> DiskRows:
+        """Return these rows, which are the same of their file as `other` of its own, with one list for both."""
+        return DiskRows(self.stored, other.chosen, self.transforms)
+
+    def coded(self, coder: Coder) -> CodedRows:
+        """Return these rows as codes in a file of their own."""
+        found = Scratch(len(self), (len(coder.columns),), coder.dtype)
+        for start in range(0, len(self), _CODED_AT_ONCE):
+            found.write(start, coder.codes(self[start : start + _CODED_AT_ONCE]))
+        return coder.of(DiskRows(found, Selection(len(found))))
+
     def cut(self, held: np.ndarray) -> tuple[DiskRows, DiskRows]:
         """Return the rest, and the rows that the mask `held` marks."""
         parts = self.chosen.cut(held)
@@ -271,9 +311,36 @@ Rows: TypeAlias = np.ndarray | DiskRows | TrialRows | CodedRows
 """Rows in memory, on disk, or as codes."""
 
 
+def stored_keys(*arrays: DiskRows) -> Keys:
+    """Return `splits.content_keys` of rows on disk, in a file: identical records are counted a range of hashes at once.
+
+    Memory: that of `_KEYS_AT_ONCE` records, if few of them are identical.
+    """
+    records = len(arrays[0])
+    starts = range(0, records, _CODED_AT_ONCE)
+    digests, found = Scratch(records, (2,), np.dtype(np.uint64)), Scratch(records, (), np.dtype(np.uint64))
+    for start in starts:
+        digests.write(start, digests_of([array[start : start + _CODED_AT_ONCE] for array in arrays]))
+    ranges = -(-records // _KEYS_AT_ONCE)
+    for number in range(ranges):
+
+        def own(start: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
+            """Return the digests of a piece, and which of them are in the range."""
+            piece = digests.span(start, min(start + _CODED_AT_ONCE, records))
+            return piece, (piece[:, 0] >> np.uint64(32)) * np.uint64(ranges) >> np.uint64(32) == number
+
+        chosen = numbered(np.concatenate([piece[here] for piece, here in map(own, starts)]))
+        for start in starts:
+            _, here = own(start)
+            held = found.span(start, start + len(here))
+            held[here], chosen = chosen[: here.sum()], chosen[here.sum() :]
+            found.write(start, held)
+    return Keys(DiskRows(found, Selection(records)), by_place=False)
+
+
 @dataclass(frozen=True)
 class DiskPart:
-    """A `dataset.Part` on disk: features, and labels as class indices or targets. `keys` take 8 bytes a row."""
+    """A `dataset.Part` on disk: features, labels as class indices or targets, and keys by content."""
 
     x: DiskRows
     y: DiskRows
@@ -291,5 +358,8 @@ class DiskPart:
         """Return the rest, and the rows that `cut` holds out."""
         assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
         held = self.keys.held_out(cut)
-        (x, held_x), (y, held_y) = self.x.cut(held), self.y.cut(held)
-        return DiskPart(x, y, self.keys[~held]), DiskPart(held_x, held_y, self.keys[held])
+        x, held_x = self.x.cut(held)
+        # the rows of a part are the same in both files, and are listed once
+        y, held_y = self.y.alike(x), self.y.alike(held_x)
+        rest, chosen = self.keys.cut(held)
+        return DiskPart(x, y, rest), DiskPart(held_x, held_y, chosen)

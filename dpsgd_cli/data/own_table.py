@@ -22,7 +22,7 @@ from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, read_table
+from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, parquet_names, parquet_parts, read_table
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.discovery.run import codes
@@ -46,7 +46,7 @@ def read(
     """
     if data.on_disk:
         large_table.refuse_unfit(data, kinds)
-        return _in_parts(data, paths[0], hashes, check_layout)
+        return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
     owner = data.owner_column
     text_columns = {*(data.categorical or ()), *(data.columns or ())}
     text_columns |= {str(data.target)} if data.task == "classification" else set()
@@ -101,11 +101,12 @@ def read(
     )
 
 
-def _in_parts(data: Data, path: Path, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
+def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
     """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
     import pandas as pd
 
-    written, names = head_of(path, data.format or PLAIN)
+    columnar = kind == ".parquet"
+    written, names = (PLAIN, parquet_names(path)) if columnar else head_of(path, data.format or PLAIN)
     problems = _Problems()
     problems.found += _wrong_names(path, names, data)
     left_out = {*data.drop, *_likely_columns(names, data)}
@@ -119,6 +120,8 @@ def _in_parts(data: Data, path: Path, hashes: dict[str, str], check_layout: Layo
     only = {*layout.sources, str(data.target)}
 
     def parts() -> Iterator[pd.DataFrame]:
+        if columnar:
+            return parquet_parts(path, text & only, only, large_table.ROWS_AT_ONCE)
         return csv_parts(path, written, names, text & only, only, large_table.ROWS_AT_ONCE)
 
     return large_table.read(data, path, hashes, layout, parts)

@@ -24,14 +24,14 @@ from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import DiskPart, Rows
+from dpsgd_cli.data.on_disk import DiskPart, Rows, stored_keys
 from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
 from dpsgd_cli.data.preprocess import Pipeline, Released
 from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
-from dpsgd_cli.data.users import by_user, in_memory
+from dpsgd_cli.data.users import by_user, in_memory, members_of
 from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.evaluation.groups import Grouping
@@ -123,11 +123,15 @@ def _with_keys(source: RawDataset, data: Data, base: Path) -> RawDataset:
     elif data.pooled and isinstance(train, Part) and isinstance(test, Part):
         keys = content_keys(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))
     else:
-        keys = content_keys(train.x, train.y)
-        keys = keys if test is None else keys.then(content_keys(test.x, test.y))
-    made = dataclasses.replace(train, keys=keys[: len(train)])
+        made = [dataclasses.replace(part, keys=_keys_of(part)) for part in parts]
+        return dataclasses.replace(source, train=made[0], test=made[1] if made[1:] else None)
+    first = dataclasses.replace(train, keys=keys[: len(train)])
     rest = None if test is None else dataclasses.replace(test, keys=keys[len(train) :])
-    return dataclasses.replace(source, train=made, test=rest)
+    return dataclasses.replace(source, train=first, test=rest)
+
+
+def _keys_of(part: Part | DiskPart) -> Keys:
+    return stored_keys(part.x, part.y) if isinstance(part, DiskPart) else content_keys(part.x, part.y)
 
 
 @dataclass(frozen=True)
@@ -205,14 +209,21 @@ The sum is over at most `records` records, a public number.
 
 @np.errstate(**SILENT)
 def prepare(
-    data: Data, base: Path, trials: int, noised: NoisingOf, adjacency: Adjacency, released: Released | None = None
+    data: Data,
+    base: Path,
+    trials: int,
+    noised: NoisingOf,
+    adjacency: Adjacency,
+    released: Released | None = None,
+    held_out: Callable[[Keys], np.ndarray] | None = None,
 ) -> Dataset:
     """Read, split and preprocess the data.
 
     `noised(trial, purpose, exact, mechanism, records)` returns `exact`, a sum over at most `records` records (a public
     number), with noise from that trial's own stream. It is called once per trial for each step that `private_releases`
     lists. `released` is `Dataset.released` of an earlier call for the same rows: its entries are used, not released
-    anew. Raises DataError naming the file, column or step that is at fault.
+    anew. With folds, `held_out` returns a mask (N, R) of the rows that each trial does not train on. Raises DataError
+    naming the file, column or step that is at fault.
     """
     steps = _steps(data, adjacency, base)
     source = _with_keys(_opened(data, base, steps), data, base)
@@ -222,7 +233,8 @@ def prepare(
     sizes = _sizes(files, data, source.layout, base)
 
     def in_places(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
-        return noised(trial, purpose, exact, mechanism, sizes.train)
+        records = sizes.train if data.folds is None else sum(files)
+        return noised(trial, purpose, exact, mechanism, records * (1 if data.unit is None else data.unit.most_rows))
 
     for step in steps:
         if isinstance(step, Discover):
@@ -233,8 +245,9 @@ def prepare(
     train, test = cut.train, cut.test
     _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
-    # folds and users select rows of arrays, and rows on disk are made one batch at a time
-    coded = data.folds is None and data.unit is None and isinstance(train, Part)
+    pipeline = dataclasses.replace(pipeline, weights=_weights(train, test, data, held_out))
+    # folds and users select rows of arrays
+    coded = data.folds is None and data.unit is None
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given, coded)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(uncovered_steps(data, adjacency, base))
@@ -265,6 +278,38 @@ def prepare(
         norm_bound=preprocess.norm_bound(steps, layouts),
         columns=_columns(steps, layouts),
     )
+
+
+def _weights(
+    train: Part | DiskPart, test: Part | DiskPart, data: Data, held_out: Callable[[Keys], np.ndarray] | None
+) -> Callable[[int], np.ndarray] | None:
+    """Return, by trial, what each row counts in a private step; None if each training row counts as 1.
+
+    With folds, rows of both parts count, but for those that the trial does not train on. A user's used rows count as 1
+    together.
+    """
+    if (data.folds is None and data.unit is None) or not data.private_columns:
+        return None
+    keys = _all_keys(train, test) if data.folds is not None else train.keys
+    assert keys is not None
+    weights = np.ones(len(keys)) if data.unit is None else shares_of(keys.values, data.unit.most_rows)
+    if data.folds is None:
+        return lambda _: weights
+    assert held_out is not None
+    out = held_out(keys)
+    return lambda trial: np.where(out[:, trial], 0.0, weights)
+
+
+def shares_of(keys: np.ndarray, most_rows: int) -> np.ndarray:
+    """Return the weight (N,) of each row, given the key (N,) of its user: 1 / n for n used rows, 0 for others.
+
+    >>> shares_of(np.array([7, 7, 7, 4]), most_rows=2).tolist()
+    [0.5, 0.5, 0.0, 1.0]
+    """
+    members = members_of(keys, most_rows)[1]
+    there, weights = members >= 0, np.zeros(len(keys))
+    weights[members[there]] = (there / there.sum(axis=1, keepdims=True))[there]
+    return weights
 
 
 def _groupings(source: RawDataset, data: Data, base: Path) -> tuple[Grouping, ...]:
@@ -392,13 +437,14 @@ def _own(labels: Rows) -> Rows:
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data, base)]
-    if data.private_columns:
-        steps.insert(0, Discover(data.discovery or Discovery(), adjacency, data.private_columns))
     if data.unit is not None and any(step.release is not None for step in steps):
         raise DataError(
             "data.preprocess: a private step is charged for one record, and privacy.unit protects all rows of a user;"
             " use steps that release nothing"
         )
+    if data.private_columns:
+        rows = 1 if data.unit is None else data.unit.most_rows
+        steps.insert(0, Discover(data.discovery or Discovery(), adjacency, data.private_columns, rows))
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import step_of

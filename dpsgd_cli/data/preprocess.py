@@ -36,7 +36,7 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
 from dpsgd_cli.data.projections import Project, Rotation
 from dpsgd_cli.data.step_settings import Bias, OneHot, Scale, UnitNorm
-from dpsgd_cli.engine.coded_rows import CodedRows
+from dpsgd_cli.engine.coded_rows import Coder
 from dpsgd_cli.errors import DataError
 
 
@@ -254,7 +254,8 @@ class Pipeline:
     """Steps with the layout before each of them, the output of private ones, and the source of their noise.
 
     `fitted` is the state of other steps: entries that are there are used, others are computed and added. `made` are
-    transforms with that state. Rows that enter the pipeline have been through the first `done` steps.
+    transforms with that state. Rows that enter the pipeline have been through the first `done` steps. `weights` gives,
+    by trial, what each row counts in the first private step: of the training part, or of the training and test parts.
     """
 
     steps: Sequence[Step]
@@ -264,6 +265,7 @@ class Pipeline:
     fitted: Released = field(default_factory=dict)
     done: int = 0
     made: dict[str, Transform] = field(default_factory=dict)
+    weights: Callable[[int], np.ndarray] | None = None
 
     def before_cut(self, source: RawDataset) -> tuple[RawDataset, Pipeline]:
         """Return the source after the first steps that may precede the cut, and the pipeline from there.
@@ -298,7 +300,9 @@ class Pipeline:
         for index in range(self.done, first - (coder is not None)):
             parts = self._without_noise(index, parts, f"{index}", has_public)
         if coder is not None:
-            return [coder(part) if isinstance(part, np.ndarray) else part for part in parts], False
+            return [
+                part.coded(coder) if isinstance(part, DiskRows) else coder(cast(np.ndarray, part)) for part in parts
+            ], False
         if not private:
             return [_through(_own, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -313,6 +317,8 @@ class Pipeline:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
+                if self.weights is not None:
+                    learn = partial(self._learn_weighed, index, own, self.weights(trial))
                 transform = self._private(learn, trial, index)
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
@@ -323,7 +329,7 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
-    def _coder(self) -> Callable[[np.ndarray], CodedRows] | None:
+    def _coder(self) -> Coder | None:
         """Return the function that makes the last step's rows as codes; None if it keeps features."""
         last = self.steps[-1] if len(self.steps) > self.done else None
         return last.coded(self.layouts[-2]) if isinstance(last, BinColumns) else None
@@ -375,6 +381,13 @@ class Pipeline:
         step = self.steps[index]
         assert isinstance(step, PrivateStep)
         return step.learn(cast(np.ndarray, rows), self.layouts[index])
+
+    def _learn_weighed(self, index: int, parts: Sequence[Rows], weights: np.ndarray) -> Callable[[Noised], np.ndarray]:
+        step, rows = self.steps[index], cast(np.ndarray, parts[0])
+        assert isinstance(step, PrivateStep)
+        if len(weights) > len(rows):
+            rows = np.concatenate([rows, cast(np.ndarray, parts[1])])
+        return step.learn(rows, self.layouts[index], weights)
 
     def _noised(self, trial: int, index: int, exact: np.ndarray) -> np.ndarray:
         mechanism = self.steps[index].release

@@ -72,7 +72,11 @@ class Project(PrivateStep):
             )
         return Layout((self.components,))
 
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
+    def learn(
+        self, rows: np.ndarray, layout: Layout, weights: np.ndarray | None = None
+    ) -> Callable[[Noised], np.ndarray]:
+        if weights is not None:
+            raise TypeError("a projection is proved for whole rows, each a record of its own")
         exact = moments.second_moments(moments.blocks(rows), layout.features)
 
         def with_noise(noised: Noised) -> np.ndarray:

@@ -266,8 +266,8 @@ class Data(Section):
     )
     on_disk: bool | None = Field(
         None,
-        description="true reads a csv table in parts and keeps its numbers in a file in your cache folder, so that"
-        " memory does not grow with rows; for batches of single records (poisson, shuffle).",
+        description="true reads a csv or parquet table in parts and keeps its numbers in a file in your cache folder,"
+        " so that memory does not grow with rows.",
     )
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     evaluation: Literal["private", "public"] | ByGroup | None = Field(
@@ -488,6 +488,17 @@ class Data(Section):
         """Return True if the last step makes features of single columns, over public cells (`bin` without pairs)."""
         last = self.preprocess[-1].bin if self.preprocess else None
         return last is not None and last.pairs is None
+
+    @property
+    def stays_on_disk(self) -> bool:
+        """Return True if rows are read from a file in each step, as features or as codes."""
+        return bool(self.on_disk) or (self.path or "").endswith(".npy")
+
+    @property
+    def of_codes(self) -> bool:
+        """Return True if the last step rounds columns to a public grid, so that rows are kept as codes."""
+        last = self.preprocess[-1].bin if self.preprocess else None
+        return last is not None and last.steps is not None
 
     @property
     def of_texts(self) -> bool:

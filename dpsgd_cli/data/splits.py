@@ -37,7 +37,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,7 +49,7 @@ SECOND_FILE = 1 << 40
 """Place of the first row of a second file: beyond every row of the first."""
 _DEVIATIONS = 6
 """Places for a random number of records: its mean plus this many standard deviations (exceeded once in 10^9)."""
-_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 19
 _BYTES_AT_ONCE = 1 << 23
 
 
@@ -91,10 +91,11 @@ def splitmix(state: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
 class Keys:
     """Keys of N rows in their order: places (int64), or hashes of content or of users' names (uint64).
 
-    `by_place` says which of the two. Rows of one user share a key where `of_users`.
+    `by_place` says which of the two. Rows of one user share a key where `of_users`. The hashes of rows on disk are on
+    disk, too (`on_disk.py`).
     """
 
-    values: np.ndarray
+    values: Any
     by_place: bool
     of_users: bool = False
 
@@ -117,6 +118,13 @@ class Keys:
 
     def __getitem__(self, rows: np.ndarray | slice) -> Keys:
         return replace(self, values=self.values[rows])
+
+    def cut(self, held: np.ndarray) -> tuple[Keys, Keys]:
+        """Return the keys of the rest, and of the rows that the mask `held` marks."""
+        if isinstance(self.values, np.ndarray):
+            return self[~held], self[held]
+        rest, chosen = self.values.cut(held)
+        return replace(self, values=rest), replace(self, values=chosen)
 
     def then(self, others: Keys) -> Keys:
         """Return these keys followed by `others`. Raises ValueError unless they are of the same kind."""
@@ -179,11 +187,11 @@ def content_keys(*arrays: Rows) -> Keys:
     """
     records, size = len(arrays[0]), sum(array[:1].nbytes for array in arrays)
     step = max(1, _BYTES_AT_ONCE // max(1, size))
-    digests = [_digests([array[start : start + step] for array in arrays]) for start in range(0, records, step)]
-    return Keys(_numbered(np.concatenate(digests)), by_place=False)
+    digests = [digests_of([array[start : start + step] for array in arrays]) for start in range(0, records, step)]
+    return Keys(numbered(np.concatenate(digests)), by_place=False)
 
 
-def _digests(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def digests_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return BLAKE2b digests (n, 2), uint64, of the rows of arrays (n, ...) side by side."""
     rows = len(arrays[0])
     parts = [np.ascontiguousarray(array).reshape(rows, -1).view(np.uint8) for array in arrays]
@@ -193,7 +201,7 @@ def _digests(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.frombuffer(b"".join(found), dtype="<u8").reshape(rows, 2).astype(np.uint64)
 
 
-def _numbered(digests: np.ndarray) -> np.ndarray:
+def numbered(digests: np.ndarray) -> np.ndarray:
     """Return keys (N,) of records with `digests` (N, 2): SplitMix64 started there, output k for the k-th identical."""
     order = np.lexsort(digests.T)
     lined = digests[order]

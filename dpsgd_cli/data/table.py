@@ -88,7 +88,8 @@ def refuse_nested(series: pd.Series) -> None:
     """Raise DataError for a column with lists, arrays or objects as cells."""
     import pandas as pd
 
-    if series.dtype == object and any(pd.api.types.is_list_like(cell) for cell in series):
+    mixed = series.dtype == object and pd.api.types.infer_dtype(series).startswith("mixed")
+    if mixed and any(pd.api.types.is_list_like(cell) for cell in series):
         raise DataError(f"column {quoted(series.name)} holds lists or objects; write plain values, a column for each")
 
 

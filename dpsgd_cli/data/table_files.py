@@ -38,6 +38,7 @@ _DAMAGED = (
     *(zlib.error, zipfile.BadZipFile),
 )
 """Errors that a damaged Excel file causes in the libraries that read it."""
+_PARQUET_TEXT = ("string", "large_string")
 _SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 """Cells that hold no value, unless they are listed among a column's values or the classes."""
@@ -111,6 +112,43 @@ def csv_parts(
     with _as_data_errors(path), _unpacked(path) as stream:
         for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
             yield _with_categories(frame, text_columns)
+
+
+def parquet_parts(path: Path, text_columns: Set[str], only: Set[str], rows: int) -> Iterator[pd.DataFrame]:
+    """Yield columns of a parquet file in parts of at most so many rows, as `read_table` reads it as a whole."""
+    with _parquet(path) as (file, schema):
+        names = [field.name for field in schema if field.name in only]
+        for group in range(file.num_row_groups):
+            # a reader of several groups keeps the bytes of all that it has read
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
+                yield _with_categories(batch.to_pandas(), _texts_in(schema, text_columns))
+
+
+def parquet_names(path: Path) -> list[str]:
+    """Return the names of the columns of a parquet file. Raises DataError for a twin."""
+    with _parquet(path) as (_, schema):
+        names = [str(name) for name in schema.names]
+    _refuse_twice(path, names)
+    return names
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Give an open parquet file and its schema. Raises DataError if it cannot be read."""
+    try:
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+            yield file, file.schema_arrow
+    except ImportError:
+        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({type(error).__name__}); is it damaged?") from None
+
+
+def _texts_in(schema: Any, text_columns: Set[str]) -> set[str]:
+    """Return those of the columns that a parquet file has as text: as categories, they take few bytes a cell."""
+    return {field.name for field in schema if field.name in text_columns and str(field.type) in _PARQUET_TEXT}
 
 
 def separator_of(written: TableFormat, header: str) -> str:
@@ -376,14 +414,13 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
 def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     import pandas as pd
 
-    del written, text_columns, owner  # a column has a type, which keeps integers and text as they are
+    del written, owner  # a column has a type, which keeps integers and text as they are
     held = memory.at(path)
-    try:
-        frame = pd.read_parquet(path) if held is None or held.table is None else held.table
-    except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet ({type(error).__name__}); is it damaged?") from None
+    if held is not None and held.table is not None:
+        frame = held.table
+    else:
+        with _parquet(path) as (_, schema):
+            frame = pd.read_parquet(path, read_dictionary=sorted(_texts_in(schema, text_columns)))
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")

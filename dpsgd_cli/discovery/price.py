@@ -1,12 +1,12 @@
 """Price of private bounds and categories: one Gaussian histogram, and a threshold on the categories. Reads no data.
 
-Notation: F columns are private, c of them categorical. A record is in at most one cell of each numeric column (public
-cells, `run.py`), and has at most one category in each categorical column; a missing value is in none. H is the vector
-of all counts: one for every cell of every numeric column, whether a record is in it or not, and one for every category
-that some record has. Priced is the release of H + N(0, s^2) at each count, where s = z S; but of a categorical column,
-only the categories whose noisy count exceeds T, with these counts. Published is less: bounds, which are ends of public
-cells, and names of categories. The counts themselves leave no trace, so their grid, whose step depends on how many
-categories there are, is not seen.
+Notation: F columns are private, c of them categorical. The unit of privacy is a record; for users see below. A record
+is in at most one cell of each numeric column (public cells, `run.py`), and has at most one category in each categorical
+column; a missing value is in none. H is the vector of all counts: one for every cell of every numeric column, whether a
+record is in it or not, and one for every category that some record has. Priced is the release of H + N(0, s^2) at each
+count, where s = z S; but of a categorical column, only the categories whose noisy count exceeds T, with these counts.
+Published is less: bounds, which are ends of public cells, and names of categories. The counts themselves leave no
+trace, so their grid, whose step depends on how many categories there are, is not seen.
 
 Sensitivity: S = sqrt(F) under add-remove and zero-out (a record adds at most 1 to at most F counts, or takes it away),
 and sqrt(2 F) if records are replaced (at most F counts lose 1 and at most F others gain 1).
@@ -28,8 +28,27 @@ data set, with the conditional probability Pr[E] / d (or Pr[E'] / d) add new cat
 distribution. That has the distribution of the release on D (or D'). Nothing here depends on what was released before,
 so the two charges compose as any others, also adaptively.
 
-Two consequences. The theorem is about one record: k records may have a new category to themselves, whose count is k,
-so nothing follows for groups from q (`accounting/groups.py` falls back on the statement as a whole). The noise of
+Users (`privacy.unit`). Neighbours differ in all rows of one user, of which at most m are used; which ones, the user's
+own rows decide (`data/users.py`). A used row adds 1 / n_u to its counts, where n_u <= m is the number of used rows of
+its user. So a user adds a vector that is not negative, whose numbers add up to at most 1 in each column, and whose L2
+norm is at most 1 there: S is what it is for records, and a user in the place of a record changes nothing else in the
+proof but the new categories. One user may have m of them in each column, each with a count of at most 1. Each is named
+with probability at most q, so d = c m q, and T is computed for delta / (c m). Counts are of users.
+
+Folds. A trial counts the records (or users) that it trains on, and no other: those of its own fold have weight 0. To
+one trial the release is that of a table without its fold, so the theorem holds for the records that its statement
+covers. Each trial releases its own counts and is charged for them once, in its own ledger. Which fold a record is in
+depends on that record alone (`data/splits.py`), so neighbouring tables have neighbouring training parts.
+
+Methods. The two charges come first in the ledger of any method, and what follows is charged as if it were alone: the
+theorem does not depend on it. Accountants add a `GaussianSum` to Gaussians, Renyi divergences or privacy losses, and
+take a `Threshold` from delta. A budget in rho has no delta, so methods with one (dp-agd, private-selection)
+release bounds, not names. Refused are methods whose only theorem spends the whole (epsilon, delta) at once (objective
+and output perturbation), privgene, which takes one matrix of rows for all trials, and schedules that follow the
+validation accuracy.
+
+Two consequences. The theorem is about one record or user: k of them may have a new category to themselves, whose count
+is k, so nothing follows for groups from q (`accounting/groups.py` falls back on the statement as a whole). The noise of
 different counts is independent, so it does not matter that the number of counts depends on the data, nor in which
 order they are drawn; names are published in alphabetical order.
 
@@ -61,12 +80,13 @@ def sensitivity(adjacency: Adjacency, columns: int) -> float:
     return math.sqrt(columns * replace_factor(adjacency))
 
 
-def threshold(scale: float, delta: float, categorical: int) -> float:
+def threshold(scale: float, delta: float, categorical: int, rows: int = 1) -> float:
     """Return T for noise of standard deviation `scale`, such that c = `categorical` columns are named within `delta`.
 
-    A category with one record is named with probability at most `delta` / c in its column.
+    A category that nobody else has is named with probability at most `delta` / (c m). `rows` is m: how many such
+    categories the unit of privacy may have in a column (1 for a record, the most used rows of a user).
     """
-    return 1 + MARGIN * scale * -NormalDist().inv_cdf(delta / categorical)
+    return 1 + MARGIN * scale * -NormalDist().inv_cdf(delta / (categorical * rows))
 
 
 def histogram(noise_multiplier: float, adjacency: Adjacency, columns: int) -> GaussianSum:

@@ -94,22 +94,27 @@ class Found:
         return cls(bounds, categories, list(map(str, held["unclear"])))
 
 
-def counts_of_numbers(values: np.ndarray) -> np.ndarray:
-    """Return how many of `values` (N,) are in each cell, (CELLS,), float64. A value that is not finite is in none.
+def counts_of_numbers(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return the sum of `weights` (N,) of the `values` (N,) in each cell, (CELLS,), float64; None: 1 each.
 
-    Guarantee: each record adds 1 to at most one count.
+    A value that is not finite is in no cell. Guarantee: each row adds its weight to at most one count.
     """
-    cells = np.searchsorted(EDGES, values[np.isfinite(values)], side="right") - 1
-    return np.bincount(np.clip(cells, 0, CELLS - 1), minlength=CELLS).astype(np.float64)
+    known = np.isfinite(values)
+    cells = np.searchsorted(EDGES, values[known], side="right") - 1
+    own = None if weights is None else weights[known]
+    return np.bincount(np.clip(cells, 0, CELLS - 1), own, minlength=CELLS).astype(np.float64)
 
 
-def counts_of_codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different codes among `values` (N,) and how many records have each. NaN, a missing value, has none.
+def counts_of_codes(values: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different codes among `values` (N,), and the sum of the `weights` (N,) of each; None: 1 each.
 
-    Guarantee: each record adds 1 to at most one count.
+    NaN, a missing value, has none, and a row of weight 0 is not there. Guarantee: each row adds its weight to at most
+    one count.
     """
-    found, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    return found, counts.astype(np.float64)
+    known = np.isfinite(values) if weights is None else np.isfinite(values) & (weights > 0)
+    found, which = np.unique(values[known], return_inverse=True)
+    own = None if weights is None else weights[known]
+    return found, np.bincount(which, own, minlength=len(found)).astype(np.float64)
 
 
 def bounds_of(noisy: np.ndarray, scale: float, outside: float) -> tuple[tuple[float, float], bool]:
@@ -177,10 +182,14 @@ def categories_of(noisy: np.ndarray, texts: Sequence[str], least: float, most: i
 
 @dataclass(frozen=True)
 class Counts:
-    """Exact counts of all private columns, by name: of cells, or of codes with their texts."""
+    """Exact counts of all private columns, by name: of cells, or of codes with their texts.
+
+    `rows` is the number of rows that the unit of privacy has at most.
+    """
 
     numbers: Mapping[str, np.ndarray]
     codes: Mapping[str, tuple[np.ndarray, Sequence[str]]]
+    rows: int = 1
 
     def released(self, noised: Callable[[np.ndarray], np.ndarray], settings: Discovery, scale: float) -> Found:
         """Return what is read from the counts with noise of standard deviation `scale`, which `noised` adds."""
@@ -190,7 +199,7 @@ class Counts:
         _check_margin(len(flat), settings)
         parts = iter(np.split(noised(flat), np.cumsum([len(own) for own in exact])[:-1]))
         numeric = {name: bounds_of(next(parts), scale, settings.outside) for name in self.numbers}
-        least = price.threshold(scale, settings.delta, len(self.codes)) if self.codes else 0.0
+        least = price.threshold(scale, settings.delta, len(self.codes), self.rows) if self.codes else 0.0
         named = {
             name: categories_of(next(parts), texts, least, settings.most_categories)
             for name, (_, texts) in self.codes.items()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.metrics import metrics_of
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.tensors import Batch, Examples, Table
@@ -49,6 +50,18 @@ class _CrossEntropy(torch.autograd.Function):
         found = shares * (gradient.unsqueeze(-1) / total)
         found.scatter_add_(-1, labels.unsqueeze(-1), -gradient.unsqueeze(-1))
         return found, None
+
+
+def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
+    below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
+    losses = -below.gather(1, own)
+    shares = below.exp_()
+    total = shares.sum(dim=1, keepdim=True)
+    losses += total.log()
+    shares /= total
+    shares.scatter_add_(1, own, shares.new_full((), -1.0).expand_as(own))
+    return losses.squeeze(1), shares
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -101,7 +114,7 @@ def evaluate(
     loss_of = loss or LOSSES[task]
     totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
     places = {name: totals[name].clone() for name, metric in metrics.items() if metric.places is not None}
-    for outputs, y, mask in _passes(pack, values, table, most):
+    for outputs, y, mask in passes(pack, values, table, most):
         labels = y.expand(pack.trials, *y.shape[1:])
         for name, metric in metrics.items():
             pair = units(outputs, labels) if units is not None and metric.of_records else (outputs, labels)
@@ -123,7 +136,7 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
     """
     found = [
         (outputs.float().cpu(), y[0].cpu(), None if mask is None else mask.cpu())
-        for outputs, y, mask in _passes(pack, values, table, most)
+        for outputs, y, mask in passes(pack, values, table, most)
     ]
     outputs, labels = torch.cat([one[0] for one in found], dim=1), torch.cat([one[1] for one in found])
     masks = [one[2] for one in found if one[2] is not None]
@@ -134,7 +147,8 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
     )
 
 
-def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
+@torch.no_grad()
+def passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
     """Yield all rows of `table` in pieces of outputs (R, B, K), labels and mask."""
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
@@ -142,8 +156,12 @@ def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Exa
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
     try:
-        for x, y, mask in table.chunks(Batch(rows=None), most):
-            yield pack(x), y, mask
+        if isinstance(table, CodedTable) and pack.linear is not None:
+            held = pack.linear.values
+            yield from table.outputs(held["weight"], held.get("bias"))
+        else:
+            for x, y, mask in table.chunks(Batch(rows=None), most):
+                yield pack(x), y, mask
     finally:
         if kept is not None:
             pack.values.copy_(kept)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpsgd_cli.engine.layers import RULES, Described, Layer, Own, Ruled, Session, Tied, rewritten
+from dpsgd_cli.engine.layers.linear import Linear
 from dpsgd_cli.engine.pooling import vectorised
 from dpsgd_cli.engine.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
@@ -185,6 +186,12 @@ class Pack(nn.Module):
 
     def _name(self, layer: Layer, own: str) -> str:
         return self._names[id(layer.parameters_of[own])]
+
+    @property
+    def linear(self) -> Linear | None:
+        """The layer of a built-in model that is one linear layer of the flattened input; None for other models."""
+        only = self.members[0]
+        return only if self.trusted and len(self.members) == 1 and isinstance(only, Linear) else None
 
     @property
     def member_names(self) -> list[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,13 @@ class HeldOut:
     def blocks(self) -> tuple[Grouping, ...]:
         """The groupings, or the one of everybody."""
         return self.groupings or (EVERYBODY,)
+
+    def part(self, rows: slice) -> HeldOut:
+        """Return the weights and groups of some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(
+            self, weights=weights, groupings=tuple(replace(one, codes=one.codes[rows]) for one in self.groupings)
+        )
 
     def counts(self, cells: np.ndarray, number: int) -> list[np.ndarray]:
         """Return for each block the weighted number of rows (number, G) in each cell; `cells` (n,) are indices."""

@@ -7,6 +7,7 @@ of that row alone: nothing is fitted on the held-out records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,6 +28,46 @@ _TINY = 1e-300
 _SINGLE = HeldOut()
 
 
+@dataclass(frozen=True)
+class ClassCounts:
+    """Exact counts of rows; private. They add up over pieces of the rows.
+
+    `cells`, and for more than two classes sums of `confidence`, are those of each block of a `HeldOut`. `table` (K, K):
+    classes by answers, None where it is not released.
+    """
+
+    classes: int
+    cells: Sequence[np.ndarray]
+    confidence: Sequence[np.ndarray] | None
+    table: np.ndarray | None
+
+    @classmethod
+    def of(cls, labels: np.ndarray, outputs: np.ndarray, held: HeldOut) -> ClassCounts:
+        """Return the counts of rows with class indices `labels` (n,) and `outputs` (n, K), as in `measure_classes`."""
+        classes = max(outputs.shape[1], 2)
+        plan = strategy.for_two_classes() if classes == 2 else strategy.for_many_classes()
+        cells = held.counts(_cells(labels, outputs), len(plan.matrix))
+        if classes == 2:
+            return cls(classes, cells, None, None)
+        table = None
+        if classes <= groups.MOST_CONFUSED:
+            pairs = labels * classes + outputs.argmax(axis=1)
+            table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes).astype(float)
+        return cls(classes, cells, held.sums(_confidence(outputs)), table)
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        def both(one: Sequence[np.ndarray] | None, more: Sequence[np.ndarray] | None) -> list[np.ndarray] | None:
+            if one is None or more is None:
+                return None
+            return [own + beside for own, beside in zip(one, more, strict=True)]
+
+        cells, table = both(self.cells, other.cells), None
+        assert cells is not None
+        if self.table is not None and other.table is not None:
+            table = self.table + other.table
+        return ClassCounts(self.classes, cells, both(self.confidence, other.confidence), table)
+
+
 def measure_classes(
     labels: np.ndarray,
     outputs: np.ndarray,
@@ -37,22 +78,28 @@ def measure_classes(
 ) -> Measured:
     """Release the cells of rows with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 
-    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. `release`: from
-    `price.held_out_releases`; the ledger must have admitted it before. `places`: the public number of rows at most.
-    `held`: weights and groups of the rows.
+    Args: outputs are logits of K >= 2 classes, or for K = 1 the margin of the second; private. Others as in
+    `measure_counts`.
     """
-    classes, cells = max(outputs.shape[1], 2), _cells(labels, outputs)
-    two = classes == 2
+    return measure_counts(ClassCounts.of(labels, outputs, held), release, stream, places, held)
+
+
+def measure_counts(
+    exact: ClassCounts, release: Release, stream: Streams, places: int, held: HeldOut = _SINGLE
+) -> Measured:
+    """Release counts of rows, and estimate metrics.
+
+    Args: `release`: from `price.held_out_releases`; the ledger must have admitted it before. `places`: the public
+    number of rows at most. `held`: weights and groups of the rows.
+    """
+    two, confused = exact.classes == 2, exact.table is not None
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
-    confused = not two and classes <= groups.MOST_CONFUSED
     share = 1 - groups.OF_CONFUSION * confused - groups.OF_CONFIDENCE * (not two)
-    blocks = groups.encoded(held.counts(cells, len(plan.matrix)), plan.matrix, share)
-    if not two:
-        blocks += groups.encoded(held.sums(_confidence(outputs)), None, groups.OF_CONFIDENCE)
-    if confused:
-        answers = outputs.argmax(axis=1)
-        table = np.bincount(labels * classes + answers, held.weights, classes**2).reshape(classes, classes)
-        blocks += groups.encoded([table.astype(float)], None, groups.OF_CONFUSION)
+    blocks = groups.encoded(exact.cells, plan.matrix, share)
+    if exact.confidence is not None:
+        blocks += groups.encoded(exact.confidence, None, groups.OF_CONFIDENCE)
+    if exact.table is not None:
+        blocks += groups.encoded([exact.table], None, groups.OF_CONFUSION)
     mechanism = _gaussian(release, 1)
     noisy = _released(blocks, mechanism, stream, 0, places)
     deviation, ways = mechanism.noise_multiplier * mechanism.sensitivity, len(held.blocks)

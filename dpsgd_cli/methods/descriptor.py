@@ -52,6 +52,8 @@ class Descriptor:
     `adaptive_clipping`: clip bounds may be computed from its releases (`clipping/bounds.py`).
     `by_unit`: the sensitivity of its releases is also proved if all rows of a user are protected together: it uses the
     mean of a user's clipped or bounded parts, and no row on its own.
+    `discovers`: what its budget covers of private columns (`discovery/price.py`): bounds, which are one Gaussian, or
+    also names of categories, which cost a delta.
     `per_trial_keys`: keys that are read trial by trial, so that recipes which differ in them train as one pack.
     """
 
@@ -67,6 +69,7 @@ class Descriptor:
     correlates: bool = False
     adaptive_clipping: bool = False
     by_unit: bool = False
+    discovers: Literal["nothing", "bounds", "names"] = "nothing"
 
     def __post_init__(self) -> None:
         stated = self.planner is not None and bool(self.adjacencies)

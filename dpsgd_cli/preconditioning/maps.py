@@ -175,13 +175,16 @@ class BlockMap:
     def moved(self, features: Tensor, values: Tensor, beside: Tensor) -> Tensor:
         """Return the numbers (R, G, d) at `features` (d,) of x A, float64, for G rows x.
 
-        A row has `values` (G, d) at these features and `beside` (1, D) at all others. One block must have exactly these
-        outputs, and must read no column but theirs and the constant.
+        A row has `values` (G, d) at these features and `beside` (1, D) at all others. The features are the outputs of
+        one or more blocks, which read no column but theirs and the constant.
         """
-        inputs, matrices = next((i, m) for i, o, m in self.blocks if torch.equal(o.cpu(), features))
-        rows = beside.repeat(len(values), 1)
+        rows, place = beside.repeat(len(values), 1), {int(feature): at for at, feature in enumerate(features)}
         rows[:, features] = values
-        return rows[:, inputs] @ matrices
+        found = values.new_full((len(self.kept[2]), *values.shape), torch.nan)
+        for inputs, outputs, matrices in self.blocks:
+            if int(outputs[0]) in place:
+                found[..., [place[int(feature)] for feature in outputs]] = rows[:, inputs] @ matrices
+        return found
 
     def units(self, x: Tensor) -> Tensor:
         """Return x A, (R, B, D), for rows x (R or 1, B, ...)."""

@@ -25,6 +25,7 @@ import numpy as np
 if TYPE_CHECKING:
     from dpsgd_cli.engine.coded_rows import CodedRows
 
+_ROWS_AT_ONCE = 1 << 16
 _TINY = 1e-30
 """Smallest norm by which a direction is divided."""
 
@@ -107,14 +108,27 @@ def counted_codes(coded: CodedRows, columns: Sequence[Cells]) -> np.ndarray:
 
     Guarantee: as there. A coded row is finite, and it is not zero, as it has a constant.
     """
-    told, known = _told(columns), {int(own.features[0]): number for number, own in enumerate(coded.columns)}
+    told, of_codes = _told(columns), _counts_of(coded)
     counts = []
     for column in told:
-        number = known[int(column.features[0])]
-        cells = column.nearest(coded.columns[number].values)
-        of_code = np.bincount(coded.codes[number], minlength=len(cells))
-        counts.append(np.bincount(cells, weights=of_code, minlength=len(column.values)))
+        held, (number, own) = (
+            int(column.features[0]),
+            next((number, own) for number, own in enumerate(coded.columns) if int(column.features[0]) in own.features),
+        )
+        places = int((own.features == held).argmax()) + np.arange(len(column.features))
+        cells = column.nearest(own.values[:, places])
+        counts.append(np.bincount(cells, weights=of_codes[number], minlength=len(column.values)))
     return np.concatenate([np.zeros(0), *counts]) / _length(told)
+
+
+def _counts_of(coded: CodedRows) -> list[np.ndarray]:
+    """Return how many rows have each code of each column. Whole numbers below 2^53: the sums are exact."""
+    totals = [np.zeros(len(column.values)) for column in coded.columns]
+    for start in range(0, len(coded), _ROWS_AT_ONCE):
+        codes = coded.by_column(start, min(start + _ROWS_AT_ONCE, len(coded)))
+        for total, own in zip(totals, codes, strict=True):
+            total += np.bincount(own, minlength=len(total))
+    return totals
 
 
 def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[MapBlock]:

@@ -38,6 +38,7 @@ from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
@@ -128,6 +129,12 @@ class Preconditioning:
     """Preconditioners of a pack's trials, all of one kind, released before the first step or loaded."""
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
+        table = context.table
+        if not isinstance(table, CodedTable) and table.x.shape[int(table.per_trial)] < table.rows:
+            raise UsageError(
+                "method.preconditioner: takes rows in memory, or codes, and these rows stay on disk; give null, or end"
+                " data.preprocess with bin: {grid: 2048}"
+            )
         self.context = context
         self.mechanisms = [released_moments(plan) for plan in plans]
         self.weights = next(shape for _, shape in context.pack.spans.values()).numel()

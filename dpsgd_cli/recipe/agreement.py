@@ -29,9 +29,6 @@ from dpsgd_cli.users.settings import Unit
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
-BY_GRADIENTS = ("dp-gd", "dp-sgd")
-"""Methods whose planner counts the delta of named categories (`methods/dp_sgd/price.py`)."""
-
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
@@ -191,14 +188,13 @@ def _discovery(recipe: Recipe) -> list[str]:
     if privacy is None:
         return [f"{where}: private is a release, which needs a privacy section; list the values, or bounds, themselves"]
     problems = []
-    if not isinstance(recipe.method, Gradient) or privacy.schedule.adaptive or recipe.method.kind not in BY_GRADIENTS:
+    kinds = ("names",) if any(columns.values()) else ("bounds", "names")
+    if recipe.method.described.discovers not in kinds or privacy.schedule.adaptive:
+        covered = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.discovers in kinds))
         problems.append(
-            f"{where}: private goes with {any_of(list(BY_GRADIENTS))} and a schedule that is known beforehand"
+            f"{where}: private goes with {covered} and a schedule that is known beforehand; the budget of other methods"
+            f" covers no release before them{', or no delta' if any(columns.values()) else ''}"
         )
-    if recipe.folds is not None:
-        problems.append(f"folds: {where}: private would look at rows that a fold holds out; use repeats, or a split")
-    if privacy.unit is not None:
-        problems.append(f"{where}: private is charged for one record, and privacy.unit protects all rows of a user")
     if settings.noise_multiplier == "auto" and (privacy.budget is None or privacy.budget_covers == "training"):
         problems.append(
             "data.discovery.noise_multiplier: auto is a share of privacy.budget, which must cover the total; give both,"

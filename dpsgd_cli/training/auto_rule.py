@@ -97,6 +97,9 @@ OF_TARGETS = 0.2
 RESOLVED = 0.005
 """Size of a residual, in units of half a target's bounds, below which steps on a quantile loss do not resolve it."""
 WAVES = (4, 8, 16, 32)
+"""Numbers of cosines of a column; the rule takes the most within sqrt(n mu), or within this share of it:"""
+WAVES_OF_TARGETS = 0.5
+"""Share of sqrt(n mu) for targets, whose residuals are clipped harder, so that small budgets pay for less."""
 
 
 @dataclass(frozen=True)

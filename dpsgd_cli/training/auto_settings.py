@@ -43,6 +43,7 @@ from dpsgd_cli.training.auto_rule import (
     PRODUCTS_FROM,
     RECORDS_A_FEATURE,
     WAVES,
+    WAVES_OF_TARGETS,
     PublicFacts,
     RuleProblem,
 )
@@ -122,11 +123,12 @@ def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
 
 def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
     signal = _signal(recipe, known)
-    if signal is None:
+    if known is None or signal is None:
         return AutoChoice(key, WAVES_UNTOLD, "")
-    root, (least, *more) = math.sqrt(signal), WAVES
-    of = ", ".join(map(str, WAVES))
-    choice = AutoChoice(key, least, f"of {of} the most within sqrt(n mu), {root:.4g}, and {MOST_FEATURES} features")
+    of_target, (least, *more) = RuleProblem(recipe, known).of_target, WAVES
+    share, of = WAVES_OF_TARGETS if of_target else 1.0, ", ".join(map(str, WAVES))
+    root, within = share * math.sqrt(signal), "sqrt(n mu) / 2" if of_target else "sqrt(n mu)"
+    choice = AutoChoice(key, least, f"of {of} the most within {within}, {root:.4g}, and {MOST_FEATURES} features")
     for waves in more:
         finer = replace(choice, value=waves)
         if waves <= root and count(with_choice(recipe, finer)) <= MOST_FEATURES:
@@ -166,9 +168,11 @@ def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[
     if known is None or step.cosines is None or step.products is True:
         return none
     numbers = known.records * count(recipe)
-    if numbers <= MOST_DENSE:
+    streamed = recipe.data.on_disk and recipe.method.batching == "full"
+    if numbers <= MOST_DENSE and not streamed:
         return none
-    rounded = AutoChoice(key, GRID, f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}")
+    why = f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}" if numbers > MOST_DENSE else "rows stay on disk"
+    rounded = AutoChoice(key, GRID, why)
     try:
         count(with_choice(recipe, rounded))
     except DataError:
@@ -272,8 +276,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
-    on_disk = recipe.data.on_disk or (recipe.data.path or "").endswith(".npy")
-    if known is None or not covers(recipe) or on_disk:
+    if known is None or not covers(recipe) or (recipe.data.stays_on_disk and not recipe.data.of_codes):
         return AutoChoice(key, None, "")
     problem = RuleProblem(recipe, known)
     drawn = problem.drawn is not None

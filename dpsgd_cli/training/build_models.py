@@ -362,7 +362,8 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
     unit, keys = recipes[0].data.unit, dataset.keys
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
-        train, test = (_table(_kept(x, recipes[0], place), y, dataset.per_trial, place) for x, y in own)
+        of_codes = _of_codes(recipes[0], place)
+        train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes) for x, y in own)
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
@@ -406,15 +407,14 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
     arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
     if len(arrays) < len(held):
         raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
-    return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
+    return np.concatenate(arrays[:2], axis=int(dataset.per_trial)), np.concatenate(arrays[2:])
 
 
-def _kept(x: data.Rows, recipe: Recipe, place: Placement) -> data.Rows:
-    """Return rows as they are, or as features where codes are of no use: beside methods that read features."""
+def _of_codes(recipe: Recipe, place: Placement) -> bool:
+    """Return True if a method may train on codes: it reads no features by itself."""
     made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
     read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
-    read = read or recipe.inference_share is not None
-    return np.asarray(x) if isinstance(x, CodedRows) and (read or not made) else in_numbers(recipe, x)
+    return made and not read and recipe.inference_share is None
 
 
 def in_numbers(recipe: Recipe, x: Any) -> Any:
@@ -455,16 +455,16 @@ def _floats(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
-    """Return a table of rows, in memory on the training device or left on disk."""
-    if isinstance(x, CodedRows):
-        return CodedTable.open(x, np.asarray(y), place.dtype)
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray | CodedRows):
-        return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
+def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_codes: bool = False) -> Table:
+    """Return a table of rows: their codes if `of_codes`, features in memory on the training device, or left on disk."""
+    if isinstance(x, CodedRows) and of_codes:
+        return CodedTable.open(x, y, place.dtype)
+    if isinstance(x, np.ndarray | CodedRows) and isinstance(y, np.ndarray):
+        return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype)
+    assert not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
 def held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
     """Return the table of validation or public rows, or None."""
-    own = np.asarray(x) if isinstance(x, CodedRows) else x
-    return None if own is None or y is None else _table(own, y, per_trial, place)
+    return None if x is None or y is None else _table(x, y, per_trial, place)

@@ -27,7 +27,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.data.users import members_of
-from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on
+from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on, passes
 from dpsgd_cli.engine.metrics import (
     METRICS,
     Answers,
@@ -42,7 +42,7 @@ from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.evaluation.estimates import Measured
 from dpsgd_cli.evaluation.groups import HeldOut
-from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
+from dpsgd_cli.evaluation.run import ClassCounts, measure_counts, measure_numbers
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
@@ -199,11 +199,17 @@ class Final:
 def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
     """Charge and release one measurement of the held-out records for each trial (`evaluation/price.py`)."""
     table, context, data = trials.method.rows_for_output(trials.test), trials.context, trials.recipe.data
+    counts: list[ClassCounts] = []
     outputs, labels = np.zeros((context.trials, 0, models.classes or 1)), np.zeros(0, dtype=np.int64)
-    if table.rows:
-        outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
-    used, held = _held_out(trials, len(labels))
-    outputs, labels = outputs[:, used], labels[used]
+    if data.task == "classification" and data.unit is None:
+        # rows add up, so pieces need not be kept
+        held = HeldOut(None, trials.dataset.groupings)
+        counts = _counted(models, table, held)
+    else:
+        if table.rows:
+            outputs, labels, _ = outputs_on(models.pack, models.values, table, models.most_rows)
+        used, held = _held_out(trials, len(labels))
+        outputs, labels = outputs[:, used], labels[used]
     found = []
     for trial, (recipe, plan) in enumerate(zip(context.recipes, context.plans, strict=True)):
         assert plan is not None and recipe.data.split is not None
@@ -219,13 +225,28 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
             low, high = sorted(bounds)
             measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places, held)
         else:
-            measured = measure_classes(labels, scores(recipe, outputs[trial]), release, stream, places, held)
+            own = counts[trial] if counts else ClassCounts.of(labels, scores(recipe, outputs[trial]), held)
+            measured = measure_counts(own, release, stream, places, held)
             measured = replace(measured, classes=tuple(map(str, trials.dataset.classes or ())))
             reading = reading_of(recipe, models.classes or 2)
             if reading.clipped is None or not reading.plain:
                 measured = measured.without_probabilities()
         found.append(measured)
     return tuple(found)
+
+
+def _counted(models: Models, table: Table, held: HeldOut) -> list[ClassCounts]:
+    """Return the exact counts of each trial on all rows of `table`, a piece at a time. Private."""
+    none = np.zeros((0, models.classes or 1), np.float32)
+    empty = held.part(slice(0))
+    found = [ClassCounts.of(np.zeros(0, np.int64), scores(recipe, none), empty) for recipe in models.recipes]
+    done = 0
+    for outputs, y, _ in passes(models.pack, models.values, table, models.most_rows) if table.rows else ():
+        labels, part = y[0].cpu().numpy(), held.part(slice(done, done + y.shape[1]))
+        for trial, (recipe, own) in enumerate(zip(models.recipes, outputs.float().cpu().numpy(), strict=True)):
+            found[trial] += ClassCounts.of(labels, scores(recipe, own), part)
+        done += y.shape[1]
+    return found
 
 
 def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:

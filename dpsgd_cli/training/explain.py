@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,9 @@ from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes, roc
@@ -84,7 +86,8 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     deviation, about = deviation_of_noise(trained, trial)
     others = _references(columns, _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS)
     inference = _inference(trained, trial)
-    found = [_shape(trained, trial, at, others, deviation, inference) for at in usable[:_MOST_COLUMNS]]
+    effects = _effects(trained, trial, usable[:_MOST_COLUMNS], others)
+    found = [_shape(trained, trial, at, *own, deviation, inference) for at, own in effects]
     found.sort(key=lambda shape: -shape.size)
     pairs = _pairs(trained, trial, [at for at in usable if len(usable) <= _MOST_IN_PAIRS], others)
     least = _LEAST_PAIR * max((shape.size for shape in found), default=0.0)
@@ -240,8 +243,10 @@ def _references(columns: Sequence[Column], number: int) -> np.ndarray:
 def _inference(trained: Trained, trial: int) -> Inference | None:
     """Return the intervals of a trial, whose coding is chosen on drawn reference records; None without intervals."""
     columns = trained.layout.columns or ()
+    if not columns or trained.loaded.recipe.inference_share is None:
+        return None
     drawn = _references(columns, 4 * math.prod(trained.input_shape) + _OTHERS)
-    return Inference.of_trained(trained, trial, trained.inputs(drawn, trial, exactly=True)) if columns else None
+    return Inference.of_trained(trained, trial, trained.inputs(drawn, trial, exactly=True))
 
 
 def _contrasts(trained: Trained) -> list[np.ndarray]:
@@ -254,18 +259,54 @@ def _contrasts(trained: Trained) -> list[np.ndarray]:
     return list(np.eye(outputs) - 1 / outputs)
 
 
+def _effects(
+    trained: Trained, trial: int, wanted: Sequence[int], others: np.ndarray
+) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+    """Yield the number of each wanted column, its effects (G, outputs), and their directions (G, D) in the inputs.
+
+    The product of a direction with the weights is the effect of a value of the grid.
+    """
+    columns = trained.layout.columns or ()
+    pipeline = trained.pipeline(trial)
+    last, features = pipeline.steps[-1] if pipeline.steps else None, None
+    if isinstance(trained.loaded.recipe.model, OneLayer) and not trained.bundle.cuts and isinstance(last, BinColumns):
+        before = [step for step in pipeline.steps[:-1] if not isinstance(step, Discover)]
+        features = None if before else last.additive(pipeline.layouts[-2])
+    if features is None:
+        for at in wanted:
+            grid = _grid(columns[at]) or []
+            rows = np.repeat(others[None], len(grid), axis=0)
+            rows[:, :, at] = np.array(grid)[:, None]
+            flat = rows.reshape(-1, others.shape[1])
+            found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
+            yield at, (found.mean(axis=1), _directions(trained, trial, flat, len(grid)))
+        return
+    # of an additive model: no other column matters, so all columns move at once
+    grids = {at: _grid(columns[at]) or [] for at in wanted}
+    rows = np.repeat(others[:1], max(map(len, grids.values()), default=0), axis=0)
+    for at, grid in grids.items():
+        rows[: len(grid), at] = grid
+    inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64)
+    weight = next(iter(trained.module(trial).state_dict().values())).double().numpy()
+    for at, grid in grids.items():
+        directions = np.zeros((len(grid), inputs.shape[1]))
+        own = inputs[: len(grid), features[at]]
+        directions[:, features[at]] = own - own.mean(axis=0)
+        yield at, (_explained(trained, directions @ weight.T), directions)
+
+
 def _shape(
-    trained: Trained, trial: int, at: int, others: np.ndarray, deviation: float | None, inference: Inference | None
+    trained: Trained,
+    trial: int,
+    at: int,
+    effects: np.ndarray,
+    directions: np.ndarray,
+    deviation: float | None,
+    inference: Inference | None,
 ) -> Shape:
     column = (trained.layout.columns or ())[at]
     grid = _grid(column) or []
-    rows = np.repeat(others[None], len(grid), axis=0)
-    rows[:, :, at] = np.array(grid)[:, None]
-    flat = rows.reshape(-1, others.shape[1])
-    found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
-    effects = found.mean(axis=1)
-    effects -= effects.mean(axis=0)
-    directions = _directions(trained, trial, flat, len(grid))
+    effects = effects - effects.mean(axis=0)
     noise = None if deviation is None else _noise(trained, trial, directions, deviation, effects.shape[1])
     intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
     known = [ends[0] is not None for ends in intervals or ()]
@@ -281,7 +322,7 @@ def _shape(
 
 
 def _directions(trained: Trained, trial: int, rows: np.ndarray, groups: int) -> np.ndarray:
-    """Return the vectors c (groups, D) of inputs whose product with the weights is the effect of each group of rows."""
+    """Return the mean inputs (groups, D) of each group of rows, moved so that their own mean is 0."""
     inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
     directions = inputs.mean(axis=1)
     return np.asarray(directions - directions.mean(axis=0))

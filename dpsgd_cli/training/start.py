@@ -58,6 +58,7 @@ from dpsgd_cli.training.build_models import (
     loss_of,
     make_pack,
     outputs_of,
+    own_folds,
     placement,
     refuse_unknown_tokens,
     tables,
@@ -269,7 +270,7 @@ def start(
     ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
-    dataset = _dataset(members[0], streams, earlier, team) if override is None else override.dataset
+    dataset = _dataset(members, streams, earlier, team) if override is None else override.dataset
     for rows in (dataset.train_x, dataset.test_x):
         refuse_unknown_tokens(loaded, rows)
     train, test = tables([member.loaded.recipe for member in members], dataset, place)
@@ -310,8 +311,11 @@ def start(
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds, watched)
 
 
-def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team) -> data.Dataset:
-    """Prepare a recipe's data for the trial of each stream; use the preprocessing released `earlier`, if any."""
+def _dataset(
+    members: Sequence[Member], streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team
+) -> data.Dataset:
+    """Prepare the members' data for the trial of each stream; use the preprocessing released `earlier`, if any."""
+    member, recipes = members[0], [one.loaded.recipe for one in members]
     recipe, base = member.loaded.recipe, member.loaded.base
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = recipe.adjacency
@@ -320,7 +324,8 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
         return gaussian(streams[trial], purpose, 0, exact, mechanism, records)
 
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
+        held_out = None if recipe.folds is None else lambda keys: own_folds(recipes, keys).numpy()
+        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released, held_out)
 
     charged = member.plan is not None and member.plan.preprocessing_releases
     try:

@@ -55,13 +55,10 @@ class UnitTable(Table):
 
     @classmethod
     def of(cls, table: Table, members: Tensor) -> UnitTable:
-        """Return the table of users for a `table` of rows that all trials share.
-
-        Raises ValueError for a table per trial or with folds.
-        """
-        if table.per_trial or table.held_out is not None:
-            raise ValueError("users are of a table that all trials share, before folds are cut")
-        return cls(table.x, table.y, False, members=members.to(table.y.device))
+        """Return the table of users for a `table` of rows. Raises ValueError for a table with folds."""
+        if table.held_out is not None:
+            raise ValueError("users are of a table before folds are cut")
+        return cls(table.x, table.y, table.per_trial, members=members.to(table.y.device))
 
     @classmethod
     def of_places(cls, table: Table, members: Tensor) -> UnitTable:
@@ -86,14 +83,18 @@ class UnitTable(Table):
         there = self.members >= 0
         rows, users = self.members[there], there.nonzero()[:, 0]
         held_out = None if self.held_out is None else self.held_out[users]
-        return Table(self.x[rows], self.y[rows], False, held_out=held_out)
+        x = self.x[:, rows] if self.per_trial else self.x[rows]
+        return Table(x, self.y[rows], self.per_trial, held_out=held_out)
 
     def _of(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (R, m B, ...) and labels (R, B, m) of the rows `members` (R, B, m)."""
         y = self.y[members.clamp_min(0)]
         y = torch.where(members >= 0, y, torch.nan if y.is_floating_point() else _NOBODY)
         in_turn = members.transpose(1, 2).flatten(1)
-        x = self.x[in_turn.clamp_min(0)]
+        if self.per_trial:
+            x = self.x[torch.arange(len(self.x), device=self.x.device).unsqueeze(1), in_turn.clamp_min(0)]
+        else:
+            x = self.x[in_turn.clamp_min(0)]
         there = (in_turn >= 0).view(*in_turn.shape, *[1] * (x.dim() - 2))
         return x.masked_fill(~there, 0), y
 

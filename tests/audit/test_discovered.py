@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +13,7 @@ import yaml
 
 from dpsgd_cli.audit import data_neighbours, discovered
 from dpsgd_cli.audit.findings import judged
-from dpsgd_cli.data import discover
+from dpsgd_cli.data import discover, preparation
 from dpsgd_cli.data.preparation import private_releases
 from dpsgd_cli.discovery import price
 from dpsgd_cli.noise import run as noise
@@ -25,6 +26,9 @@ ALL = ["counts of private columns", "noise of private columns", "a category of o
 def audited(folder: Path, seed: int | None, adjacency: str = "add-remove", **columns: Any) -> dict[str, bool]:
     """Whether each check refutes the claim."""
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0] * 6, "b": ["x", "y"] * 12, "y": [0, 1] * 12})
+    unit = columns.pop("unit", None)
+    if unit is not None:
+        frame["who"] = [f"u{row // 3}" for row in range(24)]
     frame.to_csv(folder / "own.csv", index=False)
     recipe = {
         "name": "own",
@@ -32,7 +36,8 @@ def audited(folder: Path, seed: int | None, adjacency: str = "add-remove", **col
         | (columns or {"bounds": {"a": "private"}, "categorical": {"b": "private"}}),
         "model": {"kind": "linear"},
         "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0},
-        "privacy": {"budget": {"epsilon": 1.0, "delta": 1e-5}, "adjacency": adjacency},
+        "privacy": {"budget": {"epsilon": 1.0, "delta": 1e-5}, "adjacency": adjacency}
+        | ({} if unit is None else {"unit": unit}),
         "epochs": 2,
         "seed": seed,
     }
@@ -50,6 +55,17 @@ def test_a_sound_release_is_not_refuted(tmp_path: Path, seed: int | None, adjace
     found = audited(tmp_path, seed, adjacency)
     assert {*ALL, f"control of {ALL[1]}", f"control of {ALL[2]}", "preprocessing 0 (discover)"} < set(found)
     assert not any(found.values())
+
+
+USERS: dict[str, Any] = {"column": "who", "most_rows": 3}
+
+
+def test_a_sound_release_of_users_is_not_refuted_and_rows_that_count_in_full_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any(audited(tmp_path, 0, unit=USERS).values())
+    monkeypatch.setattr(preparation, "shares_of", lambda keys, _: np.ones(len(keys)))
+    assert [name for name, refuted in audited(tmp_path, 0, unit=USERS).items() if refuted] == [ALL[0]]
 
 
 def test_without_categories_there_is_no_threshold_to_attack(tmp_path: Path) -> None:
@@ -73,13 +89,15 @@ def test_too_little_noise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_threshold_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical: 1.0)
+    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical, rows: 1.0)
     assert refuted(tmp_path, 0) == [ALL[2]]
 
 
 def test_a_threshold_without_the_record_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = price.threshold
-    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical: 0.8 * whole(scale, delta, categorical))
+    monkeypatch.setattr(
+        price, "threshold", lambda scale, delta, categorical, rows: 0.8 * whole(scale, delta, categorical, rows)
+    )
     assert refuted(tmp_path, 0) == [ALL[2]]
 
 
@@ -87,8 +105,8 @@ def test_a_threshold_without_the_record_itself_is_found(tmp_path: Path, monkeypa
 def test_a_record_that_is_counted_twice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str) -> None:
     once = getattr(discover, counts)
     twice = {
-        "counts_of_numbers": lambda values: 2 * once(values),
-        "counts_of_codes": lambda values: (once(values)[0], 2 * once(values)[1]),
+        "counts_of_numbers": lambda *given: 2 * once(*given),
+        "counts_of_codes": lambda *given: (once(*given)[0], 2 * once(*given)[1]),
     }
     monkeypatch.setattr(discover, counts, twice[counts])
     assert ALL[0] in refuted(tmp_path, 0)

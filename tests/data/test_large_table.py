@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 import yaml
 
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.data import large_table, opening
+from dpsgd_cli.data import large_table, on_disk, opening
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine import coded_table
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.methods.dp_sgd import coded as coded_sums
 from dpsgd_cli.users.settings import Unit
 
 TOLD: dict[str, Any] = {
@@ -76,7 +80,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     [
         ({"classes": None}, "needs data.classes"),
         ({"categorical": ["c"]}, "needs the values of data.categorical"),
-        ({"test_path": "t.csv"}, "is for one csv or tsv file"),
+        ({"test_path": "t.csv"}, "is for one csv, tsv or parquet file"),
     ],
 )
 def test_what_would_be_read_from_all_rows_is_declared(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -89,6 +93,50 @@ def test_rows_of_users_are_not_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id;n;c;d;h;y\n" + "\n".join(ROWS) + "\n")
     with pytest.raises(DataError, match=r"data.on_disk: keeps rows apart, and those of a user \(privacy.unit\)"):
         opening.load_raw(data, tmp_path)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parquet_in_parts_has_the_numbers_of_the_whole_file(tmp_path: Path) -> None:
+    plain = read(tmp_path, ROWS)
+    frame = pd.read_csv(tmp_path / "t.csv", sep=";", decimal=",", na_values="-", dtype={"y": str})
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=20)
+    for changes in ({}, {"on_disk": True}):
+        found = opening.load_raw(Data.model_validate(TOLD | {"path": "t.parquet", "format": None} | changes), tmp_path)
+        np.testing.assert_array_equal(found.train.x[0:50], plain.train.x)
+        np.testing.assert_array_equal(found.train.y[0:50], plain.train.y)
+
+
+def test_a_training_on_all_rows_in_parts_is_that_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes, keys and labels stay in files; held-out rows are counted in pieces. Equal but for the order of sums."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module, name in ((coded_sums, "PIECE"), (coded_table, "PIECE"), (on_disk, "_CODED_AT_ONCE")):
+        monkeypatch.setattr(module, name, 64)
+    read(tmp_path, ROWS * 6)
+    recipe = {
+        "name": "large",
+        "data": TOLD | {"bounds": {"n": [0, 50]}, "preprocess": [{"bin": {"grid": 2048}}], "split": {"test": 0.3}},
+        "model": {"kind": "linear"},
+        "method": {"kind": "dp-sgd", "batching": "full"},
+        "privacy": {"budget": {"epsilon": 5, "delta": 1e-4}},
+        "seed": 1,
+    }
+    (tmp_path / "large.yaml").write_text(yaml.safe_dump(recipe))
+    asked, of_rows = [], coded_table.CodedTable.codes
+
+    def watched(self: coded_table.CodedTable, start: int, stop: int) -> torch.Tensor:
+        asked.append(self.coded.in_memory)
+        return of_rows(self, start, stop)
+
+    monkeypatch.setattr(coded_table.CodedTable, "codes", watched)
+    found = []
+    for name, changes in (("memory", {}), ("disk", {"data.on_disk": True})):
+        asked.clear()
+        result = dpsgd.train(tmp_path / "large.yaml", changes, out=tmp_path / name)
+        assert asked and all(own == (name == "memory") for own in asked)
+        found.append({key: own["mean"] for key, own in result.metrics.items()})
+    assert found[0].keys() == found[1].keys() and "test_accuracy" in found[0]
+    for key, own in found[0].items():
+        assert own == pytest.approx(found[1][key], rel=1e-4, nan_ok=True), key
 
 
 def test_a_model_is_that_of_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import stat
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -111,6 +113,34 @@ def test_cuts_on_disk_are_those_of_rows_in_memory(records: int, seed: int, test:
         kept = np.flatnonzero(~first)
         expected = [kept[~then], kept[then], np.flatnonzero(first)]
         assert [own[0 : len(own)].tolist() for own in found] == [own.tolist() for own in expected]
+
+
+def test_keys_in_a_file_are_those_in_memory_and_the_file_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are counted a range of hashes at a time; identical ones, of which there are many, in their order."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, number in (("_KEYS_AT_ONCE", 90), ("_CODED_AT_ONCE", 64)):
+        monkeypatch.setattr(on_disk, name, number)
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 12, (500, 2)).astype(np.float64), random.integers(0, 2, 500)
+    stored = []
+    for name, rows in (("x", x), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", rows)
+        stored.append(DiskRows(Stored(tmp_path / f"{name}.npy"), Selection(500)))
+    keys, own = on_disk.stored_keys(*stored), content_keys(x, y)
+    np.testing.assert_array_equal(keys.values[0:500], own.values)
+    cut = Split(test=0.3)
+    np.testing.assert_array_equal(keys.held_out(cut), own.held_out(cut))
+    rest, held = DiskPart(stored[0], stored[1], keys).cut(cut)
+    mask = own.held_out(cut)
+    for part, chosen in ((rest, ~mask), (held, mask)):
+        assert part.keys is not None
+        np.testing.assert_array_equal(part.keys.values[0 : len(part)], own.values[chosen])
+        np.testing.assert_array_equal(part.y[0 : len(part)], y[chosen])
+    assert list((tmp_path / "cache" / "dpsgd" / "tables").iterdir()) == []
+    file = keys.values.stored._file
+    assert os.fstat(file.fileno()).st_nlink == 0 and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
 
 
 def test_a_cut_is_a_uniform_set() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from dpsgd_cli.accounting.groups import of_group
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.discover import Discover
+from dpsgd_cli.data.preparation import shares_of
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.run import CELLS, Counts, Found, code
 from dpsgd_cli.discovery.settings import Discovery
@@ -54,7 +55,10 @@ def step(adjacency: Adjacency = "add-remove", noise: float = 5.0, delta: float =
 
 def counted(rows: np.ndarray, adjacency: Adjacency = "add-remove") -> dict[object, float]:
     """All counts of rows, by column and cell or category."""
-    made = step(adjacency).counts(rows, LAYOUT)
+    return by_place(step(adjacency).counts(rows, LAYOUT))
+
+
+def by_place(made: Counts) -> dict[object, float]:
     found: dict[object, float] = {(name, cell): n for name, own in made.numbers.items() for cell, n in enumerate(own)}
     for name, (counts, texts) in made.codes.items():
         found |= {(name, text): n for text, n in zip(texts, counts.tolist(), strict=True)}
@@ -77,17 +81,42 @@ def test_a_record_moves_the_counts_of_four_columns_by_this_much_and_no_more(adja
     assert release is not None and release.sensitivity == pytest.approx(most, rel=1e-15)
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 40.0])
-@pytest.mark.parametrize(("delta", "categorical"), [(1e-2, 1), (1e-6, 1), (1e-6, 50), (1e-12, 3)])
+@pytest.mark.parametrize(("adjacency", "most"), [("add-remove", 2.0), ("replace-one", 8**0.5)])
+def test_a_user_with_three_rows_moves_the_counts_no_further_than_a_record(adjacency: Adjacency, most: float) -> None:
+    """Users have one hard row, three of them, three different ones, or five, of which three are used."""
+    others = [(1.0, 2.0, code("a"), code("b"))] * 3
+    users = [[one] * times for one in HARD for times in (1, 3)]
+    users += [[HARD[0], HARD[1], HARD[7]], [HARD[8], HARD[0], HARD[7]], [HARD[0], HARD[0], HARD[0], HARD[1], HARD[1]]]
+    made = Discover(Discovery(noise_multiplier=5.0, delta=0.01), adjacency, KINDS, most_rows=3)
+
+    def of(own: Sequence[tuple[float, ...]]) -> dict[object, float]:
+        rows, keys = np.array([*others, *own]), [0, 1, 2, *[9] * len(own)]
+        counts = made.counts(rows, LAYOUT, shares_of(np.array(keys), 3))
+        found: dict[object, float] = {
+            (name, cell): n for name, held in counts.numbers.items() for cell, n in enumerate(held)
+        }
+        for name, (held, texts) in counts.codes.items():
+            found |= {(name, text): n for text, n in zip(texts, held.tolist(), strict=True)}
+        return found
+
+    sets = [of(own) for own in users]
+    neighbours = sets if adjacency == "replace-one" else [of([])]
+    assert max(apart(one, other) for one in sets for other in neighbours) == pytest.approx(most, rel=1e-15)
+    release = made.release
+    assert release is not None and release.sensitivity == pytest.approx(most, rel=1e-15)
+
+
+@pytest.mark.parametrize("scale", [0.01, 40.0])
+@pytest.mark.parametrize(("delta", "categorical", "rows"), [(1e-2, 1, 1), (1e-6, 50, 1), (1e-12, 3, 1), (1e-6, 2, 20)])
 def test_a_category_of_one_record_passes_with_at_most_its_share_of_delta(
-    scale: float, delta: float, categorical: int
+    scale: float, delta: float, categorical: int, rows: int
 ) -> None:
-    """By SciPy's normal, at the largest noise that the grid of a billion records may have."""
-    found = price.threshold(scale, delta, categorical)
+    """By SciPy's normal, at the largest noise that the grid of a billion records may have; a user has several."""
+    found = price.threshold(scale, delta, categorical, rows)
     raised = Grid.of(10**6, 10**9, [scale]).raised
     named = norm.sf((found - 1) / (scale * raised))
-    assert categorical * named <= delta
-    assert found - 1 <= 1.03 * scale * norm.isf(delta / categorical)
+    assert categorical * rows * named <= delta
+    assert found - 1 <= 1.03 * scale * norm.isf(delta / (categorical * rows))
 
 
 def release_many(make: Callable[[int], Found], times: int) -> int:
@@ -95,14 +124,18 @@ def release_many(make: Callable[[int], Found], times: int) -> int:
     return sum("alone" in make(number).categories["job"] for number in range(times))
 
 
-def of_one_record(settings: Discovery) -> Callable[[int], Found]:
-    """Releases of 30 records with a category in common, and one that has its own; noise without a seed."""
+def of_one_record(settings: Discovery, own: int = 1, used: int = 1, weighed: bool = True) -> Callable[[int], Found]:
+    """Releases of 30 records with a category in common, and one user whose `own` rows have theirs; without a seed.
+
+    At most `used` of them count: as one together, if they are `weighed`.
+    """
     texts = {code(text): text for text in ("common", "alone")}
-    made = Discover(settings, "add-remove", {"job": True})
+    made = Discover(settings, "add-remove", {"job": True}, used)
     made.texts = {"job": texts}
     layout = Layout((1,), (Column("job", private="categories"),))
-    rows = np.array([[code("common")]] * 30 + [[code("alone")]])
-    learn, stream, mechanism = made.learn(rows, layout), SecureStreams(), made.release
+    rows = np.array([[code("common")]] * 30 + [[code("alone")]] * own)
+    shares = shares_of(np.minimum(np.arange(len(rows)), 30), used) if weighed else np.ones(len(rows))
+    learn, stream, mechanism = made.learn(rows, layout, shares), SecureStreams(), made.release
     assert mechanism is not None
 
     def release(number: int) -> Found:
@@ -119,6 +152,13 @@ def test_an_attack_on_a_category_of_one_record_wins_no_more_often_than_delta(mon
     assert won >= binom.ppf(1e-6, times, 0.007)
     monkeypatch.setattr(price, "threshold", lambda *_: 1.0)
     assert release_many(of_one_record(settings), 300) > binom.isf(1e-6, 300, 0.01)
+
+
+def test_an_attack_on_a_category_of_one_user_wins_no_more_often_than_its_share_of_delta() -> None:
+    """False failures: once in a million runs. Rows that count in full win far more often."""
+    times, settings = 1500, Discovery(noise_multiplier=3.0, delta=0.01)
+    assert release_many(of_one_record(settings, own=7, used=4), times) <= binom.isf(1e-6, times, 0.01 / 4)
+    assert release_many(of_one_record(settings, own=7, used=4, weighed=False), 400) > binom.isf(1e-6, 400, 0.01 / 4)
 
 
 @pytest.mark.parametrize("planted", [1.0, 0.9])

@@ -18,10 +18,13 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.mechanism import GaussianSum, Threshold
 from dpsgd_cli.data.preparation import prepare
+from dpsgd_cli.discovery import price
+from dpsgd_cli.discovery.run import CELLS
 from dpsgd_cli.errors import RecipeError, RunError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import report, store
 from dpsgd_cli.sweep.planning import shared
+from dpsgd_cli.training.build_models import own_folds
 from dpsgd_cli.training.inference import Trained
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from tests.conftest import StopAt, Train
@@ -179,17 +182,31 @@ def without(key: str) -> dict[str, Any]:
     return {name: value for name, value in PRIVATE.items() if name != key}
 
 
-USERS = {"budget": {"epsilon": 1, "delta": 1e-5}, "unit": {"column": "age", "most_rows": 2}}
+BOUNDS = PRIVATE | {"categorical": {"job": ["clerk", "judge", "nurse"]}, "drop": ["job"]}
+del BOUNDS["categorical"]
+BUDGET = {"epsilon": 4, "delta": 1e-4}
+USERS: dict[str, Any] = {"budget": BUDGET, "unit": {"column": "age", "most_rows": 3}}
+OF_USERS = PRIVATE | {"bounds": {"income": "private"}, "split": {"test": 0.2}, "evaluation": "public"}
+FOLDED = {name: value for name, value in PRIVATE.items() if name != "split"}
 UNIFORM = {"delta": 1e-5, "schedule": {"kind": "uniform", "initial": 4.0}}
 ADAPTIVE = {"budget": {"epsilon": 1, "delta": 1e-5}, "schedule": {"kind": "validation", "initial": 4.0}}
 PLAIN = PRIVATE | {"bounds": [0, 1], "categorical": {"job": ["a"]}, "discovery": {"share": 0.1}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no privacy": ({"privacy": None, "method": {"kind": "sgd", "batch_size": 8}}, "needs a privacy section"),
-    "users": ({"privacy": USERS}, "all rows of a user"),
-    "folds": ({"folds": 3, "data": without("split")}, "a fold holds out"),
     "no budget": ({"privacy": UNIFORM}, "share of privacy.budget"),
     "rho": ({"privacy": {"budget": {"rho": 1.0}, "delta": 1e-5}}, "only epsilon and delta cover"),
-    "chosen": ({"method": {"kind": "dp-agd"}, "epochs": None}, "private goes with dp-gd or dp-sgd"),
+    "no delta": (
+        {"method": {"kind": "dp-agd"}, "epochs": None},
+        "private goes with dp-gd, dp-least-squares, dp-sgd or pate .* or no delta",
+    ),
+    "at once": (
+        {"method": {"kind": "output-perturbation"}, "model": {"kind": "convex", "l2": 0.1}, "epochs": None},
+        "covers no release before them",
+    ),
+    "one matrix": (
+        {"method": {"kind": "privgene"}, "model": {"kind": "convex"}, "epochs": None, "data": BOUNDS},
+        "private goes with dp-agd, dp-gd, dp-least-squares, dp-sgd, pate or private-selection",
+    ),
     "adaptive": (
         {"privacy": ADAPTIVE, "data": PRIVATE | {"validation": {"records": 50, "public": True}}},
         "known beforehand",
@@ -215,11 +232,133 @@ def test_a_spent_delta_is_refused_before_anything_is_read(write: Write) -> None:
 
 
 def test_bounds_alone_need_no_delta_and_fit_a_budget_in_rho(write: Write, train: Train) -> None:
-    settings = PRIVATE | {"categorical": {"job": ["clerk", "judge", "nurse"]}, "drop": ["job"]}
-    del settings["categorical"]
-    directory = train(write(data=settings, privacy={"budget": {"rho": 0.5}, "delta": 1e-5}))
+    directory = train(write(data=BOUNDS, privacy={"budget": {"rho": 0.5}, "delta": 1e-5}))
     document = store.read_document(directory)
     assert document["privacy"]["rho"] == pytest.approx(0.5)
     lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
     assert {line["mechanism"] for line in lines} == {"gaussian"}
     assert lines[0]["noise_multiplier"] == pytest.approx((0.05 * 2 * 0.5) ** -0.5, rel=1e-5)
+
+
+def exact_counts(path: Path) -> tuple[list[np.ndarray], np.ndarray, int]:
+    """The exact counts that each trial's release adds noise to, the rows that it does not train on, and the places."""
+    settled, seen = resolve_auto(load_recipe(str(path))), list[np.ndarray]()
+    held, places = list[np.ndarray](), set[int]()
+
+    def noised(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+        seen.append(exact)
+        places.add(records)
+        return exact + 1000 * (np.arange(len(exact)) % 50 == 0)
+
+    def held_out(keys: Any) -> np.ndarray:
+        held.append(own_folds([settled.recipe], keys).numpy())
+        return held[0]
+
+    made = prepare(settled.recipe.data, settled.base, settled.recipe.trials, noised, "add-remove", None, held_out)
+    assert made.per_trial and made.train_x.shape[0] == settled.recipe.trials
+    return seen, held[0] if held else np.zeros((len(made.train_y), 1), bool), places.pop()
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_with_folds_a_trial_counts_the_rows_that_it_trains_on_and_no_other(write: Write, unit: bool) -> None:
+    """Of 700 rows 679 have an income, and all but 21 a job; a user's rows count as one."""
+    data_ = {k: v for k, v in (OF_USERS if unit else PRIVATE).items() if k != "split"}
+    privacy = USERS if unit else {"budget": BUDGET}
+    path = write(data=data_, folds=3, repeats=1, privacy=privacy)
+    frame = pd.read_csv(path.parent / "own.csv")
+    seen, held, places = exact_counts(path)
+    assert places == (3 * frame["age"].nunique() if unit else 700)
+    assert len(seen) == 3 and held.any(axis=1).all()
+    for exact, out in zip(seen, held.T, strict=True):
+        incomes, jobs = exact[:CELLS].sum(), exact[CELLS:]
+        if unit:
+            users = frame["age"].nunique()
+            assert users / 2 < incomes <= users and jobs.sum() <= users
+        else:
+            assert incomes <= (~out).sum() and (~out).sum() - incomes <= 21
+            assert jobs.sum() <= (~out).sum() and (jobs > 0).all()
+    if not unit:
+        assert sum(exact[:CELLS].sum() for exact in seen) == 2 * frame["income"].notna().sum()
+
+
+def test_a_user_counts_as_one_however_many_rows(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threshold is for three categories of a user's own, and the grid for three rows of each of the places."""
+    asked, threshold = [], price.threshold
+
+    def watched(*given: Any) -> float:
+        asked.append(given[2:])
+        return threshold(*given)
+
+    monkeypatch.setattr(price, "threshold", watched)
+    (exact,), _, places = exact_counts(write(data=OF_USERS, privacy=USERS, repeats=1))
+    assert asked == [(1, 3)] and places % 3 == 0 and places >= 3 * 55
+    assert 40 < exact[:CELLS].sum() <= places / 3 and 40 < exact[CELLS:].sum() <= places / 3
+
+
+STUDENT = {"learning_rate": 1.0, "epochs": 1}
+PATE = {
+    "kind": "pate",
+    "teachers": {"count": 2, **STUDENT},
+    "student": {"kind": "supervised", **STUDENT},
+    "aggregation": {"kind": "gnmax", "noise": "auto"},
+}
+CHOICE = {
+    "kind": "private-selection",
+    "learning_rate": 1.0,
+    "batching": "shuffle",
+    "batch_size": 100,
+    "candidates": [{"kind": "uniform", "initial": z} for z in (8.0, 9.0)],
+}
+PUBLIC = PRIVATE | {"public": {"from": "test", "records": 30}, "evaluation": "public"}
+OTHERS: dict[str, dict[str, Any]] = {
+    "users": {"data": OF_USERS, "privacy": USERS},
+    "rows of users": {
+        "data": OF_USERS,
+        "privacy": USERS | {"unit": {**USERS["unit"], "sampling": "rows"}},
+        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 60, "learning_rate": 1.0},
+    },
+    "folds": {"data": FOLDED, "folds": 2, "repeats": 1},
+    "least squares": {"method": {"kind": "dp-least-squares"}, "epochs": None},
+    "least squares of users": {
+        "data": OF_USERS,
+        "privacy": USERS,
+        "method": {"kind": "dp-least-squares"},
+        "epochs": None,
+    },
+    "agd": {"data": BOUNDS, "method": {"kind": "dp-agd", "splits": 8}, "epochs": None},
+    "pate": {"data": PUBLIC, "method": PATE, "epochs": None},
+    "selection": {
+        "data": BOUNDS,
+        "method": CHOICE,
+        "epochs": "until-budget",
+        "privacy": {"budget": {"rho": 0.5}, "delta": 1e-4, "adjacency": "zero-out"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_both_charges_are_in_the_ledger_of_every_method_and_within_its_budget(
+    write: Write, train: Train, kind: str
+) -> None:
+    directory = train(write(**{"epochs": 2, "repeats": 1} | OTHERS[kind]))
+    document = store.read_document(directory)
+    for entries in read_entries(directory / "ledger.jsonl").values():
+        before = [entry.release.mechanism for entry in entries if entry.phase == "before"]
+        bounds = before[0]
+        assert isinstance(bounds, GaussianSum) and bounds.label == "discovery"
+        private = 1 if OTHERS[kind].get("data") is BOUNDS else 2
+        assert bounds.sensitivity**2 == pytest.approx(private)
+        assert [isinstance(own, Threshold) for own in before[1:]] == [True] * (private - 1)
+    privacy = document["privacy"]
+    if kind == "selection":
+        assert privacy["rho"] <= 0.5 * (1 + 1e-9)
+    else:
+        assert privacy["epsilon"] <= 4 * (1 + 1e-9)
+    assert all(own[0].startswith("income: ") for own in privacy["discovered"])
+
+
+def test_a_model_of_folds_predicts_by_what_each_trial_released(write: Write, train: Train) -> None:
+    directory = train(write(**OTHERS["folds"], epochs=2), save_models=True)
+    found, rows = Trained.load(directory).own_metrics(), store.read_document(directory)["trials"]
+    for name, own in found.items():
+        assert own == pytest.approx([row[f"test_{name}"] for row in rows], rel=1e-6)

@@ -136,13 +136,13 @@ def test_arrays_without_test_records_are_not_cut_unasked() -> None:
 def test_at_most_the_allowed_rows_of_a_user_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows' weights add up to 1 for each user; there are fewer rows than in the file."""
     seen: list[tuple[int, HeldOut]] = []
-    own = measuring.measure_classes
+    own = measuring.ClassCounts.of
 
-    def watched(labels: np.ndarray, outputs: np.ndarray, *rest: Any) -> Any:
-        seen.append((len(labels), rest[3]))
-        return own(labels, outputs, *rest)
+    def watched(labels: np.ndarray, outputs: np.ndarray, held: HeldOut) -> Any:
+        seen.append((len(labels), held))
+        return own(labels, outputs, held)
 
-    monkeypatch.setattr("dpsgd_cli.training.evaluation.measure_classes", watched)
+    monkeypatch.setattr(measuring.ClassCounts, "of", watched)
     data = {key: value for key, value in DATA.items() if key != "drop"} | {"evaluation": {"by": ["sex"]}}
     told = document(data=data, privacy=PRIVACY | {"unit": {"column": "who", "most_rows": 2}})
     ((rows, held),) = seen

@@ -16,6 +16,8 @@ from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.step_settings import Bin
+from dpsgd_cli.engine import coded_table
+from dpsgd_cli.engine.coded_rows import CodedColumn, CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.methods.dp_sgd import coded as coded_sums
@@ -58,7 +60,7 @@ def test_coded_rows_have_the_features_of_the_step_to_the_bit(rows: np.ndarray) -
     coder = STEP.coded(LAYOUT)
     assert coder is not None
     coded, features = coder(rows), STEP.transform(LAYOUT, None)(rows)
-    assert coded.shape == features.shape and coded.codes.dtype == np.int32
+    assert coded.shape == features.shape and coded.codes[:1].dtype == np.uint16
     np.testing.assert_array_equal(np.asarray(coded), features)
     np.testing.assert_array_equal(coded[np.array([[7, 3], [0, 7]])], features[[[7, 3], [0, 7]]])
 
@@ -151,9 +153,10 @@ def test_training_is_that_on_features(
 
     monkeypatch.setattr(coded_sums.CodedSums, "add", watched)
     monkeypatch.setattr(coded_sums, "PIECE", 64)
+    monkeypatch.setattr(coded_table, "PIECE", 64)
     first = train(recipe, out=tmp_path / "coded")
     assert (max(called, default=1) == pytest.approx(1, abs=1e-5)) and bool(called) == (case != "poisson")
-    monkeypatch.setattr(build_models, "_kept", lambda x, *_: np.asarray(x))
+    monkeypatch.setattr(build_models, "_of_codes", lambda *_: False)
     second = train(recipe, out=tmp_path / "features")
     one, other = (load_file(next(Path(made).rglob("model.safetensors"))) for made in (first, second))
     assert one.keys() == other.keys()
@@ -170,8 +173,9 @@ def test_sums_whose_rounding_is_not_covered_are_made_of_features() -> None:
     pack = SimpleNamespace(session=SimpleNamespace(rounds=False), layers=[1])
 
     def covered(rows: int, codes: int) -> bool:
-        rows_of = SimpleNamespace(columns=[SimpleNamespace(values=range(codes))])
-        table = CodedTable(torch.empty(0), torch.empty(1).expand(rows), False, coded=rows_of)  # type: ignore[arg-type]
+        column = CodedColumn(np.zeros(0, int), np.zeros((codes, 0)), len)  # type: ignore[arg-type]
+        rows_of = CodedRows([column], np.ones(1), np.broadcast_to(np.uint16(0), (rows, 1)))
+        table = CodedTable(torch.empty(0), torch.empty(0), False, coded=rows_of, labels=None)
         settings = SimpleNamespace(**vars(recipe), model=layer)
         return coded_sums.fits(SimpleNamespace(table=table, recipes=[settings], pack=pack))  # type: ignore[arg-type]
 

@@ -140,6 +140,16 @@ def test_outputs_of_several_classes_may_move_twice_as_far_and_at_a_pace_by_their
     assert scaled.method.learning_rate == pytest.approx(12 / 0.5 / 2, rel=1e-5)
 
 
+def test_targets_get_the_cosines_of_a_quarter_of_the_budget(own: Path, numbers: list[str]) -> None:
+    """The most of 4, 8, 16 and 32 that are at most half of sqrt(n mu)."""
+    told = found(own, *numbers, "privacy.budget.epsilon=5")
+    plan = plan_and_outline(told)[0]
+    assert plan is not None
+    root = math.sqrt(plan.sampling.records * mu_of(5, 1e-4))
+    waves = told.recipe.data.preprocess[0].bin.waves
+    assert waves <= root / 2 < 2 * waves <= root
+
+
 @pytest.mark.parametrize("model", ["{kind: linear}", "{kind: convex, loss: squared}"])
 def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descend(
     own: Path, numbers: list[str], model: str

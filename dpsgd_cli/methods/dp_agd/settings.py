@@ -18,6 +18,7 @@ class DpAgdMethod(FullBatch):
         planner="dpsgd_cli.methods.dp_agd.price:dp_agd",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
+        discovers="bounds",
         only_convex=False,
         per_trial_keys=ITS_BUDGET,
     )

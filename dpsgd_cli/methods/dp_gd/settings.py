@@ -40,6 +40,7 @@ class DpGdMethod(FullGradient, Preconditioned):
         planner="dpsgd_cli.methods.dp_gd.price:full_gradient",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
         only_convex=False,
         auto_tunable=True,
         adaptive_clipping=True,

@@ -19,15 +19,13 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics
-from dpsgd_cli.engine.coded_table import CodedTable
+from dpsgd_cli.engine.coded_table import PIECE, CodedTable, LookUp, by_code, features_of, lanes, numbers
 from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.losses import class_slopes, cross_entropy
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.preconditioning.maps import BlockMap
 from dpsgd_cli.preconditioning.run import Made
-
-PIECE = 8192
-"""Rows whose sums are made together."""
 
 
 def fits(context: Context) -> bool:
@@ -47,9 +45,7 @@ class CodedSums:
         assert isinstance(context.table, CodedTable) and (made is None or isinstance(made, BlockMap))
         self.context, self.table = context, context.table
         coded, trials = context.table.coded, context.trials
-        self.codes = torch.from_numpy(coded.codes)
-        self.features = [torch.from_numpy(one.features) for one in coded.columns]
-        self.sizes = [len(one.values) for one in coded.columns]
+        self.features = features_of(coded)
         self.constant = int(coded.constant.nonzero()[0][0])
         every = torch.from_numpy(coded.constant).to(PRECISION).repeat(trials, 1)
         moved = []
@@ -61,77 +57,71 @@ class CodedSums:
         if made is not None:
             at = torch.tensor([self.constant])
             self.always = made.moved(at, every[:1, at], every[:1] * 0)[:, 0, 0]
-        squares = torch.cat([one.square().sum(dim=2) for one in moved], dim=1)
-        beyond = self.always.square() + float(self.has_bias)
-        self.squares = torch.empty(trials, self.table.rows, dtype=PRECISION)
-        for trial in range(trials):
-            for start in range(0, self.table.rows, PIECE):
-                own = self._sum_of(squares[trial], start, start + PIECE)
-                self.squares[trial, start : start + PIECE] = own + beyond[trial]
+        self.beyond = (self.always.square() + float(self.has_bias)).unsqueeze(1)
+        self.lengths = LookUp([one.square().sum(dim=2) for one in moved])
+        # rows on disk would need 8 bytes each, so theirs are made anew in each step
+        pieces = [self._squares(start) for start in range(0, self.table.rows, PIECE)] if coded.in_memory else []
+        self.kept = torch.cat(pieces, dim=1) if pieces else None
 
     @property
     def has_bias(self) -> bool:
         return "bias" in self.context.pack.members[0].names
 
-    def _sum_of(self, numbers: Tensor, start: int, stop: int) -> Tensor:
-        """Return the sum of a lane of `numbers` (all G_c in a row,) at the codes of each row start..stop-1, (B,)."""
-        pairs = zip(numbers.split(self.sizes), self.codes[:, start:stop], strict=True)
-        first, *rest = (own.index_select(0, codes) for own, codes in pairs)
-        for own in rest:
-            first += own
-        return first
+    def _squares(self, start: int) -> Tensor:
+        """Return the squared lengths (R, n) of a piece's rows."""
+        return self.lengths.sums(self.table.codes(start, min(start + PIECE, self.table.rows))) + self.beyond
 
     @torch.no_grad()
     def add(self, first: int, last: int, clipping: Clipping | None, seen: Diagnostics) -> None:
         """Add the clipped gradients of rows first..last-1 to the sums of the pack, as `add_clipped_sums` does."""
         layer = self.context.pack.members[0]
-        weight = layer.values["weight"].to(PRECISION)
-        parts = [weight[..., at] @ own.mT for own, at in zip(self.moved, self.features, strict=True)]
-        lanes = _lanes(torch.cat(parts, dim=2).flatten(0, 1))
-        begun = weight[..., self.constant] * self.always.unsqueeze(1)
+        weight = layer.values["weight"]
+        scoring = LookUp(by_code(weight, self.features, self.moved))
+        begun = weight[..., self.constant].to(PRECISION) * self.always.unsqueeze(1)
         begun = begun + layer.values["bias"].to(PRECISION) if self.has_bias else begun
-        totals, every = [torch.zeros_like(lane) for lane in lanes], torch.zeros_like(begun)
+        totals, every = [torch.zeros_like(torch.cat(lane)) for lane in scoring.lanes], torch.zeros_like(begun)
         for start in range(first, last, PIECE):
             stop = min(start + PIECE, last)
-            scores = _numbers([self._sum_of(lane, start, stop) for lane in lanes]).view(*begun.shape, -1)
-            weights = self._weights(scores + begun.unsqueeze(2), start, stop, clipping, seen)
+            codes = self.table.codes(start, stop)
+            scores = scoring.sums(codes).view(*begun.shape, -1) + begun.unsqueeze(2)
+            if self.kept is None:
+                squares = self.lengths.sums(codes) + self.beyond
+            else:
+                squares = self.kept[:, start:stop]
+            weights = self._weights(scores, self.table.labels_of(start, stop), squares, clipping, seen)
             every += weights.sum(dim=2)
-            for total, own in zip(totals, _lanes(weights.flatten(0, 1)), strict=True):
+            for total, own in zip(totals, lanes(weights.flatten(0, 1)), strict=True):
                 piece = torch.zeros_like(total)
-                for place, codes in zip(piece.split(self.sizes), self.codes[:, start:stop], strict=True):
-                    place.index_add_(0, codes, own)
+                for place, at in zip(piece.split(scoring.sizes), codes, strict=True):
+                    place.index_add_(0, at, own)
                 total += piece
-        sums, found = layer.sums["weight"], _numbers(totals).view(*begun.shape, -1)
-        for own, at, part in zip(self.moved, self.features, found.split(self.sizes, dim=2), strict=True):
+        sums, found = layer.sums["weight"], numbers(totals).view(*begun.shape, -1)
+        for own, at, part in zip(self.moved, self.features, found.split(scoring.sizes, dim=2), strict=True):
             sums[..., at] += part @ own
         sums[..., self.constant] += every * self.always.unsqueeze(1)
         if self.has_bias:
             layer.sums["bias"] += every
 
-    def _weights(self, scores: Tensor, start: int, stop: int, clipping: Clipping | None, seen: Diagnostics) -> Tensor:
-        """Return each row's gradient by its outputs (R, K, B), clipped; a row whose gradient is not finite has 0."""
-        labels = self.table.y[None, start:stop].expand(len(scores), -1)
+    def _slopes(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses (R, n), and their gradients by the scores (R, K, n)."""
+        if self.context.loss is cross_entropy:
+            return class_slopes(scores, labels)
         with torch.enable_grad():
             scores.requires_grad_()
             losses = self.context.loss(scores.permute(0, 2, 1), labels)
             (slopes,) = torch.autograd.grad(losses.sum(), scores)
-        squares = (slopes.square().sum(dim=1) * self.squares[:, start:stop]).unsqueeze(0)
-        seen.add(losses.detach(), None if clipping is None else squares, None, clipping)
+        return losses.detach(), slopes
+
+    def _weights(
+        self, scores: Tensor, labels: Tensor, squares: Tensor, clipping: Clipping | None, seen: Diagnostics
+    ) -> Tensor:
+        """Return each row's gradient by its outputs (R, K, n), clipped; a row whose gradient is not finite has 0."""
+        losses, slopes = self._slopes(scores, labels.expand(len(scores), -1))
+        squares = (slopes.square().sum(dim=1) * squares).unsqueeze(0)
+        seen.add(losses, None if clipping is None else squares, None, clipping)
         if clipping is None:
             return slopes
         factors = clipping.factors(clipping.norms.to(PRECISION).unsqueeze(-1), squares.sqrt())[0]
         if clipping.on_norms is not None:
             clipping.on_norms(squares, None)
         return torch.where(torch.isfinite(squares[0]).unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
-
-
-def _lanes(numbers: Tensor) -> list[Tensor]:
-    """Return the rows of `numbers` (A, n), two at a time as one complex row, so that one look-up serves both."""
-    pairs = [torch.complex(one, other) for one, other in zip(numbers[0::2], numbers[1::2], strict=False)]
-    return pairs + [numbers[-1].clone()] * (len(numbers) % 2)
-
-
-def _numbers(lanes: list[Tensor]) -> Tensor:
-    """Return the rows (A, n) of `_lanes`."""
-    rows = [part for lane in lanes for part in ((lane.real, lane.imag) if lane.is_complex() else (lane,))]
-    return torch.stack(rows)

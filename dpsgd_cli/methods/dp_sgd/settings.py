@@ -250,6 +250,7 @@ class DpSgdMethod(Preconditioned):
         planner="dpsgd_cli.methods.dp_sgd.price:gradient",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
         only_convex=False,
         minibatch=True,
         distributable=True,

@@ -33,6 +33,7 @@ class LeastSquaresMethod(FullBatch):
         planner="dpsgd_cli.methods.least_squares.settings:least_squares",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
         only_convex=False,
         by_unit=True,
         per_trial_keys=(*ITS_BUDGET, "method.share"),

@@ -409,7 +409,10 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     """Return the recipe that trains by `settings` alone, without privacy."""
     own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
     changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
-    return recipe.changed(**changes, data=recipe.data.changed(evaluation=None))
+    # rows are prepared, and what their private columns hold has been released
+    columns = ("discovery", "bounds", "categorical") if recipe.data.private_columns else ()
+    prepared = dict.fromkeys(("evaluation", *columns))
+    return recipe.changed(**changes, data=recipe.data.changed(**prepared))
 
 
 def _unlimited(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:

@@ -162,6 +162,7 @@ class PateMethod(FullBatch):
         planner="dpsgd_cli.methods.pate.price:pate",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
         only_convex=False,
         per_trial_keys=(*ITS_BUDGET, "method.aggregation"),
     )

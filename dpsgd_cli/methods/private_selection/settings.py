@@ -20,6 +20,7 @@ class PrivateSelectionMethod(Gradient):
         planner="dpsgd_cli.methods.private_selection.price:plan_selection",
         privacy="needed",
         adjacencies=("replace-one", "zero-out"),
+        discovers="bounds",
         only_convex=False,
     )
     kind: Literal["private-selection"] = "private-selection"
