@@ -105,14 +105,17 @@ class HuggingFaceFeatures(Declared):
     """A frozen model of transformers in a local folder: the mean of its last hidden states over places that count."""
 
     kind: Literal["huggingface"] = "huggingface"
-    folder: str = Field(description="Folder that save_pretrained wrote, relative to the recipe; never downloaded.")
+    folder: str = Field(
+        description="Folder that save_pretrained wrote, relative to the recipe; never downloaded.",
+        examples=["models/minilm"],
+    )
 
 
 class PythonFeatures(Declared):
     """A frozen network of the user's own. It is called with one record at a time, so it cannot look at another."""
 
     kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file, relative to the recipe.")
+    file: str = Field(description="A Python file, relative to the recipe.", examples=["network.py"])
     function: str = Field("build", description="Function `(input_shape) -> network` in it; a network maps (1, ...).")
 
 

@@ -52,7 +52,11 @@ class TextInput(Section):
 
     column: str | None = Field(None, description="Column of a table, or field of JSON lines; none for a folder.")
     length: Count = Field(description="Tokens of a record: longer texts are cut, shorter ones padded and masked.")
-    folder: str | None = Field(None, description="Folder of the tokenizer, relative to the recipe; else the model's.")
+    folder: str | None = Field(
+        None,
+        description="Folder of the tokenizer, relative to the recipe; else the model's.",
+        examples=["models/bert"],
+    )
 
 
 class Split(Section):

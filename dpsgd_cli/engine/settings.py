@@ -68,7 +68,7 @@ class NamedLoss(Section):
 class PythonLoss(Section):
     """A function of the user's own. It is called with one example at a time, so it cannot look at another."""
 
-    python: str = Field(description="A Python file, relative to the recipe.")
+    python: str = Field(description="A Python file, relative to the recipe.", examples=["losses.py"])
     function: str = Field("loss", description="Function `(outputs, label) -> tensor with one number` in that file.")
 
 
@@ -243,7 +243,7 @@ class Weights(Section):
 class InputArray(Section):
     """One of several named arrays of which an input consists."""
 
-    shape: list[Count] = Field(description="Shape of one record's array.")
+    shape: list[Count] = Field(description="Shape of one record's array.", examples=[[128]])
     kind: Literal["integer", "real"] = Field("integer", description="Tokens and masks are integers, pixels are real.")
 
 
@@ -271,7 +271,8 @@ class Lora(Section):
     rank: Count = Field(8, description="Rank of B A.")
     alpha: Positive = Field(16, description="Scale of B A, in units of 1 / rank.")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
-        description="Dense layers by the end of their names: [query, value] for BERT, [c_attn] for GPT-2."
+        description="Dense layers by the end of their names: [query, value] for BERT, [c_attn] for GPT-2.",
+        examples=[["query", "value"]],
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Share of an adapter's inputs set to 0.")
 
@@ -280,13 +281,23 @@ class HuggingFaceModel(OwnModel):
     """A model of transformers in a local folder. Nothing is downloaded; the weights must be safetensors."""
 
     kind: Literal["huggingface"] = "huggingface"
-    folder: str = Field(description="Folder that save_pretrained wrote, relative to the recipe.")
+    folder: str = Field(
+        description="Folder that save_pretrained wrote, relative to the recipe.", examples=["models/bert"]
+    )
     task: Literal["sequence-classification", "token-classification", "causal-lm", "image-classification"] = Field(
         description="What the model is used for."
     )
     public: bool = Field(description="Must be written as true: no private record shaped the numbers in the folder.")
-    lora: Lora | None = Field(None, description="Train adapters, the head and new layers; left out, all layers.")
-    freeze: list[str] = Field(default_factory=list, description="Patterns of parameters that do not train: [bert.*].")
+    lora: Lora | None = Field(
+        None,
+        description="Train adapters, the head and new layers; left out, all layers.",
+        examples=[{"rank": 8, "targets": ["query", "value"]}],
+    )
+    freeze: list[str] = Field(
+        default_factory=list,
+        description="Patterns of parameters that do not train.",
+        examples=[["bert.embeddings.*"]],
+    )
     dtype: Literal["bfloat16"] | None = Field(
         None, description="Precision of passes, as runtime.dtype; parameters, norms, sums and noise stay float32."
     )

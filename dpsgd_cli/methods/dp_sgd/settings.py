@@ -68,7 +68,10 @@ Optimizer = Annotated[SgdSettings | AdamSettings | AdamWSettings, Field(discrimi
 class ParameterGroup(Section):
     """Parameters with a rate or decay of their own, by the pattern of their names."""
 
-    names: str = Field(description="Pattern of names: *.bias, bert.encoder.*; the first group that fits counts.")
+    names: str = Field(
+        description="Pattern of names: *.bias, bert.encoder.*; the first group that fits counts.",
+        examples=["*.bias"],
+    )
     rate: NonNegative = Field(1.0, description="Factor on the learning rate.")
     decay: NonNegative = Field(1.0, description="Factor on the weight decay.")
 
@@ -130,7 +133,9 @@ class Gradient(Section):
     optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
     groups: list[ParameterGroup] = Field(
-        default_factory=list, description="Parameters with rates of their own; it is post-processing, at no price."
+        default_factory=list,
+        description="Parameters with rates of their own; it is post-processing, at no price.",
+        examples=[[{"names": "*.bias", "decay": 0}]],
     )
     descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()
