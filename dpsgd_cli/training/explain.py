@@ -243,10 +243,10 @@ def _references(columns: Sequence[Column], number: int) -> np.ndarray:
 def _inference(trained: Trained, trial: int) -> Inference | None:
     """Return the intervals of a trial, whose coding is chosen on drawn reference records; None without intervals."""
     columns = trained.layout.columns or ()
-    if not columns or trained.loaded.recipe.inference_share is None:
+    if not columns or not Inference.asked(trained, trial):
         return None
     drawn = _references(columns, 4 * math.prod(trained.input_shape) + _OTHERS)
-    return Inference.of_trained(trained, trial, trained.inputs(drawn, trial, exactly=True))
+    return Inference(trained, trial, trained.inputs(drawn, trial, exactly=True))
 
 
 def _contrasts(trained: Trained) -> list[np.ndarray]:

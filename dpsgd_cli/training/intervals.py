@@ -58,10 +58,10 @@ class Inference:
             self.root[: len(cut), : len(cut)] -= cut @ cut.T
         self.coding = chosen(inputs, *self.released.seen, self.root, self.bias)
 
-    @classmethod
-    def of_trained(cls, trained: Trained, trial: int, inputs: np.ndarray) -> Inference | None:
-        """Return the intervals of a trial; None if the recipe did not ask for them (`method.inference`)."""
-        return cls(trained, trial, inputs) if f"{trial}/{RELEASED}" in trained.bundle.kept else None
+    @staticmethod
+    def asked(trained: Trained, trial: int) -> bool:
+        """Return True if a trial's release for intervals is kept beside its weights."""
+        return f"{trial}/{RELEASED}" in trained.bundle.kept
 
     def law(self, contrast: np.ndarray) -> Law | None:
         """Return the law of the coefficients of a `contrast` (K,) of outputs, on rows u; None if noise hides it."""

@@ -166,7 +166,7 @@ BROKEN = [
     (
         "model: {kind: linear}",
         "",
-        f"1: model: missing; give a section with kind: {KINDS}",
+        f"1: model: missing; give a section with kind: {KINDS} (What is trained.)",
     ),
     (
         ", decay: 0.01",
