@@ -48,6 +48,8 @@ def refuse_unfit(data: Data, kinds: list[str]) -> None:
         problems.append("needs data.classes: labels that stay on disk are not searched for them")
     if isinstance(data.categorical, list):
         problems.append("needs the values of data.categorical: rows that stay on disk are not searched for them")
+    if data.private_columns:
+        problems.append("needs stated bounds and categories: private ones are counted in memory; state them")
     if data.unit is not None:
         problems.append("keeps rows apart, and those of a user (privacy.unit) have to be together; leave it out")
     if problems:

@@ -80,6 +80,8 @@ def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     [
         ({"classes": None}, "needs data.classes"),
         ({"categorical": ["c"]}, "needs the values of data.categorical"),
+        ({"categorical": {"c": "private"}}, "needs stated bounds and categories"),
+        ({"bounds": {"n": "private"}, "missing": None}, "needs stated bounds and categories"),
         ({"test_path": "t.csv"}, "is for one csv, tsv or parquet file"),
     ],
 )

@@ -160,6 +160,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": METHOD | {"optimizer": {"kind": "sgd", "momentum": 0.5}}}, "momentum: 0"),
     ({"method": METHOD | {"optimizer": {"kind": "adam"}}}, "momentum: 0"),
     ({"method": METHOD | {"averaging": {"kind": "tail"}}}, "averaging must be null"),
+    ({"method": METHOD | {"groups": [{"names": "*", "decay": 0}]}}, "groups must be left out"),
     ({"method": METHOD | {"learning_rate": {"kind": "cosine", "initial": 1.0}}}, "must be one number"),
     ({"privacy": PRIVACY | {"clipping": {"kind": "per-layer", "norm": 1.0}}}, "must be flat"),
     ({"privacy": PRIVACY | {"clipping": {"kind": "automatic"}}}, "must be flat"),

@@ -13,11 +13,14 @@ import pytest
 import torch
 import yaml
 
+from dpsgd_cli.accounting.mechanism import Release, Threshold
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data import array_cache
 from dpsgd_cli.engine.streams import SecureStreams
-from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.errors import DpsgdError, PrivacyError
 from dpsgd_cli.methods.pate import run as pate
 from dpsgd_cli.methods.pate import students
+from dpsgd_cli.methods.pate.price import pate as planned
 from dpsgd_cli.methods.pate.settings import LabelSpreading
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
@@ -376,3 +379,15 @@ def test_an_unlabelled_file_is_asked_about_and_its_labels_are_not_known(tmp_path
 def test_what_is_no_unlabelled_file_is_refused(public: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DpsgdError, match=message):
         trained(of_a_file(tmp_path / "own", **public))
+
+
+@pytest.mark.parametrize("budget", ["{epsilon: 8, delta: 1e-5}", "null"])
+def test_a_filter_of_mu_does_not_count_names_of_categories(budget: str) -> None:
+    """They cost a delta. Outside of the budget, which `training` alone then is, they are priced beside it."""
+    facts = Facts(32561, [Release(Threshold(0.0, 1e-6, "add-remove"))], public_records=8000)
+    changes = [f"privacy.budget={budget}", "method.queries=50"]
+    with pytest.raises(PrivacyError, match="names of private categories cost a delta"):
+        planned(load_recipe("pate/adult-confident", changes).recipe, facts)
+    if budget != "null":
+        beside = load_recipe("pate/adult-confident", [*changes, "privacy.budget_covers=training"]).recipe
+        assert any(isinstance(own.mechanism, Threshold) for own in planned(beside, facts).priced_releases)

@@ -21,7 +21,7 @@ from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.budget import Filter, GaussianFilter, format_budget, mu_squared_left, over_budget
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.accounting.search import Interval, solve_at_limit
 from dpsgd_cli.accounting.statement import BestAccountant
@@ -77,6 +77,15 @@ def pate(recipe: Recipe, facts: Facts) -> Plan:
     return _Draft(method, privacy, facts, recipe.adjacency).plan()
 
 
+def _check_has_mu(counted: Sequence[Release]) -> None:
+    """Raise PrivacyError for a release that a filter of mu^2 cannot count: names of categories, which cost a delta."""
+    if any(isinstance(release.mechanism, Threshold) for release in counted):
+        raise PrivacyError(
+            "method.aggregation chooses what to answer within a budget in mu^2, and names of private categories cost a"
+            " delta; state the categories, use aggregation gnmax or lnmax, or give privacy.budget_covers: training"
+        )
+
+
 @dataclass(frozen=True)
 class _Draft:
     """A plan in the making."""
@@ -109,6 +118,7 @@ class _Draft:
             answers=self._answers,
         )
         if rule.is_adaptive:
+            _check_has_mu(before if covers else ())
             draft = replace(draft, most=self._most(rule, before if covers else ()))
         else:
             self._check_fits(rule, [*(before if covers else ()), *asked])
