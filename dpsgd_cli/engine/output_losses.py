@@ -6,9 +6,9 @@ Guarantee: the number of an example depends on that example's outputs and labels
 sequence is divided by the number of places of that sequence that count, never by a number of the batch. Then one
 record moves a clipped sum by at most the clip norm, whatever the loss is: no bound on its slope is needed. The price of
 a training is the same for every loss. A loss of the user's own is called with one example at a time
-(`torch.func.vmap`), so it has no other example to look at. Before training it is called twice on the same examples, which
-finds what it keeps and uses at once. Memory in a module's globals that it uses only later is not found, as in a model
-(`state.py`): such code is refused by nobody but its reader.
+(`torch.func.vmap`), so it has no other example to look at. Before training it is called twice on the same examples,
+which finds what it keeps and uses at once. What it keeps in its module's globals and uses only later is not found, as
+in a model (`state.py`).
 
 To add a loss: its name and tasks in `engine/settings.py`, and its record in `OUTPUT_LOSSES`. `tests/engine/
 test_output_losses.py` tries each for what the guarantee says.
