@@ -218,12 +218,15 @@ def in_range(low: float, high: float, least: float, most: float) -> tuple[float,
 
 
 def mean_of(parts: list[Estimate]) -> Estimate:
-    """Return the mean of metrics on disjoint records: their intervals' sides are added in squares (Zou 2008)."""
+    """Return the mean of metrics on disjoint records: their intervals' sides are added in squares (Zou 2008).
+
+    Sides are those of the points. Where a point is not shown, noise decides, and the ends themselves are averaged: the
+    mean lies between them wherever each metric lies in its interval.
+    """
     values = [one.value for one in parts if one.value is not None]
-    middles = values if len(values) == len(parts) else [(one.low + one.high) / 2 for one in parts]
-    centres = [min(max(value, one.low), one.high) for value, one in zip(middles, parts, strict=True)]
-    centre = sum(centres) / len(parts)
-    down = math.hypot(*(c - one.low for c, one in zip(centres, parts, strict=True))) / len(parts)
-    up = math.hypot(*(one.high - c for c, one in zip(centres, parts, strict=True))) / len(parts)
-    point = sum(values) / len(parts) if len(values) == len(parts) else None
-    return Estimate(point, *in_range(centre - down, centre + up, 0.0, 1.0))
+    if len(values) < len(parts):
+        return Estimate(None, sum(one.low for one in parts) / len(parts), sum(one.high for one in parts) / len(parts))
+    point = sum(values) / len(parts)
+    down = math.hypot(*(value - one.low for value, one in zip(values, parts, strict=True))) / len(parts)
+    up = math.hypot(*(one.high - value for value, one in zip(values, parts, strict=True))) / len(parts)
+    return Estimate(point, *in_range(point - down, point + up, 0.0, 1.0))

@@ -12,7 +12,7 @@ from sklearn import metrics
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, strategy
-from dpsgd_cli.evaluation.estimates import Noised, fieller
+from dpsgd_cli.evaluation.estimates import Estimate, Noised, fieller, mean_of
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
 ALMOST_NONE = Release(GaussianSum(1e-3, "add-remove"))
@@ -135,3 +135,9 @@ def test_an_interval_beyond_the_range_of_its_metric_keeps_a_width() -> None:
     for seed in range(20):
         found = run.measure_classes(y, (6.0 * y - 3)[:, None], release, SeededStreams(seed), 60).metrics
         assert all(one.high - one.low > 0.01 for one in found.values()), seed
+
+
+def test_the_mean_of_metrics_of_which_little_is_known_reaches_to_the_means_of_their_ends() -> None:
+    """Recalls .75 and .996 lie in both intervals: their mean, .873, has to lie in the interval of the mean."""
+    found = mean_of([Estimate(None, 0.0, 1.0), Estimate(None, 0.5, 1.0)])
+    assert (found.low, found.high, found.value) == (0.25, 1.0, None)
