@@ -36,10 +36,8 @@ class Discover(PrivateStep):
     settings: Discovery
     fitted_on = "training"
 
-    def __init__(
-        self, settings: Discovery, adjacency: Adjacency, names: Mapping[str, bool], most_rows: int = 1
-    ) -> None:
-        """Take the names of the private columns, True for categorical ones, and how many rows of a user are used.
+    def __init__(self, settings: Discovery, adjacency: Adjacency, names: Mapping[str, bool], most_rows: int) -> None:
+        """Take the names of the private columns, True for categorical ones, and the most rows of a user, or 1.
 
         While settings are `auto`, the step has no release yet and can only `plan`.
         """

@@ -1,10 +1,9 @@
 """A user's own CSV or parquet file with `data.on_disk`: converted in parts to a file of numbers, which stays on disk.
 
 Rows are never all in memory: a part of the file is read at a time, and training reads the rows of a batch, or a piece
-of all rows (`on_disk.py`). If a test part is cut, one byte a row says which, and eight are the number of each row of
-the test part. The numbers are kept in the cache
-folder of the user, readable by nobody else, under the hash of the file and of all that decides how it is read; delete
-the folder `tables` there to forget them.
+of all rows (`on_disk.py`). If a test part is cut, memory holds one byte for each row, and eight for each row of the
+test part. The numbers are kept in the cache folder of the user, readable by nobody else, under the hash of the file and
+of all that decides how it is read; delete the folder `tables` there to forget them.
 
 Classes and categories must be declared, because they would otherwise be known only after all rows.
 """

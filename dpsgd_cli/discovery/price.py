@@ -80,7 +80,7 @@ def sensitivity(adjacency: Adjacency, columns: int) -> float:
     return math.sqrt(columns * replace_factor(adjacency))
 
 
-def threshold(scale: float, delta: float, categorical: int, rows: int = 1) -> float:
+def threshold(scale: float, delta: float, categorical: int, rows: int) -> float:
     """Return T for noise of standard deviation `scale`, such that c = `categorical` columns are named within `delta`.
 
     A category that nobody else has is named with probability at most `delta` / (c m). `rows` is m: how many such

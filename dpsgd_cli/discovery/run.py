@@ -189,7 +189,7 @@ class Counts:
 
     numbers: Mapping[str, np.ndarray]
     codes: Mapping[str, tuple[np.ndarray, Sequence[str]]]
-    rows: int = 1
+    rows: int
 
     def released(self, noised: Callable[[np.ndarray], np.ndarray], settings: Discovery, scale: float) -> Found:
         """Return what is read from the counts with noise of standard deviation `scale`, which `noised` adds."""

@@ -50,7 +50,7 @@ HARD = [
 
 
 def step(adjacency: Adjacency = "add-remove", noise: float = 5.0, delta: float = 0.01) -> Discover:
-    return Discover(Discovery(noise_multiplier=noise, delta=delta), adjacency, KINDS)
+    return Discover(Discovery(noise_multiplier=noise, delta=delta), adjacency, KINDS, 1)
 
 
 def counted(rows: np.ndarray, adjacency: Adjacency = "add-remove") -> dict[object, float]:
@@ -185,7 +185,7 @@ def test_two_releases_are_charged_and_each_by_its_own_number() -> None:
         GaussianSum(5.0, "zero-out", sensitivity=2.0, label="discovery"),
         Threshold(0.0, 1e-6, "zero-out", "categories"),
     )
-    numbers = Discover(Discovery(noise_multiplier=5.0, delta=1e-6), "add-remove", {"income": False})
+    numbers = Discover(Discovery(noise_multiplier=5.0, delta=1e-6), "add-remove", {"income": False}, 1)
     assert numbers.releases == (GaussianSum(5.0, "add-remove", sensitivity=1.0, label="discovery"),)
 
 
@@ -225,7 +225,7 @@ def test_epsilon_by_epoch_counts_the_threshold_from_its_epoch_on() -> None:
 def test_nothing_is_said_of_a_group_which_may_have_a_category_to_itself() -> None:
     """Five records with a category of their own are named far more often than five times delta."""
     settings = Discovery(noise_multiplier=3.0, delta=0.01)
-    together = norm.sf((price.threshold(3.0, 0.01, 1) - 5) / 3.0)
+    together = norm.sf((price.threshold(3.0, 0.01, 1, 1) - 5) / 3.0)
     assert together > 5 * 0.01
     assert settings.delta == 0.01
     with pytest.raises(UnsupportedMechanism, match="a group of 5 may have one to itself"):
@@ -238,6 +238,6 @@ def test_a_threshold_has_no_epsilon() -> None:
 
 
 def test_noise_that_is_too_coarse_for_the_margin_is_refused() -> None:
-    counts = Counts({}, {"job": (np.zeros(10), [str(n) for n in range(10)])})
+    counts = Counts({}, {"job": (np.zeros(10), [str(n) for n in range(10)])}, 1)
     with pytest.raises(ValueError, match="too coarse"):
         counts.released(lambda exact: exact, Discovery.model_construct(noise_multiplier=3e10, delta=0.01), 1)

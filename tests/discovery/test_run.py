@@ -33,7 +33,7 @@ LAYOUT = Layout(
     (Column("age", (0.0, 99.0)), Column("income", private="bounds"), Column("job", private="categories", filling="")),
 )
 STEP = Discover(
-    Discovery(noise_multiplier=1.0, delta=0.01, most_categories=3), "add-remove", {"income": False, "job": True}
+    Discovery(noise_multiplier=1.0, delta=0.01, most_categories=3), "add-remove", {"income": False, "job": True}, 1
 )
 
 
