@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import replace_factor
@@ -36,14 +35,13 @@ from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.projections import Rotation
-from dpsgd_cli.data.users import in_memory
+from dpsgd_cli.data.users import in_memory, shares_of_rows
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.users.run import shares_of_rows
 
 _MOST_ROWS = 50_000
 _MOST_TRIALS = 5
@@ -164,7 +162,7 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
 
     def made(count: int, seed: int) -> tuple[np.ndarray, ...]:
         stream, used = SeededStreams(seed), members[:count].ravel()
-        weights = None if data.unit is None else shares_of_rows(torch.from_numpy(members[:count])).numpy().ravel()
+        weights = None if data.unit is None else shares_of_rows(members[:count]).ravel()
         groups = tuple(Grouping(name, ("a", "b", "c"), codes[used]) for name, codes in groupings)
         held = HeldOut(weights, groups, data.unit is not None)
         if regression:

@@ -31,7 +31,7 @@ from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
-from dpsgd_cli.data.users import by_user, in_memory, members_of
+from dpsgd_cli.data.users import by_user, in_memory, members_of, shares_of_rows
 from dpsgd_cli.discovery.settings import Discovery
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.evaluation.groups import Grouping
@@ -306,9 +306,9 @@ def shares_of(keys: np.ndarray, most_rows: int) -> np.ndarray:
     >>> shares_of(np.array([7, 7, 7, 4]), most_rows=2).tolist()
     [0.5, 0.5, 0.0, 1.0]
     """
-    members = members_of(keys, most_rows)[1]
-    there, weights = members >= 0, np.zeros(len(keys))
-    weights[members[there]] = (there / there.sum(axis=1, keepdims=True))[there]
+    members, weights = members_of(keys, most_rows)[1], np.zeros(len(keys))
+    there = members >= 0
+    weights[members[there]] = shares_of_rows(members)[there]
     return weights
 
 

@@ -197,6 +197,16 @@ def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray
     return users, members
 
 
+def shares_of_rows(members: np.ndarray) -> np.ndarray:
+    """Return the weight (U, M) of each row of `members_of` in its user's mean: 1 / n_u, and 0 for an empty place.
+
+    >>> shares_of_rows(np.array([[0, 1], [3, -1]])).tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
+    """
+    there = members >= 0
+    return np.asarray(there / np.maximum(there.sum(axis=1, keepdims=True), 1))
+
+
 def as_users(dataset: Dataset, data: Data) -> Dataset:
     """Return synthetic training rows with each row repeated as several rows of one user, if users are the unit.
 

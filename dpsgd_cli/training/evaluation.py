@@ -26,7 +26,7 @@ from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
-from dpsgd_cli.data.users import members_of
+from dpsgd_cli.data.users import members_of, shares_of_rows
 from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on, passes
 from dpsgd_cli.engine.metrics import (
     METRICS,
@@ -50,7 +50,7 @@ from dpsgd_cli.results.result import Released, ResultContent, Unreleased
 from dpsgd_cli.training import assemble
 from dpsgd_cli.training.build_models import loss_of
 from dpsgd_cli.training.start import Member, Trials
-from dpsgd_cli.users.run import UnitTable, shares_of_rows
+from dpsgd_cli.users.run import UnitTable
 
 LEAST_CLIPPED = 0.375
 """Threshold below the automatic clip of residuals for tables, and above that for directions of images."""
@@ -257,7 +257,7 @@ def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:
         assert dataset.keys is not None
         members = members_of(dataset.keys.values[len(dataset.train_y) :], unit.most_rows)[1]
         used = members[members >= 0]
-        weights = shares_of_rows(torch.from_numpy(members)).numpy()[members >= 0]
+        weights = shares_of_rows(members)[members >= 0]
     groupings = tuple(replace(one, codes=one.codes[used]) for one in dataset.groupings)
     return used, HeldOut(weights, groupings, unit is not None)
 

@@ -116,9 +116,3 @@ def losses_of_users(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
     # an empty place adds neither loss nor gradient, for all weights
     each = each.masked_fill(nobody, 0.0).view(trials, most, users)
     return each.sum(dim=1) / (most - nobody.view(trials, most, users).sum(dim=1)).clamp_min(1)
-
-
-def shares_of_rows(members: Tensor) -> Tensor:
-    """Return the weight (U, m) of each row in its user's mean: 1 / n_u, and 0 for an empty place."""
-    there = (members >= 0).double()
-    return there / there.sum(dim=1, keepdim=True).clamp_min(1)

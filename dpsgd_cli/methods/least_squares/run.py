@@ -33,6 +33,7 @@ import torch
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.common.terminal import SILENT
+from dpsgd_cli.data.users import shares_of_rows
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
@@ -43,7 +44,7 @@ from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.maps import eigen, spread
 from dpsgd_cli.preconditioning.price import weight_of
-from dpsgd_cli.users.run import UnitTable, shares_of_rows
+from dpsgd_cli.users.run import UnitTable
 
 
 class DpLeastSquares(OneShot):
@@ -79,9 +80,9 @@ class DpLeastSquares(OneShot):
         if not isinstance(table, UnitTable):
             return None
         taken = slice(None) if table.held_out is None else ~table.held_out[:, trial]
-        members = table.members[taken]
+        members = table.members[taken].cpu().numpy()
         there = members >= 0
-        return members[there].cpu().numpy(), shares_of_rows(members)[there].sqrt().cpu().numpy()
+        return members[there], np.sqrt(shares_of_rows(members)[there])
 
     def _pieces(self, trial: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield a trial's rows over their public bound, with the bias's 1, and targets of norm at most 1. Private.
