@@ -1,10 +1,9 @@
 """Tiers C and D on private bounds and categories: what one record adds to the counts, their noise, and the threshold.
 
 Records are random, with worst cases among them, and a user has up to the most rows that are used, alike or all
-different; of the recipe's own file only the columns are used. The recipe's own
-step counts them. The noise is drawn as in training. The threshold is attacked at a delta of 1%, which can be seen:
-one record has a category of its own, and the attack wins if it is named. At the recipe's delta the same code computes
-the threshold.
+different. Of the recipe's own file only the columns are used. The recipe's own step counts the records. The noise is
+drawn as in training. The threshold is attacked at a delta of 1%, which can be seen: one record has a category of its
+own, and the attack wins if it is named. At the recipe's delta the same code computes the threshold.
 """
 
 from __future__ import annotations
