@@ -121,12 +121,12 @@ def test_a_table_json_lines_and_files_have_the_same_tokens(folder: Path) -> None
     from dpsgd_cli.data.settings import Data
 
     def read(**changes: Any) -> tuple[np.ndarray, np.ndarray]:
-        told = {"classes": ["bad", "good"], "text": {"length": 12, "folder": "bert"}} | changes
+        told = {"classes": ["bad", "good"], "text": {"length": 12, "folder": "bert", "public": True}} | changes
         part = load_raw(Data.model_validate(told), folder).train
         order = np.lexsort(np.asarray(part.x).T)
         return np.asarray(part.x)[order], np.asarray(part.y)[order]
 
-    column = {"column": "text", "length": 12, "folder": "bert"}
+    column = {"column": "text", "length": 12, "folder": "bert", "public": True}
     ways = [
         read(path="texts.csv", target="label", text=column),
         read(path="texts.jsonl", target="label", text=column),
@@ -288,7 +288,7 @@ def test_features_of_a_frozen_model_are_those_of_each_text_alone(folder: Path, t
     """A linear model on mean states of BERT; predictions of texts together are those of each alone."""
     given = recipe() | {"model": {"kind": "linear"}}
     features = {"kind": "huggingface", "folder": "bert", "public": True}
-    text = {"column": "text", "length": 12, "folder": "bert"}
+    text = {"column": "text", "length": 12, "folder": "bert", "public": True}
     given["data"] |= {"features": features, "text": text, "preprocess": [{"unit-norm": {}}]}
     (folder / "frozen.yaml").write_text(json.dumps(given))
     result = dpsgd.train(str(folder / "frozen.yaml"), out=tmp_path)

@@ -57,6 +57,20 @@ class TextInput(Section):
         description="Folder of the tokenizer, relative to the recipe; else the model's.",
         examples=["models/bert"],
     )
+    public: bool = Field(
+        False,
+        description="With a folder of its own: true declares that no private record shaped its tokenizer.",
+        examples=[True],
+    )
+
+    @model_validator(mode="after")
+    def _declared(self) -> TextInput:
+        if self.folder is not None and not self.public:
+            raise ValueError(
+                f"public: a tokenizer that private records shaped tells of them; true declares that none shaped the one"
+                f" in {self.folder}"
+            )
+        return self
 
 
 class Split(Section):

@@ -150,7 +150,7 @@ class Recipe(Section):
         if text is not None and text.folder is None:
             if not isinstance(self.model, HuggingFaceModel):
                 raise ValueError("data.text.folder: missing; give the folder of a tokenizer")
-            self.__dict__["data"] = self.data.changed(text=text.changed(folder=self.model.folder))
+            self.__dict__["data"] = self.data.changed(text=text.changed(folder=self.model.folder, public=True))
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.named_arrays import next_tokens
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import outline, pipeline_of
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import DataError
@@ -177,3 +177,10 @@ def test_labels_that_are_arrays_go_with_what_is_proved_for_them(
     Recipe.model_validate(PRIVATE)
     with pytest.raises(ValueError, match=told):
         Recipe.model_validate(PRIVATE | {section: PRIVATE[section] | changes})
+
+
+def test_a_tokenizer_of_its_own_folder_has_to_be_declared_public() -> None:
+    asked = {"column": "review", "length": 8, "folder": "words"}
+    with pytest.raises(ValueError, match="public: a tokenizer that private records shaped tells of them"):
+        TextInput.model_validate(asked)
+    assert TextInput.model_validate(asked | {"public": True}).folder == "words"
