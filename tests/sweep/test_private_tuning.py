@@ -248,7 +248,7 @@ def test_two_runs_are_of_cells_drawn_independently() -> None:
     assert abs(share - 0.25) < 5 * error < 0.25
 
 
-MANY = 600
+MANY = 3000
 """Sweeps of an attack on each of two neighbours."""
 
 
@@ -257,9 +257,9 @@ def chosen_scores(select: RandomStopping, mean: float, folder: Path, random: np.
     cell = SimpleNamespace(directory="a", settings={})
     found = np.full(MANY, -np.inf)
     for i in range(MANY):
-        runs = [
-            (cell, {"trial": j, "test_accuracy": x}) for j, x in enumerate(random.normal(mean, 1, sum(draw(select, 1))))
-        ]
+        select = select.changed(seed=int(random.integers(2**32)))
+        drawn = random.normal(mean, 1, sum(draw(select, 1)))
+        runs = [(cell, {"trial": j, "test_accuracy": x}) for j, x in enumerate(drawn)]
         if select.threshold is None:
             best = _best(runs, select)  # type: ignore[arg-type]
             found[i] = best[1]["test_accuracy"] if best else -np.inf
