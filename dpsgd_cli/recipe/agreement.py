@@ -361,8 +361,8 @@ def _kfac(recipe: Recipe, settings: Kfac) -> list[str]:
     scaled = [step.scale is not None and step.scale == Scale() for step in data.preprocess or ()]
     if settings.probes != "uniform" and (data.features is not None or not all(scaled)):
         problems.append(
-            f"method.preconditioner.probes: {settings.probes} are images with pixels in [0, 1], not what data.preprocess"
-            " or data.features make of records; use uniform"
+            f"method.preconditioner.probes: {settings.probes} are images with pixels in [0, 1], not what"
+            " data.preprocess or data.features make of records; use uniform"
         )
     return problems
 

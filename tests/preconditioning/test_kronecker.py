@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.data import synthetic
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.layers import Layer
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import MlpModel
