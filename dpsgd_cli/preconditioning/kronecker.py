@@ -39,8 +39,8 @@ from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.preconditioning.settings import Kfac
 
-PROBES = 500
-"""Number of synthetic inputs."""
+PROBES = 256
+"""Number of synthetic inputs. They pass through the model together."""
 RANK = 64
 """Most directions of a factor with eigenvalues of their own."""
 SEED = 0
@@ -108,11 +108,10 @@ class KroneckerFactors:
 
     def _cut(self, calls: list[Tensor]) -> Tensor:
         """Return C (R or 1, n, k) of the vectors (R or 1, N, n) of all calls; 0 if any of them is not finite."""
-        vectors = torch.cat([one.expand(max(map(len, calls)), -1, -1) for one in calls], dim=1).double()
-        bad = ~vectors.isfinite().flatten(1).all(dim=1)
-        vectors = vectors.masked_fill(bad[:, None, None], 0.0)
+        vectors = torch.cat([one.expand(max(map(len, calls)), -1, -1) for one in calls], dim=1)
+        vectors = torch.where(vectors.isfinite().flatten(1).all(dim=1)[:, None, None], vectors, 0.0)
         values, directions = _largest(vectors, min(RANK, vectors.shape[-1]))
-        total = vectors.square().sum(dim=(1, 2)).unsqueeze(1)
+        total = vectors.double().square().sum(dim=(1, 2)).unsqueeze(1)
         size, kept = vectors.shape[-1], values.shape[1]
         mean = (total / size).clamp_min(1e-300)
         rest = values[:, :1] if kept == size else (total - values.sum(dim=1, keepdim=True)).clamp_min(0) / (size - kept)
@@ -123,8 +122,9 @@ class KroneckerFactors:
 def _largest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest `count` eigenvalues (R, k), ascending, of X^T X for X (R, N, n), and directions (R, n, k)."""
     if vectors.shape[1] >= vectors.shape[2]:
-        values, directions = torch.linalg.eigh(vectors.mT @ vectors)
+        values, directions = torch.linalg.eigh((vectors.mT @ vectors).double())
         return values[:, -count:].clamp_min(0), directions[..., -count:]
+    vectors = vectors.double()
     values, mixtures = torch.linalg.eigh(vectors @ vectors.mT)
     values = values[:, -count:].clamp_min(0)
     directions = vectors.mT @ mixtures[..., -count:]
