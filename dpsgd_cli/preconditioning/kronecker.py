@@ -2,9 +2,9 @@
 
 One example's gradient of a layer is a matrix g (outputs, inputs). Let M be the second moment of the layer's inputs over
 synthetic inputs (probes), divided by the mean of its eigenvalues. Let A = (M + damping)^-1/2 times a number that makes
-its largest eigenvalue 1, and G the same for the loss gradient by the layer's outputs, with labels drawn from the
-model's own prediction. Only the largest 64 eigenvalues of M count by themselves, and the others by their mean, so that
-A is I - C C^T for a C of few columns: a step then costs little more.
+its largest eigenvalue 1. With `factors: both`, G is the same for the loss gradient by the layer's outputs, with labels
+drawn from the model's own prediction; otherwise G is the identity. Only the largest 64 eigenvalues of M count by
+themselves, and the others by their mean, so that A is I - C C^T for a C of few columns: a step costs little more.
 
 The layer's gradient becomes Q g = s G g A, with s such that the probes' gradients of the layer keep their mean square
 length. So the clip norm keeps its meaning, and so does the share of each layer in a gradient. A bias has gradient
@@ -50,18 +50,18 @@ SEED = 0
 class KroneckerFactors:
     """Factors of a pack's layers, computed anew by `renew`; between two calls they are constant."""
 
-    def __init__(self, pack: Pack, probes: Tensor, loss: Loss, damping: float) -> None:
+    def __init__(self, pack: Pack, probes: Tensor, loss: Loss, settings: Kfac) -> None:
         """Prepare factors from `probes` (N, ...), inputs of the model that depend on no record.
 
         Raises ModelError if no layer of the model has a rule.
         """
-        self.pack, self.loss, self.damping = pack, loss, damping
+        self.pack, self.loss, self.settings = pack, loss, settings
         self.probes = probes.unsqueeze(0)
-        self.layers = [one for one in pack.layers if isinstance(one, Layer) and one.sides is not None]
+        self.layers = [one for one in pack.layers if isinstance(one, Layer) and self._ruled(one)]
         if not self.layers:
             raise ModelError(
-                "method.preconditioner: kfac has a rule for dense layers, ungrouped convolutions and embeddings, and"
-                " this model has none; leave it out"
+                "method.preconditioner: kfac has a rule for dense layers, ungrouped convolutions and (factors: both)"
+                " embeddings, and this model has none; leave it out"
             )
 
     @classmethod
@@ -71,7 +71,10 @@ class KroneckerFactors:
         heights = [layer.height for layer in pack.members if isinstance(layer, Embedding)]
         tokens = None if table.x.is_floating_point() else min(heights, default=2)
         drawn = torch.from_numpy(draw(settings.probes, PROBES, table.input_shape, SEED, tokens))
-        return cls(pack, drawn.to(table.x), context.loss, settings.damping)
+        return cls(pack, drawn.to(table.x), context.loss, settings)
+
+    def _ruled(self, layer: Layer) -> bool:
+        return layer.sides is not None and (layer.sides.inputs is not None or self.settings.factors == "both")
 
     @torch.no_grad()
     def renew(self, step: int) -> None:
@@ -102,20 +105,20 @@ class KroneckerFactors:
         assert layer.sides is not None
         calls = layer.recorded()
         inputs = [vectors_along(a, layer.sides.inputs) for a, _ in calls if layer.sides.inputs is not None]
-        outputs = [vectors_along(d, layer.sides.outputs) for _, d in calls]
+        outputs = [vectors_along(d, layer.sides.outputs) for _, d in calls if self.settings.factors == "both"]
         scale = torch.ones_like(self.pack.values[:, 0])
-        return Cuts(self._cut(inputs) if inputs else None, self._cut(outputs), scale)
+        return Cuts(self._cut(inputs) if inputs else None, self._cut(outputs) if outputs else None, scale)
 
     def _cut(self, calls: list[Tensor]) -> Tensor:
         """Return C (R or 1, n, k) of the vectors (R or 1, N, n) of all calls; 0 if any of them is not finite."""
         vectors = torch.cat([one.expand(max(map(len, calls)), -1, -1) for one in calls], dim=1)
         vectors = torch.where(vectors.isfinite().flatten(1).all(dim=1)[:, None, None], vectors, 0.0)
         values, directions = _largest(vectors, min(RANK, vectors.shape[-1]))
-        total = vectors.double().square().sum(dim=(1, 2)).unsqueeze(1)
+        damping, total = self.settings.damping, vectors.double().square().sum(dim=(1, 2)).unsqueeze(1)
         size, kept = vectors.shape[-1], values.shape[1]
         mean = (total / size).clamp_min(1e-300)
         rest = values[:, :1] if kept == size else (total - values.sum(dim=1, keepdim=True)).clamp_min(0) / (size - kept)
-        shares = 1 - ((rest / mean + self.damping) / (values / mean + self.damping)).sqrt()
+        shares = 1 - ((rest / mean + damping) / (values / mean + damping)).sqrt()
         return (directions * shares.clamp_min(0).sqrt().unsqueeze(1)).to(calls[0].dtype)
 
 

@@ -46,6 +46,10 @@ class Kfac(PreconditionerKind):
         description="Synthetic inputs: images that resemble handwriting or photographs, or independent numbers.",
         examples=["strokes"],
     )
+    factors: Literal["inputs", "both"] = Field(
+        "inputs",
+        description="Of a layer's inputs alone, or also of its loss gradients by its outputs, which costs more.",
+    )
     every: Count = Field(50, description="Steps after which the factors are computed anew; also when an epoch begins.")
     damping: Positive = Field(
         1.0, description="Added to the eigenvalues of a factor, whose mean is 1; a large number changes little."

@@ -24,8 +24,8 @@ from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
 from dpsgd_cli.clipping import bounds
-from dpsgd_cli.clipping import run as clipping_run
 from dpsgd_cli.clipping import price as norm_histogram
+from dpsgd_cli.clipping import run as clipping_run
 from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation

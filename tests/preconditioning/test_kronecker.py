@@ -24,12 +24,15 @@ from dpsgd_cli.errors import DataError, ModelError
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.preconditioning.kronecker import RANK, KroneckerFactors
+from dpsgd_cli.preconditioning.settings import Kfac
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import points, recipe, run
 
 DOUBLE = Placement(torch.device("cpu"), torch.float64)
 DAMPING = 0.3
-KFAC = {"kind": "kfac", "probes": "uniform", "every": 2, "damping": DAMPING}
+KFAC = {"kind": "kfac", "probes": "uniform", "every": 2, "damping": DAMPING, "factors": "both"}
+BOTH = Kfac.model_validate(KFAC)
+INPUTS = BOTH.changed(factors="inputs")
 
 
 def images() -> nn.Module:
@@ -53,17 +56,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 }
 
 
-def factored(name: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[Pack, KroneckerFactors]:
+def factored(name: str, settings: Kfac = BOTH) -> tuple[Pack, KroneckerFactors]:
     build, probes = CASES[name]
-    pack = Pack(build, seeds, DOUBLE, trusted=True)
-    made = KroneckerFactors(pack, probes, cross_entropy, DAMPING)
+    pack = Pack(build, (0, 1), DOUBLE, trusted=True)
+    made = KroneckerFactors(pack, probes, cross_entropy, settings)
     made.renew(0)
     return pack, made
 
 
-def matrix(cut: Tensor | None, trial: int) -> Tensor:
+def matrix(cut: Tensor | None, trial: int, size: int) -> Tensor:
     """I - C C^T of a trial."""
-    assert cut is not None
+    if cut is None:
+        return torch.eye(size).double()
     own = cut[min(trial, len(cut) - 1)]
     return torch.eye(len(own), dtype=own.dtype) - own @ own.T
 
@@ -74,15 +78,17 @@ def moved(pack: Pack, trial: int, gradients: dict[str, Tensor]) -> dict[str, Ten
     for place, layer in zip(pack.member_names, pack.members, strict=True):
         if layer.cuts is None:
             continue
-        outputs = matrix(layer.cuts.outputs, trial) * layer.cuts.scale[trial]
         for own in layer.names:
             name, g = f"{place}.{own}", gradients[f"{place}.{own}"]
-            if layer.cuts.inputs is None:
+            table = layer.cuts.inputs is None and own == "weight" and place == "0"
+            outputs = matrix(layer.cuts.outputs, trial, g.shape[-1 if table else 0]) * layer.cuts.scale[trial]
+            if table:
                 found[name] = g @ outputs
             elif own == "bias":
                 found[name] = outputs @ g
             else:
-                found[name] = torch.einsum("po,oi...,ij->pj...", outputs, g, matrix(layer.cuts.inputs, trial))
+                inputs = matrix(layer.cuts.inputs, trial, g.shape[1])
+                found[name] = torch.einsum("po,oi...,ij->pj...", outputs, g, inputs)
     return found
 
 
@@ -97,10 +103,12 @@ def of_one(pack: Pack, name: str, trial: int, x: Tensor, y: Tensor) -> dict[str,
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_clipped_sums_are_those_of_single_gradients_in_the_preconditioned_space(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("images", BOTH), ("images", INPUTS), ("tokens", BOTH), ("grouped", BOTH)]
+)
+def test_clipped_sums_are_those_of_single_gradients_in_the_preconditioned_space(name: str, settings: Kfac) -> None:
     """Norm and sum of s G g A, by autograd one example at a time; and no example adds more than its bound."""
-    pack, made = factored(name)
+    pack, made = factored(name, settings)
     x, y = made.probes[0, 30:36], torch.arange(6) % 3
     bounds = torch.tensor([[50.0, 0.2]], dtype=torch.float64)
     expected = {parameter: torch.zeros(2, *shape).double() for parameter, (_, shape) in pack.spans.items()}
@@ -128,26 +136,27 @@ def test_clipped_sums_are_those_of_single_gradients_in_the_preconditioned_space(
 def test_layers_without_a_rule_keep_their_gradients() -> None:
     found = [[layer.cuts is not None for layer in factored(name)[0].members] for name in CASES]
     assert found == [[True, True, True], [True, True, False, True], [False, True]]
+    assert [layer.cuts is not None for layer in factored("tokens", INPUTS)[0].members] == [False, True, False, True]
     shared = nn.Linear(3, 3)
     pack = Pack(lambda: nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(3, 3)), [0], DOUBLE, trusted=True)
-    made = KroneckerFactors(pack, torch.rand(9, 3).double(), cross_entropy, DAMPING)
+    made = KroneckerFactors(pack, torch.rand(9, 3).double(), cross_entropy, BOTH)
     assert len(made.layers) == 2  # one module that is called twice is one layer
     with pytest.raises(ModelError, match="this model has none"):
-        KroneckerFactors(Pack(lambda: nn.LayerNorm(3), [0], DOUBLE, True), torch.rand(9, 3), cross_entropy, DAMPING)
+        KroneckerFactors(Pack(lambda: nn.LayerNorm(3), [0], DOUBLE, True), torch.rand(9, 3), cross_entropy, BOTH)
 
 
 def test_factors_are_roots_of_second_moments_on_the_probes() -> None:
     """A of the first dense layer's inputs, by NumPy; and the probes' gradients keep their mean square length."""
     rows = torch.randn(50, 5, generator=torch.Generator().manual_seed(1)).double() * torch.tensor([4, 2, 1, 1, 0.1])
     pack = Pack(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), [0], DOUBLE, trusted=True)
-    made = KroneckerFactors(pack, rows, cross_entropy, DAMPING)
+    made = KroneckerFactors(pack, rows, cross_entropy, BOTH)
     made.renew(3)
     moments = rows.numpy().T @ rows.numpy()
     values, axes = np.linalg.eigh(moments / np.trace(moments) * 5)
     root = (axes * ((values[0] + DAMPING) / (values + DAMPING)) ** 0.5) @ axes.T
     layer = pack.members[0]
     assert layer.cuts is not None
-    np.testing.assert_allclose(matrix(layer.cuts.inputs, 0).numpy(), root, atol=1e-9)
+    np.testing.assert_allclose(matrix(layer.cuts.inputs, 0, 0).numpy(), root, atol=1e-9)
     with_factors = mean_squares(pack, rows, made._labels(3))
     pack.preconditioned = []
     torch.testing.assert_close(with_factors, mean_squares(pack, rows, made._labels(3)), rtol=1e-9, atol=0)
@@ -167,13 +176,13 @@ def test_directions_beyond_the_largest_count_by_their_mean() -> None:
     few = torch.randn(30, size, generator=torch.Generator().manual_seed(2)).double() * torch.linspace(1, 3, size)
     for rows in (few, torch.cat([few, few, few])):
         pack = Pack(lambda: nn.Linear(size, 3), [0], DOUBLE, trusted=True)
-        KroneckerFactors(pack, rows, cross_entropy, DAMPING).renew(0)
+        KroneckerFactors(pack, rows, cross_entropy, BOTH).renew(0)
         layer = pack.members[0]
         assert layer.cuts is not None and layer.cuts.inputs is not None
         values, axes = np.linalg.eigh((few.T @ few).numpy() / float(few.square().sum()) * size)
         values[:16] = values[:16].mean()
         root = (axes * ((values[0] + DAMPING) / (values + DAMPING)) ** 0.5) @ axes.T
-        np.testing.assert_allclose(matrix(layer.cuts.inputs, 0).numpy(), root, atol=1e-6)
+        np.testing.assert_allclose(matrix(layer.cuts.inputs, 0, 0).numpy(), root, atol=1e-6)
     layer.cuts = None
 
 
@@ -181,9 +190,10 @@ def test_a_pass_that_is_not_finite_leaves_gradients_as_they_are() -> None:
     pack = Pack(lambda: nn.Linear(3, 3), [0], DOUBLE, trusted=True)
     rows = torch.rand(9, 3).double()
     rows[0, 0] = torch.inf
-    KroneckerFactors(pack, rows, cross_entropy, DAMPING).renew(0)
+    KroneckerFactors(pack, rows, cross_entropy, BOTH).renew(0)
     layer = pack.members[0]
     assert layer.cuts is not None and layer.cuts.inputs is not None
+    assert layer.cuts.outputs is not None
     assert not layer.cuts.inputs.any() and not layer.cuts.outputs.any() and bool((layer.cuts.scale == 1).all())
 
 
@@ -248,7 +258,7 @@ def test_factors_depend_on_released_weights_and_on_no_record(monkeypatch: pytest
 
     def renew(self: KroneckerFactors, step: int) -> None:
         own(self, step)
-        seen[-1] += [layer.cuts.outputs.clone() for layer in self.layers if layer.cuts is not None]
+        seen[-1] += [c.outputs.clone() for layer in self.layers if (c := layer.cuts) and c.outputs is not None]
 
     monkeypatch.setattr(KroneckerFactors, "renew", renew)
     monkeypatch.setattr(DpSgd, "privatise", lambda self, epoch, step: self.context.pack.sums.fill_(step + 1.0))

@@ -155,12 +155,13 @@ class Layer(nn.Module, ABC):
         """
         if self.cuts is None or self.sides is None:
             return
-        if self.cuts.inputs is not None:
-            self.inputs[:] = [_without(a, self.cuts.inputs, self.sides.inputs) for a in self.inputs]
+        cuts, scale = self.cuts, self.cuts.scale
+        if cuts.inputs is not None:
+            self.inputs[:] = [_without(a, cuts.inputs, self.sides.inputs) for a in self.inputs]
         for at, d in enumerate(self.gradients):
             if d is not None:
-                moved = _without(d, self.cuts.outputs, self.sides.outputs)
-                self.gradients[at] = moved * self.cuts.scale.view(-1, *[1] * (moved.dim() - 1))
+                moved = d if cuts.outputs is None else _without(d, cuts.outputs, self.sides.outputs)
+                self.gradients[at] = moved * scale.view(-1, *[1] * (d.dim() - 1))
 
     def item_axes(self, axes: int) -> tuple[int, bool]:
         """Return how many of the last axes of an input belong to one item, and whether a rule takes many items at once.
@@ -276,11 +277,11 @@ class Sides:
 class Cuts:
     """Factors of a layer's gradient in R trials: A = I - C C^T for `inputs` C (R, I, k), G alike, and s = `scale` (R,).
 
-    Without `inputs`, A is the identity.
+    Where one is None, its factor is the identity.
     """
 
     inputs: Tensor | None
-    outputs: Tensor
+    outputs: Tensor | None
     scale: Tensor
 
 

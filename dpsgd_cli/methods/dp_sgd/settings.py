@@ -215,8 +215,8 @@ class Preconditioned(Gradient):
 
     preconditioner: Preconditioner | Auto | None = Field(
         "auto",
-        description="Make directions weigh alike. Of rows, for a share of the budget (model.kind linear or convex):"
-        " second-moment, marginals; of a network's gradients, for nothing: kfac. auto: with the learning rate, or null.",
+        description="Make directions weigh alike. Of rows of linear and convex models, for a share of the budget:"
+        " second-moment, marginals; of a network's gradients, at no price: kfac. auto: with the rate, or none (null).",
         examples=[{"kind": "kfac", "probes": "strokes"}],
     )
 
