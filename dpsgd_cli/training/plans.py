@@ -185,10 +185,9 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
     if recipe.kfac is not None:
-        probes = {"uniform": "random inputs"}.get(recipe.kfac.probes, f"{recipe.kfac.probes} images")
         said.append(
-            f"The factors of method.preconditioner kfac are computed from released weights and {probes} that a public"
-            " seed draws; they read no record and cost nothing."
+            f"The factors of method.preconditioner kfac are computed from released weights and synthetic inputs"
+            f" ({recipe.kfac.probes}) that a public seed draws; they read no record and cost nothing."
         )
     if isinstance(model, HuggingFaceModel):
         said.append(
