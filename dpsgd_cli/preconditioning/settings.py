@@ -52,7 +52,7 @@ class Kfac(PreconditionerKind):
     )
     every: Count = Field(50, description="Steps after which the factors are computed anew; also when an epoch begins.")
     damping: Positive = Field(
-        0.1, description="Added to the eigenvalues of a factor, whose mean is 1; a large number changes little."
+        1.0, description="Added to the eigenvalues of a factor, whose mean is 1; a large number changes little."
     )
 
 
