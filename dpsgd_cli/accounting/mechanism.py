@@ -159,37 +159,38 @@ class CorrelatedSums(GaussianSum):
     begin cover a training that stops after any step, by any rule that sees only releases.
 
     Theorem (any pattern). A record is in the steps of a set that is drawn from a public law, w_p for the set p, by
-    itself and independently of all data. Let m_p = sum of the columns s in p of |C|, the matrix of absolute values. Then
-    P = sum_p w_p N(m_p, z^2 I) against Q = N(0, z^2 I) dominates all steps together, in both directions, however each
-    step's weights are computed from earlier releases (add-remove, zero-out; replace-one for S twice the bound).
+    itself and independently of all data. Let m_p = sum of the columns s in p of |C|, the matrix of absolute values.
+    Then P = sum_p w_p N(m_p, z^2 I) against Q = N(0, z^2 I) dominates all steps together, in both directions, however
+    each step's weights are computed from earlier releases (add-remove, zero-out; replace-one for S twice the bound).
 
-    Proof. Multiply by C and fix the others' sets, as above. Under Q the ratio of P to Q after row t is
-    R_t = sum_p w_p L_p, where row t multiplies L_p by exp(<x, v_p> / z - |v_p|^2 / 2 z^2). Here x is standard normal and
-    v_p = sum over s <= t in p of C[t, s] u_s. The u_s, |u_s| <= 1, are the record's vectors over S, which depend on
-    earlier rows only, and not on p. So, given earlier rows, <v_p, v_q> <= m_p[t] m_q[t], whatever the u_s are. For a
-    convex f let F_t(L) = E f(sum_p w_p L_p Y_p), with Y_p the product of the factors of rows after t in the pair of the
-    theorem. All second derivatives of F_t in L are means of w_p w_q Y_p Y_q f'' and so no less than 0. So, given earlier
-    rows, E F_t after row t only grows with each covariance (Kahane's inequality, `sampled_pairs.py`), and is at most
-    F_(t-1). By induction E f(R_n) <= F_0(1), its value for the pair. H_a(P, Q) = E (R - a)_+ and H_a(Q, P) =
-    E (1 - a R)_+ are such means. In the same way any pair whose products m_p . m_q are no smaller dominates this one.
+    Proof. Multiply by C and fix the others' sets, as above. Under Q the ratio of P to Q after row t is R_t = sum_p w_p
+    L_p, where row t multiplies L_p by exp(<x, v_p> / z - |v_p|^2 / 2 z^2). Here x is standard normal and v_p = sum over
+    s <= t in p of C[t, s] u_s. The u_s, |u_s| <= 1, are the record's vectors over S, which depend on earlier rows only,
+    and not on p. So, given earlier rows, <v_p, v_q> <= m_p[t] m_q[t], whatever the u_s are. For a convex f let F_t(L) =
+    E f(sum_p w_p L_p Y_p), with Y_p the product of the factors of rows after t in the pair of the theorem. All second
+    derivatives of F_t in L are means of w_p w_q Y_p Y_q f'' and so no less than 0. So, given earlier rows, E F_t after
+    row t only grows with each covariance (Kahane's inequality, `sampled_pairs.py`), and is at most F_(t-1). By
+    induction E f(R_n) <= F_0(1), its value for the pair. H_a(P, Q) = E (R - a)_+ and H_a(Q, P) = E (1 - a R)_+ are such
+    means. In the same way any pair whose products m_p . m_q are no smaller dominates this one.
 
     Guarantee (shuffle): the partition of the records into the steps of an epoch is drawn once, independently of the
-    data, and is the same in every epoch. So there is one set, of steps T apart, T steps an epoch, and m.m is
-    sum_(i, j) a(|i - j| T), a(d) the largest product of columns of |C| that are d or more apart. Epoch e adds
-    1 + 2 sum_(j = 1..e) a(j T), which is charged as a Gaussian of its own: squares of Gaussians add up. Adjacency
-    zero-out, replace-one. Nothing is amplified.
+    data, and is the same in every epoch. So there is one set, of steps T apart, T steps an epoch, and m.m is the sum of
+    the products of all pairs of its columns. Epoch e adds the square of its own column and twice its products with
+    earlier ones, which is charged as a Gaussian of its own: squares of Gaussians add up. Adjacency zero-out,
+    replace-one. Nothing is amplified.
 
-    Guarantee (random-allocation): each record is put into one of p groups once, as above, and in every epoch into one of
-    the T / p steps of that group (t mod p), uniformly. The group may be revealed. Two sets then differ in an epoch by p
-    steps or more, and steps of epochs i and j are at least (|i - j| - 1) T + p apart. So products of two sets are no
-    larger than those of this pair. Each epoch is a random allocation (`allocation_pairs.py`) among T / p orthogonal
-    vectors of square 1 - a(p); all sets share a Gaussian shift of square K a(p) + 2 sum_(i < j) a((j - i - 1) T + p), K
-    epochs. In it R is a product of independent factors, so it is the composition of the two. Epoch e adds its
-    allocation and, as batching full, a(p) + 2 sum_(j = 1..e) a((j - 1) T + p). If C has p bands, a(p) = 0. Adjacency
-    add-remove, zero-out. (Schuchardt and Kalinin 2026, arXiv 2601.21636, bound such pairs in other ways.)
+    Guarantee (random-allocation): each record is put into one of p groups once, as above, and in every epoch into one
+    of the T / p steps of that group (t mod p), uniformly. The group may be revealed. Let a(d) be the largest product of
+    columns of |C| that are d or more apart. Two sets differ in an epoch by p steps or more, and steps of epochs i and j
+    are at least (|i - j| - 1) T + p apart. So products of two sets are no larger than those of this pair. Each epoch is
+    a random allocation (`allocation_pairs.py`) among T / p orthogonal vectors of square 1 - a(p); all sets share a
+    Gaussian shift of square K a(p) + 2 sum_(i < j) a((j - i - 1) T + p), K epochs. In it R is a product of independent
+    factors, so it is the composition of the two. Epoch e adds its allocation and, as batching full, a(p) + 2 sum_(j =
+    1..e) a((j - 1) T + p). If C has p bands, a(p) = 0. Adjacency add-remove, zero-out. (Schuchardt and Kalinin 2026,
+    arXiv 2601.21636, bound such pairs in other ways.)
 
-    Changing noise, in both. A product of columns s <= s' has rows from s' on alone, so an epoch is charged the least z_t
-    of its own rows and of those after it that its columns reach.
+    Changing noise, in both. A product of columns s <= s' has rows from s' on alone, so an epoch is charged the least
+    z_t of its own rows and of those after it that its columns reach.
     """
 
     kind: ClassVar[str] = "correlated"

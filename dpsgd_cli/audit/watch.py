@@ -186,8 +186,10 @@ class Watch(AuditHook):
             return self._scale[1:]
         charged = [last_gradient(ledger, epoch) for ledger in staged.trials.context.ledgers]
         self.mechanism = self.mechanism or next((one for one in charged if one is not None), None)
-        multipliers = np.array([0.0 if one is None else one.noise_multiplier for one in charged])
         scale = np.array([1.0 if one is None else one.noise_multiplier * one.sensitivity for one in charged])
+        multipliers = np.array([0.0 if one is None else one.noise_multiplier for one in charged])
+        if staged.plan.correlated is not None:  # whose charges are relative to what a record moves in several steps
+            multipliers = np.where(multipliers > 0, scale / staged.plan.sensitivity, 0.0)
         scales = scale[:, None] * self._by_parameter()
         self._scale = (epoch, multipliers, scales)
         return multipliers, scales

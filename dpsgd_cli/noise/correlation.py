@@ -5,16 +5,16 @@ memory and in checkpoints that only their owner can read (`training/checkpoint.p
 
 With a seed all noise is float64: noise that was rounded between two steps would not cancel.
 
-On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, with w_t = X_t - rint(b_t). Here
-m_t = rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part of w_{t-1}, w_{t-2}, ... that is
-taken back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So
-y_t = floor(N_t 2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism.
-A record moves its centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t,
-all in steps, where c_0 = 1. An inverse-banded strategy stores v_t = w_t + b_t, with b_t as it was before it was rounded,
-so b_t is the sum of the same c_j w_{t-j}. `Strategy.moved_by_rounding` computes this sum, including what float64 loses
-of b_t. While |w| and |v| are below 2^47, which is beyond 30 standard deviations, a sum of k products loses less than
-k 2^-5, which C multiplies by at most |c|_1, and a buffer of decay l less than 2^-5 / (1 - l)^2. The stored numbers are
-the w or v times their steps, in float64.
+On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, with w_t = X_t - rint(b_t). Here m_t =
+rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part of w_{t-1}, w_{t-2}, ... that is taken
+back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So y_t = floor(N_t
+2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism. A record moves its
+centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps,
+where c_0 = 1. An inverse-banded strategy stores v_t = w_t + b_t, with b_t as it was before it was rounded, so b_t is
+the sum of the same c_j w_{t-j}. `Strategy.moved_by_rounding` computes this sum, including what float64 loses of b_t.
+While |w| and |v| are below 2^47, which is beyond 30 standard deviations, a sum of k products loses less than k 2^-5,
+which C multiplies by at most |c|_1, and a buffer of decay l less than 2^-5 / (1 - l)^2. The stored numbers are the w or
+v times their steps, in float64.
 
 `noise/price.py` defines strategies and their charges; `accounting/mechanism.py` proves the price.
 """

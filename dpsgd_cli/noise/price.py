@@ -130,15 +130,14 @@ class Strategy:
         if batching == "poisson":
             return self._by_cycle(multipliers, steps, groups)
         found, far = [], (self.reach - 1 + steps - 1) // steps
+        in_one_order = self._in_one_order(steps)
         for epoch, own in enumerate(multipliers):
             least = min(multipliers[epoch : epoch + 1 + far])
-            before = range(1, epoch + 1)
             if batching == "shuffle":
-                together = 1.0 + 2 * math.fsum(self.product(apart * steps) for apart in before)
-                charged = {"shuffle": together}
+                charged = {"shuffle": in_one_order[epoch]}
             else:
                 near = self.product(groups)
-                others = math.fsum(self.product((apart - 1) * steps + groups) for apart in before)
+                others = math.fsum(self.product(apart * steps + groups) for apart in range(epoch))
                 charged = {"random-allocation": 1.0 - near, "full": near + 2 * others}
             stated = next(iter(charged.items()))
             epoch_charges = [] if least == own else [Charge(own, stated[1], stated[0], 0)]  # type: ignore[arg-type]
@@ -148,6 +147,20 @@ class Strategy:
                 if squared > 0
             ]
             found.append(epoch_charges)
+        return found
+
+    def _in_one_order(self, steps: int) -> list[float]:
+        """Return what each epoch adds to |m|^2, m the sum of every `steps`-th column of |C| from the first on.
+
+        A record at another place of the order has the same columns, cut earlier. Epoch e adds the square of its column
+        and twice its products with those of earlier epochs, over the rows from its first step on.
+        """
+        size, found = np.abs(self.column) / self.norm, []
+        earlier = np.zeros(self.steps)
+        for start in range(0, self.steps, steps):
+            own = size[: self.steps - start]
+            earlier = earlier[: len(own)] + (size[start:] if start else 0.0)
+            found.append(float(own @ (own + 2 * earlier)))
         return found
 
     def _by_cycle(self, multipliers: Sequence[float], steps: int, bands: int) -> list[list[Charge]]:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Batching
 from dpsgd_cli.common.sections import Count, Section
+from dpsgd_cli.common.text_format import any_of
 from dpsgd_cli.errors import PrivacyError
 
 StrategyKind = Literal["banded", "inverse-banded", "buffered"]
@@ -82,16 +83,21 @@ class CorrelatedNoise(Section):
     def groups_for(self, batching: Batching) -> int:
         """Return the number of groups that records are split into; a step draws from one of them.
 
-        Raises PrivacyError if it is not known.
+        1 while the bands of banded noise are `auto`. Raises PrivacyError for a batching that no theorem covers, and for
+        groups that are not given.
         """
+        covered = STRATEGIES[self.kind].batchings
+        if batching not in covered:
+            raise PrivacyError(
+                f"no guarantee for privacy.noise {self.kind} on {batching} batches: its theorems are about"
+                f" {any_of(list(covered))} ones; use them for method.batching, or leave privacy.noise out"
+            )
         if batching == "shuffle":
             return 1
         if self.kind == "banded":
             if self.groups is not None:
                 raise PrivacyError("privacy.noise.groups: banded noise has as many groups as bands; leave groups out")
-            if self.bands == "auto":
-                raise PrivacyError("privacy.noise.bands is auto: it has no value until the plan has chosen it")
-            return self.bands
+            return 1 if self.bands == "auto" else self.bands
         if self.groups is None:
             raise PrivacyError(
                 f"privacy.noise.groups: {self.kind} noise on {batching} batches needs it: the number of groups that"

@@ -66,9 +66,7 @@ def banded(wanted: Wanted) -> Numbers:
         twice = lfilter([1.0], own, inverse)
         column = _padded(own, steps)
         places = range(1, len(own))
-        return _Point(
-            column, inverse, lambda c, r: np.array([c[k] - twice[: steps - k] @ r[k:] for k in places])
-        )
+        return _Point(column, inverse, lambda c, r: np.array([c[k] - twice[: steps - k] @ r[k:] for k in places]))
 
     return Numbers(_found(wanted, square_root(wanted.bands)[1:], at))
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, replace_factor
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, replace_factor
 from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Mechanism, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
@@ -44,7 +44,7 @@ from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
-from dpsgd_cli.noise.settings import STRATEGIES, CorrelatedNoise, numbers_of_bands
+from dpsgd_cli.noise.settings import CorrelatedNoise, numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
@@ -98,7 +98,7 @@ def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -
             f"method.batch_size is {batch}, more than the {facts.records} training records; make it smaller"
         )
     noise = privacy.correlated
-    groups = 1 if noise is None or _undecided(noise) else noise.groups_for(method.batching)
+    groups = 1 if noise is None else noise.groups_for(method.batching)
     sampling = Sampling(
         method.batching, facts.records, batch, recipe.adjacency, groups, **(getattr(method, "further", None) or {})
     )
@@ -143,12 +143,6 @@ def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
         raise PrivacyError(
             f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
             " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
-        )
-    covered = STRATEGIES[noise.kind].batchings
-    if batching not in covered:
-        raise PrivacyError(
-            f"no guarantee for privacy.noise {noise.kind} on {batching} batches: its theorems are about"
-            f" {any_of(list(covered))} ones; use them for method.batching, or leave privacy.noise out"
         )
     if noise.groups is not None and batching != "random-allocation":
         raise PrivacyError(f"privacy.noise.groups is for random-allocation, not for {batching} batches; leave it out")
@@ -270,9 +264,7 @@ class _Draft:
     def _strategy(self, epochs: int) -> Strategy:
         from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
 
-        return strategy(
-            self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch
-        )
+        return strategy(self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch)
 
     def adaptive(self, kind: Schedule) -> Plan:
         """Return a plan that follows the validation accuracy, within a budget that a filter can enforce.
