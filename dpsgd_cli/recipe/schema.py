@@ -78,6 +78,12 @@ class Privacy(Section):
         return self.noise
 
     @property
+    def required_correlated(self) -> CorrelatedNoise:
+        """Return the kind of correlated noise; only for recipes that are known to have one."""
+        assert self.correlated is not None
+        return self.correlated
+
+    @property
     def stated_delta(self) -> float:
         """The delta of the statement, in (0, 1); PrivacyError if none is given, or two that differ."""
         stated = self.budget.delta if isinstance(self.budget, EpsilonBudget) else None

@@ -210,6 +210,17 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     return LoadedSweep(sweep, tree, path.parent, source, tuple(text for text in overrides if text not in mine))
 
 
+def is_sweep(source: str) -> bool:
+    """Return True if `source` names a shipped sweep, or a YAML file that lists `recipes` and has no model."""
+    path = FilePath(source)
+    if not path.is_file():
+        return source in shipped_recipes(sweeps=True) and source not in shipped_recipes()
+    tree, _ = read_tree(read_text(path, source), SourceLocation(source, 1))
+    if tree is None or not isinstance(tree.value, dict):
+        return False
+    return tree.child("recipes") is not None and tree.child("model") is None
+
+
 def in_order(problems: Sequence[Problem]) -> list[str]:
     """Return the problems as text, ordered by line, each once, with the number of cells that have it."""
     ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))

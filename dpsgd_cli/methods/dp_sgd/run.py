@@ -284,7 +284,7 @@ class DpSgd(GradientMethod):
         self.sensitivities = self.bounds.sensitivities
         self.moves = context.column([replace_factor(plan.sampling.adjacency) for plan in self.plans])
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
-        shapes = [None if plan.correlated is None else plan.correlated.correlation for plan in self.plans]
+        shapes = [None if plan.correlated is None else plan.correlated.strategy for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
@@ -445,7 +445,7 @@ class DpSgd(GradientMethod):
             multipliers |= {z for plan in self.plans for z in plan.noise_multipliers}
             steps = self.epochs * self.steps
             moved = max(multipliers) / min(multipliers)
-            moved *= max(one.correlation.moved_by_rounding for one in known if one is not None)
+            moved *= max(one.strategy.moved_by_rounding for one in known if one is not None)
         numbers = pack.size + (0 if self.side_statistics is None else self.side_statistics.shape[1])
         return Grid.of(numbers * steps, self.context.table.summed, multipliers, moved)
 
