@@ -93,7 +93,8 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         card = cards.card_of(data, base)
         places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        source = _read_once([card.model_dump_json(), content, owner], partial(card_readers.read, card, owner))
+        asked = [card.model_dump_json(), _tokens_by(data, base), content, owner]
+        source = _read_once(asked, partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
@@ -105,7 +106,7 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
             for name, path, kind in zip(names, paths, kinds, strict=True)
         }
         how = data.model_dump(mode="json", exclude={"preprocess", "split", "evaluation", "validation"})
-        asked = [how, hashes, [str(path) for path in paths], owner]
+        asked = [how, _tokens_by(data, base), hashes, [str(path) for path in paths], owner]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
     if kinds[0] == ROWS:
@@ -121,6 +122,14 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
+
+
+def _tokens_by(data: Data, base: Path) -> list[Any]:
+    """Return what the tokens of texts depend on beside the texts: settings, and the content of the tokenizer."""
+    if data.text is None:
+        return []
+    told = data.text.model_dump(mode="json")
+    return [told, None if data.text.folder is None else texts.hash_of_tokenizer(base / data.text.folder)]
 
 
 @np.errstate(**SILENT)
@@ -148,7 +157,8 @@ def open_labelled(
 
     card = None if data.name is None else cards.card_of(data, base)
     named = data.target if card is None else card.target
-    target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
+    usual = "class" if data.text is not None else "target" if layout.columns else "y"
+    target = named if named and not named.endswith(ROWS) else usual
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
@@ -190,10 +200,9 @@ def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> 
         return x, None
     if data.task == "next-token":
         return x, named_arrays.next_tokens(x)
-    name = data.target or "class"
-    if name not in frame.columns:
-        raise DataError(f"{where} has no column {quoted(name)} of labels")
-    return x, frame[name]
+    if target not in frame.columns:
+        raise DataError(f"{where} has no column {quoted(target)} of labels")
+    return x, frame[target]
 
 
 def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:

@@ -48,10 +48,18 @@ class Costs(Section):
 
 
 class TextInput(Section):
-    """Texts that become tokens, by the tokenizer of a local folder; they are all of a record's inputs."""
+    """Texts that become tokens, by the tokenizer of a local folder or a public hash; they are all of a record's inputs."""
 
-    column: str | None = Field(None, description="Column of a table, or field of JSON lines; none for a folder.")
+    column: str | None = Field(
+        None, description="Column of a table or of a card, or field of JSON lines; none for a folder."
+    )
     length: Count = Field(description="Tokens of a record: longer texts are cut, shorter ones padded and masked.")
+    words: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="No tokenizer: a token is a word's public hash, one of so many; padding is below 0. For models that"
+        " train from nothing.",
+        examples=[4096],
+    )
     folder: str | None = Field(
         None,
         description="Folder of the tokenizer, relative to the recipe; else the model's.",
@@ -65,6 +73,8 @@ class TextInput(Section):
 
     @model_validator(mode="after")
     def _declared(self) -> TextInput:
+        if self.folder is not None and self.words is not None:
+            raise ValueError("words: are hashed, without a tokenizer; leave folder out, or words")
         if self.folder is not None and not self.public:
             raise ValueError(
                 f"public: a tokenizer that private records shaped tells of them; true declares that none shaped the one"
@@ -375,11 +385,13 @@ class Data(Section):
 
     def _check_several(self) -> None:
         if self.text is not None:
-            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "augment", "on_disk", "name")
+            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "augment", "on_disk")
             steps = () if self.features is not None else ("preprocess",)
             extra = [key for key in (*beside, *steps) if getattr(self, key)]
             if extra:
                 raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
+            if self.name is not None and self.text.column is None:
+                raise ValueError("text.column: missing; name the column of the card that holds the texts")
             if self.task not in ("classification", "regression", "next-token"):
                 raise ValueError(f"task: {self.task} needs arrays of tokens and labels (.npz), not text")
         arrays = self.path is not None and self.path.endswith((".npz", ".npy"))

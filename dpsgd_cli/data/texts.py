@@ -1,8 +1,8 @@
-"""Texts as tokens: a column of a table, a field of JSON lines, or a folder of files, by a tokenizer in a local folder.
+"""Texts as tokens: a column of a table or a card, a field of JSON lines, or a folder of files.
 
 The tokens of a record depend on that record and on the tokenizer alone: it was fitted before and is declared public
-with its SHA-256, a text is cut or padded to a public length, and no text sees another. So neighbouring tables give
-neighbouring rows, and reading costs no privacy.
+with its SHA-256, or it is a public hash of words. A text is cut or padded to a public length, and no text sees another.
+So neighbouring tables give neighbouring rows, and reading costs no privacy.
 
 A row is int64 (L,): tokens, then -1 to the end. A model gets the mask of places that are not padding.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.text_features import hashed
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -60,12 +62,20 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
         None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
     ]
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(rows, labels, owners, strict=True)]
-    said = (
-        *table.declarations(data, [], classes),
-        f"The tokenizer in {told.folder} and the length of {told.length} tokens, to which texts are cut, are public.",
-    )
-    layout, warnings = Layout((told.length,), integers=True), table.read_warnings(data, classes)
+    said = (*table.declarations(data, [], classes), declared(told))
+    layout, warnings = layout_of(told), table.read_warnings(data, classes)
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, warnings, hashes)
+
+
+def layout_of(told: TextInput) -> Layout:
+    """Return the layout of one record: its tokens."""
+    return Layout((told.length,), integers=True)
+
+
+def declared(told: TextInput) -> str:
+    """Return the declaration of what texts are cut by."""
+    by = f"tokenizer in {told.folder}" if told.words is None else f"hash of words to {told.words} tokens"
+    return f"The {by} and the length of {told.length} tokens, to which texts are cut, are public."
 
 
 def _target(data: Data) -> str:
@@ -114,17 +124,27 @@ def rows_of(frame: pd.DataFrame, data: Data, where: str, base: Path) -> np.ndarr
 def tokens(texts: Sequence[str], data: Data, base: Path) -> np.ndarray:
     """Return the tokens (N, L) of texts, each by itself: cut to L, or -1 after its end."""
     told = _told(data)
-    folder = base / str(told.folder)
-    split = tokenizer(str(folder), hashlib.sha256("".join(map(sha256, _files(folder))).encode()).hexdigest())
+    split = _splitter(told, base)
     found = np.full((len(texts), told.length), NOT_COUNTED, np.int64)
     for row, text in enumerate(texts):
-        own = split(text, truncation=True, max_length=told.length, verbose=False)["input_ids"]
+        own = split(text)[: told.length]
         found[row, : len(own)] = own
     return found
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt", ".model"))
+def _splitter(told: TextInput, base: Path) -> Callable[[str], list[int]]:
+    """Return the function from a text to its tokens, which a tokenizer cuts where it must end in a mark."""
+    if told.words is not None:
+        return partial(hashed, buckets=told.words)
+    folder = base / str(told.folder)
+    split = tokenizer(str(folder), hash_of_tokenizer(folder))
+    return lambda text: list(split(text, truncation=True, max_length=told.length, verbose=False)["input_ids"])
+
+
+def hash_of_tokenizer(folder: Path) -> str:
+    """Return the SHA-256 over the contents of the files of a tokenizer."""
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt", ".model"))
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

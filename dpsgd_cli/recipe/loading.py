@@ -205,7 +205,8 @@ def own_code(recipe: Recipe) -> list[str]:
 
 def own_weights(recipe: Recipe) -> list[str]:
     """Return the file or folder of weights that a user's own model starts from; empty if the recipe names none."""
-    own = [] if recipe.data.text is None else [str(recipe.data.text.folder)]
+    text = recipe.data.text
+    own = [] if text is None or text.folder is None else [text.folder]
     if isinstance(recipe.model, HuggingFaceModel):
         return list(dict.fromkeys([recipe.model.folder, *own]))
     weights = recipe.model.weights if isinstance(recipe.model, PythonModel) else None
