@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dpsgd_cli.data import card_files, cards, table, texts
+from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.table_files import PLAIN, parse_csv
@@ -55,8 +55,8 @@ def declarations(card: Card) -> tuple[str, ...]:
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
-    if card.tokens is not None:
-        return (*said, texts.declared(card.tokens[0]))
+    if card.instead is not None:
+        return (*said, *card.instead.declarations)
     own = cards.declared(card)
     if any(column.bounds and name not in own for name, column in card.features.items()):
         other = "other " if own else ""
@@ -191,8 +191,8 @@ def frame_to_part(card: Card, frame: object) -> Part:
 
     assert isinstance(frame, pd.DataFrame)
     labels = labels_of(card, frame[card.target])
-    if card.tokens is not None:
-        return Part(card.tokens[1](frame), labels)
+    if card.instead is not None:
+        return Part(card.instead.rows(frame), labels)
     written = card.reader if isinstance(card.reader, TableReader) else PLAIN
     return Part(table.to_matrix(frame, card.layout.columns or (), card.name, written), labels)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,11 +23,11 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened, suggested
-from dpsgd_cli.data import texts
+from dpsgd_cli.data import feature_files, texts
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, ColumnUse, TableFormat, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
-from dpsgd_cli.data.settings import Data, Split, TextInput
+from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -120,6 +121,15 @@ class CardColumn(Section):
         return self
 
 
+@dataclass(frozen=True)
+class Instead:
+    """Rows that a recipe takes in place of a card's columns: their layout, how a table gives them, what is declared."""
+
+    layout: Layout
+    rows: Callable[[Any], np.ndarray]
+    declarations: tuple[str, ...] = ()
+
+
 class Card(Section):
     """One data set: its description, its files, how they are read, and what is public about them."""
 
@@ -147,8 +157,7 @@ class Card(Section):
     kept: dict[str, Annotated[list[Count], Field(min_length=1)]] | None = Field(
         None, description="With part_of, how many records of `classes` each file holds, and then each of its variants."
     )
-    # tokens of a column's texts that a recipe takes instead of the columns, and the function from a table to them
-    _tokens: tuple[TextInput, Callable[[Any], np.ndarray]] | None = PrivateAttr(None)
+    _instead: Instead | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Card:
@@ -209,17 +218,17 @@ class Card(Section):
         return {k: v for k, v in (self.columns or {}).items() if k != self.target and not v.drop}
 
     @property
-    def tokens(self) -> tuple[TextInput, Callable[[Any], np.ndarray]] | None:
-        """Return what a recipe's `data.text` says, and the function from a table to tokens; None without it."""
-        return self._tokens
+    def instead(self) -> Instead | None:
+        """Return the rows that a recipe takes in place of the card's columns; None if it takes them."""
+        return self._instead
 
     @functools.cached_property
     def layout(self) -> Layout:
         """The layout of one record as read; pixels are scaled from `bounds` to [0, 1]."""
         if self.shape is not None:
             return Layout(tuple(self.shape), bounds=(0.0, 1.0))
-        if self._tokens is not None:
-            return texts.layout_of(self._tokens[0])
+        if self._instead is not None:
+            return self._instead.layout
         columns: list[Column] = []
         for name, column in self.features.items():
             values = None if column.values is None else tuple(column.values)
@@ -321,7 +330,10 @@ def card_of(data: Data, base: Path) -> Card:
     """
     card = _with_uses(_without_owners(plain_card(data, base), data), data.columns or {})
     if data.text is not None:
-        return _with_tokens(card, data, base)
+        return _with_rows(card, _tokens(card, data, base))
+    if data.features_file is not None and card.columns is not None and card.reader.kind == "table":
+        own = functools.partial(feature_files.cells, data=data, where=card.name)
+        return _with_rows(card, Instead(Layout((1,)), own))
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}
@@ -363,8 +375,8 @@ def _with_uses(card: Card, uses: dict[str, ColumnUse]) -> Card:
     return _with_columns(card, {name: CardColumn(use=use) for name, use in uses.items()}) if uses else card
 
 
-def _with_tokens(card: Card, data: Data, base: Path) -> Card:
-    """Return the card with the tokens of a column's texts as its layout. Raises DataError for a column without text."""
+def _tokens(card: Card, data: Data, base: Path) -> Instead:
+    """Return the tokens of a column's texts. Raises DataError for a column without text."""
     told = data.text
     assert told is not None
     known = [name for name, column in card.features.items() if isinstance(column.use, TextColumn)]
@@ -373,8 +385,13 @@ def _with_tokens(card: Card, data: Data, base: Path) -> Card:
             f"data.text.column names {told.column!r}, which is no column of text of {card.name}"
             f"{suggested(str(told.column), known)}"
         )
+    rows = functools.partial(texts.rows_of, data=data, where=card.name, base=base)
+    return Instead(texts.layout_of(told), rows, (texts.declared(told),))
+
+
+def _with_rows(card: Card, own: Instead) -> Card:
     made = card.model_copy()
-    made._tokens = (told, functools.partial(texts.rows_of, data=data, where=card.name, base=base))
+    made._instead = own
     return made
 
 

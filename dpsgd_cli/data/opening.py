@@ -31,6 +31,7 @@ from dpsgd_cli.data import (
     card_files,
     card_readers,
     cards,
+    feature_files,
     memory,
     named_arrays,
     own_arrays,
@@ -69,9 +70,11 @@ def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: 
     are the unit of privacy, rows are in memory, grouped by user (`users.py`). Raises DataError for anything unusable;
     for a table the message includes what `check_layout` refuses.
     """
-    if data.unit is None:
-        return _open(data, base, check_layout)
     source = _open(data, base, check_layout)
+    if data.features_file is not None:
+        source = feature_files.joined(source, data, base)
+    if data.unit is None:
+        return source
     parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]
     if data.unit.in_a_file:
         path = _existing(base / data.unit.column)
@@ -93,7 +96,7 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         card = cards.card_of(data, base)
         places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        asked = [card.model_dump_json(), _tokens_by(data, base), content, owner]
+        asked = [card.model_dump_json(), _rows_by(data, base), content, owner]
         source = _read_once(asked, partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source
@@ -106,9 +109,11 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
             for name, path, kind in zip(names, paths, kinds, strict=True)
         }
         how = data.model_dump(mode="json", exclude={"preprocess", "split", "evaluation", "validation"})
-        asked = [how, _tokens_by(data, base), hashes, [str(path) for path in paths], owner]
+        asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
+    if data.features_file is not None:
+        return feature_files.read_labels_of(data, paths, kinds)
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
         labels = paths if data.task == "next-token" else labels
@@ -124,8 +129,10 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
 
 
-def _tokens_by(data: Data, base: Path) -> list[Any]:
-    """Return what the tokens of texts depend on beside the texts: settings, and the content of the tokenizer."""
+def _rows_by(data: Data, base: Path) -> list[Any]:
+    """Return what rows in place of columns depend on: for tokens, settings and the content of the tokenizer."""
+    if data.features_file is not None:
+        return [data.features_file.column]
     if data.text is None:
         return []
     told = data.text.model_dump(mode="json")
@@ -172,6 +179,8 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
     """Return new rows, and their labels called `target` as stored; None if no labels are asked for."""
     if data.text is not None:
         return _new_texts(records, data, target, base)
+    if data.features_file is not None and isinstance(records, Path):
+        return _new_features(records, data, layout, target)
     if isinstance(records, Path):
         return _new_of_file(records, data, layout, target, base)
     if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
@@ -203,6 +212,18 @@ def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> 
     if target not in frame.columns:
         raise DataError(f"{where} has no column {quoted(target)} of labels")
     return x, frame[target]
+
+
+def _new_features(path: Path, data: Data, layout: Layout, target: str | None) -> tuple[np.ndarray, Any]:
+    """Return the features of new records in a file, and their labels called `target` in it."""
+    import pandas as pd
+
+    x, beside = feature_files.new_rows(path, data, layout)
+    if target is None:
+        return x, None
+    if target not in beside:
+        raise DataError(f"{path} has no array {target!r}, the labels, beside its features")
+    return x, pd.Series(list(beside[target]), name=target)
 
 
 def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:

@@ -48,6 +48,22 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
         for path, kind in zip(paths, kinds, strict=True)
     ]
     rows = [rows_of(frame, data, path.name, base) for frame, path in zip(frames, paths, strict=True)]
+    return with_labels(data, frames, rows, layout_of(told), (declared(told),), paths, hashes)
+
+
+def with_labels(
+    data: Data,
+    frames: Sequence[pd.DataFrame],
+    rows: Sequence[np.ndarray],
+    layout: Layout,
+    said: tuple[str, ...],
+    paths: Sequence[Path],
+    hashes: dict[str, str],
+) -> RawDataset:
+    """Return `rows` of tables with the labels, and owners, that the tables hold; a second one holds the test rows.
+
+    `said` are declarations of the rows. Raises DataError for a missing column, and for labels that cannot be used.
+    """
     classes: tuple[Any, ...] | None = None
     if data.task == "next-token":
         labels = [next_tokens(x) for x in rows]
@@ -62,8 +78,7 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
         None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
     ]
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(rows, labels, owners, strict=True)]
-    said = (*table.declarations(data, [], classes), declared(told))
-    layout, warnings = layout_of(told), table.read_warnings(data, classes)
+    said, warnings = (*table.declarations(data, [], classes), *said), table.read_warnings(data, classes)
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, warnings, hashes)
 
 

@@ -26,9 +26,14 @@ WORDS = {"column": "said", "length": 3, "words": 50}
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table of texts, and a card of the same file."""
     monkeypatch.setenv("DPSGD_DATA", str(tmp_path / "data"))
-    (tmp_path / "data" / "moods").mkdir(parents=True)
-    for path in (tmp_path / "moods.tsv", tmp_path / "data" / "moods" / "moods.tsv"):
-        path.write_text(CONTENT)
+    (tmp_path / "moods.tsv").write_text(CONTENT)
+    return card_of_moods(tmp_path)
+
+
+def card_of_moods(folder: Path) -> Path:
+    """Write the card `moods.yaml`, and its file where data sets lie."""
+    (folder / "data" / "moods").mkdir(parents=True)
+    (folder / "data" / "moods" / "moods.tsv").write_text(CONTENT)
     sha256 = hashlib.sha256(CONTENT.encode()).hexdigest()
     card: dict[str, Any] = {
         "name": "moods",
@@ -40,8 +45,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "classes": {"bad": ["0"], "good": ["1"]},
         "split": {"test": 4},
     }
-    (tmp_path / "moods.yaml").write_text(yaml.safe_dump(card, sort_keys=False))
-    return tmp_path
+    (folder / "moods.yaml").write_text(yaml.safe_dump(card, sort_keys=False))
+    return folder
 
 
 def murmur3(key: bytes) -> int:
