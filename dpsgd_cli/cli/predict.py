@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.text_format import count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def _columns(decided: np.ndarray, target: str | list[str] | None) -> dict[str, Sequence[Any]]:
+    """Return columns of predictions (N, ...): one for each of several targets by name, else one.
+
+    Other several answers of a record are in one cell, as its text.
+    """
+    if isinstance(target, list):
+        return {f"prediction_{name}": decided[:, at].tolist() for at, name in enumerate(target)}
+    return {"prediction": [" ".join(map(str, own)) if isinstance(own, list) else own for own in decided.tolist()]}
 
 
 @click.command("predict")
@@ -75,11 +88,7 @@ def command(
     if trained.trials > 1:
         click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
-    decided = trained.decided(outputs).tolist()
-    # several answers of a record are in one cell, as its text
-    told: dict[str, Sequence[Any]] = {
-        "prediction": [" ".join(map(str, d)) if isinstance(d, list) else d for d in decided]
-    }
+    told = _columns(trained.decided(outputs), trained.data.target)
     if probabilities:
         shares = trained.probabilities(outputs)
         told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}

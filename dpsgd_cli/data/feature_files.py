@@ -85,7 +85,7 @@ def read_labels_of(data: Data, paths: Sequence[Path], kinds: Sequence[str]) -> R
             f"data.features.file: goes with a table, and {paths[0]} holds arrays; give the features as data.path"
             " itself: np.savez(file, x=features, y=labels)"
         )
-    text = {str(told.column)} | ({str(data.target)} if data.task == "classification" else set())
+    text = {str(told.column)} | (set() if data.task == "regression" else {*data.target_names})
     frames = [
         table_files.read_table(path, kind, data.format, text, data.owner_column)
         for path, kind in zip(paths, kinds, strict=True)

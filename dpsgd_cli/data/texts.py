@@ -22,7 +22,7 @@ from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.data.table_files import read_table
@@ -33,6 +33,8 @@ from dpsgd_cli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+_OF_FOLDER = "class"
+"""Name of the labels of a folder of files, which are the folders that the files are in."""
 MOST_BYTES = 1 << 24
 """Most bytes of one file of a folder of texts."""
 
@@ -68,11 +70,12 @@ def with_labels(
     if data.task == "next-token":
         labels = [next_tokens(x) for x in rows]
     else:
-        target = _target(data)
-        for frame, path in zip(frames, paths, strict=True):
-            if target not in frame.columns:
-                raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
-        labels, classes = read_labels(data, [frame[target] for frame in frames], paths, data.classes)
+        known = data if data.target is not None else data.changed(target=_OF_FOLDER)
+        for target in known.target_names:
+            for frame, path in zip(frames, paths, strict=True):
+                if target not in frame.columns:
+                    raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
+        labels, classes = read_targets(known, frames, paths)
     owner = data.owner_column
     owners = [
         None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
@@ -93,10 +96,6 @@ def declared(told: TextInput) -> str:
     return f"The {by} and the length of {told.length} tokens, to which texts are cut, are public."
 
 
-def _target(data: Data) -> str:
-    return data.target or "class"
-
-
 def _told(data: Data) -> TextInput:
     assert data.text is not None
     return data.text
@@ -105,7 +104,7 @@ def _told(data: Data) -> TextInput:
 def _frame(path: Path, kind: str, data: Data, owner: str | None = None) -> pd.DataFrame:
     """Read a table whose text column, and whose labels of classes, are text."""
     column = _told(data).column
-    text = {str(column)} | ({str(data.target)} if data.task == "classification" else set())
+    text = {str(column)} | (set() if data.task == "regression" else {*data.target_names})
     frame = read_table(path, kind, data.format, text, owner)
     if column not in frame.columns:
         raise DataError(
@@ -196,7 +195,7 @@ def _of_folder(path: Path, data: Data) -> pd.DataFrame:
         texts = [file.read_text("utf-8") for file in files]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
-    return pd.DataFrame({"text": texts, _target(data): [file.parent.name for file in files]})
+    return pd.DataFrame({"text": texts, (data.target_names or [_OF_FOLDER])[0]: [file.parent.name for file in files]})
 
 
 def hash_of_folder(path: Path) -> str:

@@ -333,7 +333,7 @@ class Trained:
         if self.data.task in SEVERAL:
             return self._decided_by_place(outputs)
         if self.classes is None:
-            told = outputs if self.data.targets is not None else outputs[:, 0]
+            told = outputs if self.data.numbers is not None else outputs[:, 0]
             return predicted(self.data, told.astype(np.float64))
         return np.array([*self.classes, None], dtype=object)[self.chosen(outputs)]
 
@@ -383,7 +383,7 @@ class Trained:
         except ValueError as error:
             raise UsageError(f"--coverage: {error} at this epsilon: nearly every set would hold everything") from None
         if self.classes is None:
-            assert self.data.target_bounds is not None
+            assert isinstance(self.data.target_bounds, tuple)
             low, high = sorted(self.data.target_bounds)
             wide = math.inf if found is None else found * (high - low)
             told_by = np.asarray(self.decided(outputs), dtype=np.float64).clip(low, high)
