@@ -332,8 +332,8 @@ def card_of(data: Data, base: Path) -> Card:
     if data.text is not None:
         return _with_rows(card, _tokens(card, data, base))
     if data.features_file is not None and card.columns is not None and card.reader.kind == "table":
-        own = functools.partial(feature_files.cells, data=data, where=card.name)
-        return _with_rows(card, Instead(Layout((1,)), own))
+        cells = functools.partial(feature_files.cells, data=data, where=card.name)
+        return _with_rows(card, Instead(Layout((1,)), cells))
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}

@@ -96,7 +96,7 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         card = cards.card_of(data, base)
         places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        asked = [card.model_dump_json(), _rows_by(data, base), content, owner]
+        asked: list[Any] = [card.model_dump_json(), _rows_by(data, base), content, owner]
         source = _read_once(asked, partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source

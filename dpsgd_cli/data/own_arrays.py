@@ -189,7 +189,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
             f"{pairs[0][1]}: labels that stay on disk are not searched for classes; list them: data.classes: [0, 1]"
         )
     hashes: dict[str, str] = {}
-    names = ((data.path, (data.target_names or [None])[0]), (data.test_path, data.test_target))
+    names = ((data.path, next(iter(data.target_names), None)), (data.test_path, data.test_target))
     several = data.labels_are_arrays
     parts, first = [], Stored(pairs[0][0])
     for (features, labels), (path, target) in zip(pairs, names, strict=False):

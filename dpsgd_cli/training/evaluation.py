@@ -145,7 +145,7 @@ def _of_places(models: Models, table: Table, names: Sequence[object]) -> Columns
         for trial, own in enumerate(outputs):
             rows = slice(None) if mask is None else mask[trial]
             counts[trial] += counts_of_places(own[rows], y[0][rows])
-    found = [of_counts(*own, names) for own in counts]
+    found = [of_counts(own[0], own[1], own[2], names) for own in counts]
     return {name: [one[name] for one in found] for name in found[0]}
 
 

@@ -150,7 +150,7 @@ def test_features_that_a_batch_decides_are_found_by_equal_records(tmp_path: Path
     ],
 )
 def test_a_file_that_does_not_fit_is_told_by_file_and_key(
-    tmp_path: Path, arrays: dict[str, np.ndarray], changes: dict[str, Any], why: str
+    tmp_path: Path, arrays: dict[str, Any], changes: dict[str, Any], why: str
 ) -> None:
     written(tmp_path)
     if arrays:
@@ -189,7 +189,7 @@ def test_a_card_has_features_by_their_hash(tmp_path: Path, monkeypatch: pytest.M
     np.savez(tmp_path / "made.npz", x=x, said=said)
     told = TOLD | {"file": "made.npz", "aligned": {"column": "said"}}
     data = Data.model_validate({"name": "moods.yaml", "features": told})
-    found = load_raw(data, tmp_path)
+    found: Any = load_raw(data, tmp_path)
     assert np.array_equal(found.train.x, x) and outline(data, tmp_path).input_shape == (2,)
     shipped = Data.model_validate({"name": "sst2", "features": told | {"sha256": "0" * 64}})
     monkeypatch.setattr("dpsgd_cli.data.feature_files.sha256", lambda path: "1" * 64)

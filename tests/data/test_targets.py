@@ -66,21 +66,21 @@ def section(told: dict[str, Any]) -> Data:
 
 def test_targets_are_scaled_each_by_its_own_bounds(folder: Path) -> None:
     data = section(numbers())
-    read = load_raw(data, folder)
+    read: Any = load_raw(data, folder)
     assert [column.name for column in read.layout.columns or ()] == ["a"]
     assert np.allclose(read.train.y[0], [(100 - 130) / 50, (60 - 75) / 35], atol=1e-6)
     assert np.allclose(target_scale(data).outward(read.train.y.astype(float)), TABLE[["high", "low"]], atol=1e-4)
     assert predicted(data, np.array([[-3.0, 3.0]])).tolist() == [[80.0, 110.0]]
     said = " ".join(read.declarations)
     assert "bounds of high are public (recipe): 80 to 180" in said and "bounds of low" in said
-    shared = load_raw(section(numbers(target_bounds=[0, 200])), folder).train.y
+    shared: Any = load_raw(section(numbers(target_bounds=[0, 200])), folder).train.y
     assert np.allclose(shared, TABLE[["high", "low"]] / 100 - 1, atol=1e-6)
     again = open_labelled(folder / "t.csv", data, read.layout, None, folder)
     assert np.array_equal(again.y, read.train.y)
 
 
 def test_labels_are_words_of_yes_and_no(folder: Path) -> None:
-    read = load_raw(section(labels()), folder)
+    read: Any = load_raw(section(labels()), folder)
     assert read.classes == ("ill", "old") and read.train.y.dtype == np.int64
     assert np.array_equal(read.train.y, np.stack([A > 0.5, A > 0.3], axis=1))
 
@@ -90,7 +90,7 @@ def test_counts_have_bounds_of_their_own_in_the_poisson_loss() -> None:
     low, high = np.array([0.0, 10.0]), np.array([8.0, 50.0])
     mu, y = np.array([3.0, 20.0]), np.array([4.0, 30.0])
     inside = [torch.tensor((own - low) / (high - low) * 2 - 1).view(1, 1, 2) for own in (mu, y)]
-    found = poisson(*inside, LossOptions(low=tuple(low), high=tuple(high)))
+    found = poisson(inside[0], inside[1], LossOptions(low=tuple(low), high=tuple(high)))
     assert found.item() == pytest.approx((mu - y * np.log(mu)).mean(), rel=1e-6)
 
 
@@ -133,7 +133,8 @@ def test_f1_of_each_class_of_places_is_that_of_scikit_learn() -> None:
     draw = torch.Generator().manual_seed(0)
     outputs, truth = torch.randn(9, 5, 3, generator=draw), torch.randint(-1, 3, (9, 5), generator=draw)
     pieces = [counts_of_places(outputs[part], truth[part]) for part in (slice(0, 4), slice(4, 9))]
-    found = of_counts(*np.sum(pieces, axis=0), ["x", "y", "z"])
+    of, told, right = np.sum(pieces, axis=0)
+    found = of_counts(of, told, right, ["x", "y", "z"])
     there = truth >= 0
     each = f1_score(truth[there], outputs.argmax(dim=-1)[there], average=None)
     assert [found[f"label_f1_{name}"] for name in "xyz"] == pytest.approx(each.tolist())

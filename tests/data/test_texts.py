@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from dpsgd_cli.data import texts
+from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.opening import load_raw, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.data.settings import Data
@@ -68,6 +69,12 @@ def told(**text: Any) -> Data:
     return Data.model_validate({"name": "moods.yaml", "text": WORDS | text})
 
 
+def train_of(data: Data, folder: Path) -> Part:
+    found = load_raw(data, folder).train
+    assert isinstance(found, Part)
+    return found
+
+
 def test_hashed_words_are_tokens_of_each_text_alone(project: Path) -> None:
     data = Data.model_validate({"path": "moods.tsv", "target": "mood", "classes": [0, 1], "text": WORDS})
     rows = texts.tokens(LINES, data, project)
@@ -82,8 +89,8 @@ def test_hashed_words_are_tokens_of_each_text_alone(project: Path) -> None:
 
 def test_a_card_gives_the_tokens_that_a_table_gives(project: Path) -> None:
     own = Data.model_validate({"path": "moods.tsv", "target": "mood", "classes": [0, 1], "text": WORDS})
-    table, card = load_raw(own, project).train, load_raw(told(), project)
-    assert np.array_equal(card.train.x, table.x) and np.array_equal(card.train.y, table.y)
+    table, card = train_of(own, project), load_raw(told(), project)
+    assert np.array_equal(train_of(told(), project).x, table.x) and card.layout.shape == (3,)
     facts = outline(told(), project)
     assert facts.input_shape == (3,) and facts.integers
     assert any("hash of words to 50 tokens" in said for said in facts.declarations)
@@ -94,9 +101,9 @@ def test_a_card_gives_the_tokens_that_a_table_gives(project: Path) -> None:
 
 def test_other_tokens_of_the_same_file_are_read_anew(project: Path) -> None:
     """The sources of a process are kept by all that their tokens depend on."""
-    assert load_raw(told(), project).train.x.max() < 50
-    assert load_raw(told(words=5000), project).train.x.max() >= 50
-    assert load_raw(told(length=2), project).train.x.shape == (24, 2)
+    assert train_of(told(), project).x.max() < 50
+    assert train_of(told(words=5000), project).x.max() >= 50
+    assert train_of(told(length=2), project).x.shape == (24, 2)
 
 
 @pytest.mark.parametrize(
