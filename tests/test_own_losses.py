@@ -29,6 +29,29 @@ def build(shapes, outputs):
     assert shapes == {"input_ids": (5,), "attention_mask": (5,)}
     return Tagger(outputs)
 
+class Hasty(Tagger):
+    def forward(self, input_ids, attention_mask):
+        x = torch.relu(self.table(input_ids))
+        x += 1
+        return self.last(x)
+
+class Floats(Tagger):
+    def forward(self, input_ids, attention_mask):
+        return self.last(input_ids)
+
+class Bare(Tagger):
+    def forward(self, input_ids, attention_mask):
+        return nn.functional.linear(self.table(input_ids), self.last.weight)
+
+def hasty(shapes, outputs):
+    return Hasty(outputs)
+
+def floats(shapes, outputs):
+    return Floats(outputs)
+
+def bare(shapes, outputs):
+    return Bare(outputs)
+
 seen = []
 
 def kept(outputs, label):
@@ -81,3 +104,18 @@ def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
 def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is another one"):
         trained(folder, tmp_path, loss={"python": "net.py", "function": "kept"})
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        ("hasty", r"line \d+ of net\.py \(`x \+= 1`\): a tensor is changed in place .* write h = h \+ 1"),
+        ("floats", r"line \d+ of net\.py .*the records are integers \(tokens\).* x\.float\(\)"),
+        ("bare", r"line \d+ of net\.py .*: Linear is clipped by what it is called with"),
+    ],
+)
+def test_a_models_author_is_told_the_line_and_what_to_write(
+    folder: Path, tmp_path: Path, factory: str, why: str
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        trained(folder, tmp_path, factory=factory)
