@@ -79,7 +79,10 @@ class Passes:
             y = getattr(y, "logits", y)
             if not isinstance(y, Tensor) or y.shape[:1] != (1,):
                 told = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
-                raise ModelError(f"for a batch of one example, the model gives outputs of {told}; give one row for it")
+                raise ModelError(
+                    f"for a batch of one example, the model gives outputs of {told}; give one row for it"
+                    " (`y.squeeze(-1)`, not `y.squeeze()`)"
+                )
             return y.squeeze(0)
 
         try:
@@ -257,6 +260,13 @@ _REASONS = (
         "the shape of a tensor depends on the input (`x[mask]`, nonzero, unique), so examples have no common shape;"
         " compute on all places and multiply with the mask, or use torch.where"
     )),
+    (("must have the same dtype, but got Long", "same dtype, but got: long", "not implemented for 'Long'"), (
+        "the records are integers (tokens), and this takes other numbers; look them up in an nn.Embedding, or write"
+        " x.float()"
+    )),
+    (("index out of range in self",), (
+        "a token is beyond the rows of the nn.Embedding; give it one for each token, from 0 to the largest"
+    )),
     (("randomness",), (
         "random numbers are drawn from a stream that no seed of a trial controls; use nn.Dropout or F.dropout, whose"
         " masks are each example's own, or leave them out"
@@ -273,8 +283,27 @@ class DoesNotRunError(ModelError):
     """A pass through the model failed for no reason that `explained` knows."""
 
 
-def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelError:
-    """Return an error that names module and line in a model's code where `error` came up, and what to write instead."""
+class InPlace(TorchFunctionMode):
+    """Function mode that notes the lines of a model's code that change a tensor in place: `h += 1`, `h.relu_()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        changes = name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or (kwargs or {}).get("inplace")
+        if changes:
+            self.lines[place_of(sys._getframe(1))] = None
+        return func(*args, **(kwargs or {}))
+
+
+_CHANGING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")} | {"__setitem__"}
+
+
+def where_in(error: Exception, model: nn.Module) -> str:
+    """Return `line 12 of net.py (`code`), in module 'head': ` for the last line of a model's code in the trace of
+    `error`; empty if there is none."""
     frames = []
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -287,7 +316,12 @@ def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelErr
         if not file.startswith(_HIDDEN):
             own = named.get(id(frame.f_locals.get("self")))
             where = f"{_line(file, number)}{f', in module {own!r}' if own else ''}: "
-    text = str(error)
+    return where
+
+
+def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelError:
+    """Return an error that names module and line in a model's code where `error` came up, and what to write instead."""
+    where, text = where_in(error, model), str(error)
     reason = next((reason for parts, reason in _REASONS if any(part in text for part in parts)), None)
     if reason is None:
         said = text.strip().splitlines()[0] if text else repr(error)

@@ -246,6 +246,10 @@ class Layer(nn.Module, ABC):
                 self.inputs[index] = a.masked_fill(aligned(rows, a), 0.0)
 
 
+class UsedByItselfError(AttributeError):
+    """A trained parameter of a layer is used outside of its layer's call, where no rule clips it."""
+
+
 class Described(Tensor):
     """Facts that may be read of a trained parameter: shape, dtype, device. Any other use of it is refused by name."""
 
@@ -281,12 +285,12 @@ class Described(Tensor):
                 return func(*args, **(kwargs or {}))
         for one in (*args, *(kwargs or {}).values()):
             if isinstance(one, Described):
-                raise AttributeError(one._said)
-        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+                raise UsedByItselfError(one._said)
+        raise UsedByItselfError("a trained parameter of a layer may not be used by itself; call the layer")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+        raise UsedByItselfError("a trained parameter of a layer may not be used by itself; call the layer")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Described(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
