@@ -95,17 +95,9 @@ class Passes:
             for own in self.lent:
                 own.take_back()
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> _Outside:
         """Leave the pass while the context lasts: tensors of `fold` are ordinary ones."""
-        level, self.level = self.level, None
-        saved = _functorch.pop_dynamic_layer_stack()
-        try:
-            with torch._C.DisableTorchFunction():
-                yield
-        finally:
-            _functorch.push_dynamic_layer_stack(saved)
-            self.level = level
+        return _Outside(self)
 
     def fold(self, x: Tensor) -> Tensor:
         """Return the tensors (N, *shape) that `x` of one example's `shape` stands for; constants are repeated."""
@@ -137,6 +129,24 @@ class Passes:
         with self.outside():
             found = function(*folded)
         return self.unfold(found)
+
+
+class _Outside:
+    """Context outside of a pass; a class, as layers enter one at every call and a generator takes three times as long."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes, self.level = passes, passes.level
+        self.quiet = torch._C.DisableTorchFunction()
+
+    def __enter__(self) -> None:
+        self.passes.level = None
+        self.saved = _functorch.pop_dynamic_layer_stack()
+        self.quiet.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.quiet.__exit__(None, None, None)
+        _functorch.push_dynamic_layer_stack(self.saved)
+        self.passes.level = self.level
 
 
 QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
@@ -172,6 +182,9 @@ class _Operations(TorchFunctionMode):
                 with self.passes.watched(args[0]) as answers:
                     self.passes.true.update([place] * bool(answers.any()))
             return False
+        if func is F.linear and not any(map(_functorch.is_batchedtensor, (*args[1:], *kwargs.values()))):
+            # by constants, on all examples at once: vmap would take the sum with the bias apart
+            return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
         if matrix:
             known = self.passes.matrices.get((id(matrix[1]), func is F.linear))

@@ -33,6 +33,8 @@ STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
 CLOSED_FORM = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
 OWN_GRADIENTS = "by each example's own gradient, which is held: its parameters times the rows of a batch"
 EITHER = "by a closed form, or each example's own gradient, whichever takes fewer operations"
+# On a CPU, Gram matrices of at least so many and so long rows are computed by halves.
+_PLACES, _WIDE = 64, 256
 _PLAIN = (bool, int, float, str, tuple)
 
 
@@ -53,11 +55,27 @@ class Grams:
         if place == 0:  # a tensor that has no memory, or does not say where
             return torch.matmul(x, x.transpose(-1, -2))
         key = (place, x.dtype, x.shape, x.stride())
-        held = self._last.pop(key, None) or (x, torch.matmul(x, x.transpose(-1, -2)))
+        held = self._last.pop(key, None) or (x, _products(x))
         self._last[key] = held
         if len(self._last) > 2:
             del self._last[next(iter(self._last))]
         return held[1]
+
+
+def _products(x: Tensor) -> Tensor:
+    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); of long rows on a CPU, each pair once."""
+    places, width = x.shape[-2:]
+    if x.is_cuda or width < _WIDE or places < _PLACES or not x.is_contiguous():
+        return torch.matmul(x, x.transpose(-1, -2))
+    rows = x.view(-1, places, width)
+    found = rows.new_empty(len(rows), places, places)
+    step = -(-places // 4)
+    for start in range(0, places, step):
+        stop = min(start + step, places)
+        below = torch.bmm(rows[:, start:stop], rows[:, :stop].mT)
+        found[:, start:stop, :stop] = below
+        found[:, :start, start:stop] = below[..., :start].mT
+    return found.view(*x.shape[:-1], places)
 
 
 class Session:
@@ -334,7 +352,7 @@ _TELLS = {
 
 
 class Ruled(nn.Module):
-    """A module with a rule of its own, used instead of `RULES`; for modules that an audit adds to a model."""
+    """A module with a rule of its own, used instead of `RULES`: one that an audit adds to a model, or `rewritten.py`."""
 
     rule: ClassVar[type[Layer]]
 

@@ -34,7 +34,8 @@ class Embedding(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
-        return torch.stack([F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)])
+        found = [F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)]
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         raise ModelError("the input of an Embedding must be integers that no layer computed")

@@ -48,11 +48,11 @@ class Linear(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
-        rows = a.reshape(a.shape[0], -1, a.shape[-1])
         if self.session.trials == 1:
-            # in two dimensions: a batched product of one matrix is slower
-            y = F.linear(rows[0], weight[0], self.values["bias"][0] if self.has_bias else None)
-        elif a.shape[0] == 1:
+            # of one trial alone: a batched product of one matrix is slower
+            return F.linear(a[0], weight[0], self.values["bias"][0] if self.has_bias else None).unsqueeze(0)
+        rows = a.reshape(a.shape[0], -1, a.shape[-1])
+        if a.shape[0] == 1:
             y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
             y = y.transpose(0, 1)
             y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
