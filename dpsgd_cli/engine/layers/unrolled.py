@@ -60,16 +60,17 @@ class _Steps(torch.autograd.Function):
         states, cells = (gates.new_empty(len(gates) + 1, *first.shape) for _ in range(2))
         states[0], cells[0] = first, second
         turned = layer.values["weight"].mT
-        every = (gates, gates[..., : 2 * size], *gates.split(size, dim=-1), states[:-1], states[1:], cells[:-1], cells[1:])
-        for now, shares, enter, keep, new, out, before, state, last, cell in zip(*_steps(*every), strict=True):
+        bent = torch.empty_like(cells[1:])
+        every = (gates, gates[..., : 2 * size], *gates.split(size, dim=-1), states, states[1:], cells, cells[1:], bent)
+        for now, shares, enter, keep, new, out, before, state, last, cell, tanh in zip(*_steps(*every), strict=False):
             _add_products(now, before, turned)
             shares.sigmoid_()
             new.tanh_()
             out.sigmoid_()
             torch.mul(keep, last, out=cell)
-            torch.tanh(cell.addcmul_(enter, new), out=state)
-            state.mul_(out)
-        ctx.layer, ctx.kept = layer, (gates, cells)
+            torch.tanh(cell.addcmul_(enter, new), out=tanh)
+            torch.mul(tanh, out, out=state)
+        ctx.layer, ctx.kept = layer, (gates, cells, bent)
         if layer.session.recording:
             ctx.call = len(layer.inputs)
             layer.inputs.append(_by_example(states[:-1]))
@@ -79,16 +80,16 @@ class _Steps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_states: Tensor, of_memory: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         layer: Unrolled = ctx.layer
-        gates, cells = ctx.kept
+        gates, cells, bent = ctx.kept
         weight, size = layer.values["weight"], cells.shape[-1]
         above, along = _by_step(layer.unfold(of_states)), layer.unfold(of_memory).clone()
-        slopes, through = _slopes(gates, cells)
+        slopes, through = _slopes(gates, cells, bent)
         back = torch.zeros_like(along)
         three, fourth = slopes[..., : 3 * size].unflatten(-1, (3, size)), slopes[..., 3 * size :]
         every = (slopes, three, fourth, above, through, gates[..., size : 2 * size])
-        for now, inner, last, own, bent, keep in zip(*(reversed(x) for x in _steps(*every)), strict=True):
+        for now, inner, last, own, slope, keep in zip(*(reversed(x) for x in _steps(*every)), strict=True):
             of_state = back.add_(own)
-            along.addcmul_(of_state, bent)
+            along.addcmul_(of_state, slope)
             inner.mul_(along.unsqueeze(-2))
             last.mul_(of_state)
             along *= keep
@@ -122,14 +123,13 @@ def _add_products(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
         total += torch.bmm(rows, matrix)
 
 
-def _slopes(gates: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+def _slopes(gates: Tensor, cells: Tensor, bent: Tensor) -> tuple[Tensor, Tensor]:
     """Return the derivatives of all steps, (T, R, B, 4 H) and (T, R, B, H).
 
     The first are of the memory by the input, forget and new gates before their functions, and of the state by the
-    output gate; the second of the state by the memory.
+    output gate; the second of the state by the memory, whose tanh is `bent`.
     """
     enter, keep, new, out = gates.split(cells.shape[-1], dim=-1)
-    bent = torch.tanh(cells[1:])
     found = torch.empty_like(gates)
     of_enter, of_keep, of_new, of_out = found.split(cells.shape[-1], dim=-1)
     for slope, gate, other in ((of_enter, enter, new), (of_keep, keep, cells[:-1]), (of_out, out, bent)):
