@@ -132,7 +132,7 @@ class Passes:
 
 
 class _Outside:
-    """Context outside of a pass; a class, as layers enter one at every call and a generator takes three times as long."""
+    """Context outside of a pass. Each call of a layer enters one; a generator would take three times as long."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes, self.level = passes, passes.level
@@ -147,6 +147,12 @@ class _Outside:
         self.quiet.__exit__(None, None, None)
         _functorch.push_dynamic_layer_stack(self.saved)
         self.passes.level = self.level
+
+
+def _is_constant(x: Any) -> bool:
+    """Return True for None, and for a tensor of all examples alike that is not trained (and no description)."""
+    plain = type(x) in (Tensor, nn.Parameter) and not x.requires_grad and not _functorch.is_batchedtensor(x)
+    return x is None or plain
 
 
 QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
@@ -182,8 +188,8 @@ class _Operations(TorchFunctionMode):
                 with self.passes.watched(args[0]) as answers:
                     self.passes.true.update([place] * bool(answers.any()))
             return False
-        if func is F.linear and not any(map(_functorch.is_batchedtensor, (*args[1:], *kwargs.values()))):
-            # by constants, on all examples at once: vmap would take the sum with the bias apart
+        if func is F.linear and all(map(_is_constant, (*args[1:], *kwargs.values()))):
+            # on all examples at once, as each row's product is its own: vmap would take the sum with the bias apart
             return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
         if matrix:
