@@ -191,7 +191,7 @@ ADDITIONS = {
         edited="dpsgd_cli/engine/layers/__init__.py",
         edits={
             "RULES: tuple[": "from dpsgd_cli.engine.layers.gain import Gain\n\n",
-            "Linear, Conv, Embedding, Affine, Standardised, Offset)": "Gain, ",
+            "Linear, Conv, Embedding, Normalised, Affine, Standardised, Offset)": "Gain, ",
         },
     ),
     # ARCHITECTURE: "a field of `TableFormat`, and its line in `_options`"

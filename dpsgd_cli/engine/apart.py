@@ -98,17 +98,9 @@ class Passes:
             for own in self.lent:
                 own.take_back()
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> _Outside:
         """Leave the pass while the context lasts: tensors of `fold` are ordinary ones."""
-        level, self.level = self.level, None
-        saved = _functorch.pop_dynamic_layer_stack()
-        try:
-            with torch._C.DisableTorchFunction():
-                yield
-        finally:
-            _functorch.push_dynamic_layer_stack(saved)
-            self.level = level
+        return _Outside(self)
 
     def fold(self, x: Tensor) -> Tensor:
         """Return the tensors (N, *shape) that `x` of one example's `shape` stands for; constants are repeated."""
@@ -140,6 +132,30 @@ class Passes:
         with self.outside():
             found = function(*folded)
         return self.unfold(found)
+
+
+class _Outside:
+    """Context outside of a pass. Each call of a layer enters one; a generator would take three times as long."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes, self.level = passes, passes.level
+        self.quiet = torch._C.DisableTorchFunction()
+
+    def __enter__(self) -> None:
+        self.passes.level = None
+        self.saved = _functorch.pop_dynamic_layer_stack()
+        self.quiet.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.quiet.__exit__(None, None, None)
+        _functorch.push_dynamic_layer_stack(self.saved)
+        self.passes.level = self.level
+
+
+def _is_constant(x: Any) -> bool:
+    """Return True for None, and for a tensor of all examples alike that is not trained (and no description)."""
+    plain = type(x) in (Tensor, nn.Parameter) and not x.requires_grad and not _functorch.is_batchedtensor(x)
+    return x is None or plain
 
 
 QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
@@ -175,6 +191,9 @@ class _Operations(TorchFunctionMode):
                 with self.passes.watched(args[0]) as answers:
                     self.passes.true.update([place] * bool(answers.any()))
             return False
+        if func is F.linear and all(map(_is_constant, (*args[1:], *kwargs.values()))):
+            # on all examples at once, as each row's product is its own: vmap would take the sum with the bias apart
+            return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
         if matrix:
             known = self.passes.matrices.get((id(matrix[1]), func is F.linear))
