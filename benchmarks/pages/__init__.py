@@ -24,6 +24,7 @@ PAGES = {
     "pate": "benchmarks.pate.page",
     "frontier": "benchmarks.frontier.page",
     "beyond": "benchmarks.beyond.page",
+    "kfac": "benchmarks.kfac.page",
     "finetune": "benchmarks.finetune.page",
 }
 RESULTS = Path("results")

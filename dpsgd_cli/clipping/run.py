@@ -182,7 +182,7 @@ def sum_clipped(
     """
     x, y, mask = batch
     y = y.expand(pack.trials, *y.shape[1:])
-    losses = _record(pack, x, y, loss)
+    losses = record_pass(pack, x, y, loss)
     if clipping is None:
         squares = None
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
@@ -202,8 +202,11 @@ def sum_clipped(
     return losses, squares
 
 
-def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B)."""
+def record_pass(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B).
+
+    What is recorded is then preconditioned (`Layer.precondition`), where layers have factors.
+    """
     pack.session.begin()
     pack.session.copies = x.shape[1] // y.shape[1]
     try:
@@ -213,6 +216,8 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     finally:
         pack.session.recording, pack.session.copies = False, 1
     pack.session.rows = y.shape[1]
+    for layer in pack.preconditioned:
+        layer.precondition()
     return losses.detach()
 
 

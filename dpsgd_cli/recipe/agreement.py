@@ -22,7 +22,7 @@ from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.settings import Kfac, Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 from dpsgd_cli.users.settings import Unit
 
@@ -43,6 +43,8 @@ def method_problems(recipe: Recipe) -> list[str]:
         *_updates(recipe),
         *_inference(recipe),
     ]
+    if recipe.kfac is not None:
+        found += _kfac(recipe, recipe.kfac)
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -341,6 +343,30 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: takes the rows as they are; leave data.augment out")
     if recipe.runtime.dtype in ("bfloat16", "tf32"):
         problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
+    return problems
+
+
+def _kfac(recipe: Recipe, settings: Kfac) -> list[str]:
+    """Return the unmet needs of Kronecker factors, and what has no rule in combination with them."""
+    data, method, problems, where = recipe.data, recipe.method, [], "method.preconditioner: kfac"
+    if recipe.model.kind in ("linear", "convex"):
+        problems.append(f"{where} is for networks, not model.kind {recipe.model.kind}; use second-moment")
+    if data.task != "classification":
+        problems.append(f"{where} draws classes from the model's own prediction, not data.task {data.task}; give null")
+    if isinstance(method, Gradient) and method.one_by_one:
+        problems.append(f"{where} is for steps over many records, not one by one; leave it out, or draw more")
+    if recipe.privacy is not None and recipe.privacy.unit is not None:
+        problems.append(f"{where} has no rule for the rows of a user; give null, or leave privacy.unit out")
+    if recipe.runtime.compile:
+        problems.append(f"runtime.compile: a compiled step would keep the first factors of {where}; set it to false")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
+    scaled = [step.scale is not None and step.scale == Scale() for step in data.preprocess or ()]
+    if settings.probes != "uniform" and (data.features is not None or not all(scaled)):
+        problems.append(
+            f"method.preconditioner.probes: {settings.probes} are images with pixels in [0, 1], not what"
+            " data.preprocess or data.features make of records; use uniform"
+        )
     return problems
 
 

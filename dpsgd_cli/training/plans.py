@@ -172,7 +172,7 @@ def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]
 
 
 def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
-    """Return the declarations of model and classes: a prior, a bound on targets, or weights that no seed drew."""
+    """Return the declarations of model, method and classes: a prior, a bound on targets, weights that no seed drew."""
     recipe, model, said = loaded.recipe, loaded.recipe.model, []
     if recipe.data.balanced is not None:
         rate = f"{recipe.data.balanced.rate:g}"
@@ -184,6 +184,11 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
             said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
+    if recipe.kfac is not None:
+        said.append(
+            f"The factors of method.preconditioner kfac are computed from released weights and synthetic inputs"
+            f" ({recipe.kfac.probes}) that a public seed draws; they read no record and cost nothing."
+        )
     if isinstance(model, HuggingFaceModel):
         said.append(
             f"The numbers in {model.folder}, which the model starts from, are declared public (SHA-256 of each file in"

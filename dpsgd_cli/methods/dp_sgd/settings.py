@@ -215,8 +215,9 @@ class Preconditioned(Gradient):
 
     preconditioner: Preconditioner | Auto | None = Field(
         "auto",
-        description="Make all directions of the rows weigh alike before training (model.kind linear or convex): by a"
-        " share of the budget; auto: with the learning rate, or none (null).",
+        description="Make directions weigh alike. Of rows of linear and convex models, for a share of the budget:"
+        " second-moment, marginals; of a network's gradients, at no price: kfac. auto: with the rate, or none (null).",
+        examples=[{"kind": "kfac", "probes": "strokes"}],
     )
 
     inference: Inference | None = INFERENCE
