@@ -177,7 +177,7 @@ def findings(rows: pd.DataFrame) -> str:
     return "\n".join(
         [
             *said,
-            f"It is ahead of every private peer, or equal, in the others ({tables} tables at three budgets; {counts}), in"
+            f"It is ahead of every private peer, or equal, in the others ({tables} tables, three budgets; {counts}), in"
             f" {clear} of them by more than the interval of the differences over folds.",
         ]
     )

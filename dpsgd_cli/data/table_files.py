@@ -423,8 +423,6 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
 
 
 def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    import pandas as pd
-
     del written, owner  # a column has a type, which keeps integers and text as they are
     held = memory.at(path)
     if held is not None and held.table is not None:
