@@ -54,6 +54,8 @@ Records: TypeAlias = "Path | pd.DataFrame | np.ndarray"
 ARRAYS = ".npz"
 ROWS = ".npy"
 MOST_KEPT_BYTES = 1 << 28
+_MOST_LEFT = 1 << 25
+"""Bytes of a source beyond which what reading it has freed is returned to the system: as much again, or more."""
 _OF_A_RECIPE = (
     "data.path is relative to the recipe's own folder (of a result's recipe.yaml: to the folder that it was trained"
     " from)"
@@ -272,6 +274,8 @@ def _read_once(asked: object, read: Callable[[], RawDataset]) -> RawDataset:
         source = read()
         for array in _arrays(source):
             array.flags.writeable = False
+        if _bytes(source) > _MOST_LEFT:
+            table_files.return_freed_memory()
     while _kept and _bytes(source, *_kept.values()) > MOST_KEPT_BYTES:
         del _kept[next(iter(_kept))]
     _kept[key] = source

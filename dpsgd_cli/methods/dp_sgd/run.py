@@ -402,7 +402,7 @@ class DpSgd(GradientMethod):
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
-            yield x if self.preconditioning is None else self.preconditioning.ready.units(x), y, mask
+            yield x if self.preconditioning is None else self.preconditioning.units(x), y, mask
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
@@ -431,7 +431,7 @@ class DpSgd(GradientMethod):
         dropped = Diagnostics(context.trials, context.pack.values.device)
         for start in range(rows.start, rows.stop, context.most_rows):
             x, y, mask = context.table.every(start, min(start + context.most_rows, rows.stop))
-            x = x if self.preconditioning is None else self.preconditioning.ready.units(x)
+            x = x if self.preconditioning is None else self.preconditioning.units(x)
             add_clipped_sums(context.pack, (x, y, mask), context.loss, clipping, dropped)
         context.pack.sums.zero_()
 
