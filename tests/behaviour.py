@@ -85,8 +85,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "method": _SHUFFLED,
         "privacy": _FIXED | {"clipping": {"kind": "quantile", "count_noise": 8}},
     },
-    "toeplitz, shuffled": {"method": _SHUFFLED, "epochs": 1, "privacy": _FIXED | {"noise": {"kind": "toeplitz"}}},
-    "tree, shuffled": {"method": _SHUFFLED, "epochs": 1, "privacy": _FIXED | {"noise": {"kind": "tree"}}},
+    "buffered, shuffled": {"method": _SHUFFLED, "privacy": _FIXED | {"noise": {"kind": "buffered", "bands": 3}}},
+    "inverse-banded, shuffled": {
+        "method": _SHUFFLED,
+        "privacy": _FIXED | {"noise": {"kind": "inverse-banded", "bands": 2}},
+    },
     "banded": {"privacy": _FIXED | {"noise": {"kind": "banded", "bands": 2}}},
     "pate, lnmax": _PATE | {"method": _VOTES | {"aggregation": {"kind": "lnmax", "noise": 20}}},
     "pate, gnmax": _PATE | {"method": _VOTES | {"aggregation": {"kind": "gnmax", "noise": 40}}},

@@ -7,6 +7,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,72 @@ def test_padding_does_not_count(folder: Path) -> None:
     torch.testing.assert_close(model(tokens), model(longer))
 
 
+def _classifier(kind: str, folder: Path) -> None:
+    """Save a small model of one kind, for sequences of the words above; `[SEP]` (3) ends a text."""
+    ends = {"eos_token_id": 3, "bos_token_id": 2}
+    if kind == "gpt2":
+        small = transformers.GPT2Config(vocab_size=len(WORDS), n_positions=16, n_embd=8, n_layer=1, n_head=2, **ends)
+        made = transformers.GPT2Model(small)
+    elif kind == "llama":
+        made = transformers.LlamaModel(transformers.LlamaConfig(**SIZES, **ends))
+    elif kind == "roberta":
+        made = transformers.RobertaModel(transformers.RobertaConfig(**SIZES | {"max_position_embeddings": 18}))
+    elif kind == "bart":
+        layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        rest = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16}
+        config = transformers.BartConfig(
+            vocab_size=len(WORDS), pad_token_id=0, decoder_start_token_id=3, **layers, **rest, **ends
+        )
+        made = transformers.BartModel(config)
+    else:
+        config = transformers.T5Config(
+            vocab_size=len(WORDS),
+            d_model=8,
+            d_kv=4,
+            d_ff=8,
+            num_layers=1,
+            num_heads=2,
+            decoder_start_token_id=0,
+            **ends,
+        )
+        made = transformers.T5Model(config)
+    made.save_pretrained(folder)
+
+
+@NEEDS
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "roberta", "bart", "t5"])
+def test_every_kind_of_model_classifies_a_text_as_transformers_does(kind: str, tmp_path: Path) -> None:
+    """One text alone, as its own class computes it; and padding, which says how long others are, changes nothing."""
+    torch.manual_seed(0)
+    _classifier(kind, tmp_path / kind)
+    settings = HuggingFaceModel.model_validate(BERT | {"folder": kind})
+    torch.manual_seed(1)
+    model = huggingface.builder(settings, 2, tmp_path)().eval()
+    text = torch.tensor([[2, 5, 7, 9, 3]])
+    with torch.no_grad():
+        alone = model(text)
+        torch.testing.assert_close(alone, model.model(input_ids=text).logits)  # type: ignore[operator]
+        torch.testing.assert_close(alone, model(torch.nn.functional.pad(text, (0, 3), value=-1)))
+        two = model(torch.stack([torch.nn.functional.pad(text[0], (0, 3), value=-1), torch.arange(2, 10)]))
+        torch.testing.assert_close(alone[0], two[0])
+
+
+def test_padding_is_the_models_own_token() -> None:
+    """A decoder finds the end of a text by it; without one it is the token of the end, or 0."""
+
+    class Stub(torch.nn.Module):
+        def __init__(self, **config: int | None) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(**config)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=torch.stack([input_ids, attention_mask]))
+
+    for config, padding in (({"pad_token_id": 5, "eos_token_id": 7}, 5), ({"eos_token_id": 7}, 7), ({}, 0)):
+        model = huggingface.FolderModel(Stub(**config), "sequence-classification")
+        assert model(torch.tensor([[3, -1]])).tolist() == [[[3, padding]], [[1, 0]]]
+
+
 @NEEDS
 def test_next_tokens_in_bfloat16_and_images(folder: Path, tmp_path: Path) -> None:
     given = recipe(
@@ -201,6 +268,7 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path, files: dict[str, str] 
         ({"task": "image-classification"}, "a bert .* cannot do image-classification; it can do"),
         ({"lora": {"targets": ["querry"]}}, "no dense layer querry; did you mean query"),
         ({"freeze": ["classifier.*"]}, "classifier.weight, which the folder does not hold"),
+        ({"task": "causal-lm"}, r"the bert in .*bert reads later tokens"),
         ({"freeze": ["encodr.*"]}, r"encodr\.\* fits no parameter .*did you mean \*encoder"),
     ],
 )

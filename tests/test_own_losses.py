@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dpsgd_cli as dpsgd
 from dpsgd_cli.errors import ModelError
+from dpsgd_cli.main import main
 
 NET = """
 import torch
@@ -28,6 +30,29 @@ class Tagger(nn.Module):
 def build(shapes, outputs):
     assert shapes == {"input_ids": (5,), "attention_mask": (5,)}
     return Tagger(outputs)
+
+class Hasty(Tagger):
+    def forward(self, input_ids, attention_mask):
+        x = torch.relu(self.table(input_ids))
+        x += 1
+        return self.last(x)
+
+class Floats(Tagger):
+    def forward(self, input_ids, attention_mask):
+        return self.last(input_ids)
+
+class Bare(Tagger):
+    def forward(self, input_ids, attention_mask):
+        return nn.functional.linear(self.table(input_ids), self.last.weight)
+
+def hasty(shapes, outputs):
+    return Hasty(outputs)
+
+def floats(shapes, outputs):
+    return Floats(outputs)
+
+def bare(shapes, outputs):
+    return Bare(outputs)
 
 seen = []
 
@@ -81,3 +106,64 @@ def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
 def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is another one"):
         trained(folder, tmp_path, loss={"python": "net.py", "function": "kept"})
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        ("hasty", r"line \d+ of net\.py \(`x \+= 1`\): a tensor is changed in place .* write h = h \+ 1"),
+        ("floats", r"line \d+ of net\.py .*the records are integers \(tokens\).* x\.float\(\)"),
+        ("bare", r"line \d+ of net\.py .*: Linear is clipped by what it is called with"),
+    ],
+)
+def test_a_models_author_is_told_the_line_and_what_to_write(
+    folder: Path, tmp_path: Path, factory: str, why: str
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        trained(folder, tmp_path, factory=factory)
+
+
+LANGUAGE = """
+import torch
+from torch import nn
+
+def build(shape, outputs):
+    return nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11))
+"""
+
+
+def test_next_tokens_are_predicted_in_parts_with_the_perplexity_of_each_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 100 outputs at a time, and what each record alone gives."""
+    (tmp_path / "net.py").write_text(LANGUAGE)
+    tokens = np.random.default_rng(0).integers(11, size=(30, 5))
+    np.savez(tmp_path / "tokens.npz", x=tokens, x_test=tokens[:5])
+    content = {
+        "name": "language",
+        "data": {"path": "tokens.npz", "task": "next-token"},
+        "model": {"kind": "python", "file": "net.py"},
+        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 8, "learning_rate": 0.1},
+        "privacy": {"clipping": {"kind": "flat", "norm": 1}, "budget": {"epsilon": 8, "delta": 1e-3}},
+        "epochs": 1,
+        "seed": 0,
+    }
+    (tmp_path / "r.json.yaml").write_text(json.dumps(content))
+    result = dpsgd.train(str(tmp_path / "r.json.yaml"), out=tmp_path / "out")
+    monkeypatch.setattr("dpsgd_cli.training.inference._MOST_NUMBERS", 100)
+    held: list[int] = []
+    usual = result.trained.decided
+    monkeypatch.setattr(type(result.trained), "decided", lambda self, own: held.append(own.size) or usual(own))
+    told, perplexities = result.trained.predict_tokens(tokens, 0)
+    assert max(held) <= 100 and len(held) > 20
+    whole = result.trained.outputs(tokens, 0).astype(np.float64)
+    assert np.array_equal(told, whole.argmax(axis=-1))
+    logs = whole - np.log(np.exp(whole).sum(axis=-1, keepdims=True))
+    own = np.take_along_axis(logs[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+    assert np.allclose(perplexities, np.exp(-own.mean(axis=1)), rtol=1e-4)
+    monkeypatch.undo()
+    np.savez(tmp_path / "new.npz", x=tokens[:2])
+    said = CliRunner().invoke(main, ["predict", str(result.directory), str(tmp_path / "new.npz")]).output.splitlines()
+    assert said[0] == "prediction,perplexity" and float(said[1].split(",")[1]) == pytest.approx(
+        perplexities[0], rel=1e-4
+    )

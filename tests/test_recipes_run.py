@@ -37,7 +37,9 @@ def stand_in(card: Card, owner: str | None = None) -> RawDataset:
         count = RECORDS * len(files)
         if not files:
             return None
-        if card.layout.columns is None:
+        if card.layout.integers:
+            x = rng.integers(0, 50, (count, *card.layout.shape))
+        elif card.layout.columns is None:
             x = rng.random((count, *card.layout.shape), np.float32)
         else:
             tops = [1 if c.values is None else len(c.values) for c in card.layout.columns]

@@ -80,17 +80,14 @@ ADDITIONS = {
             "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
         },
     ),
-    # noise/settings.py: "A kind of noise is one class here, and its name in the union `Noise`"
+    # noise/settings.py: "its name in `StrategyKind`, its record in `STRATEGIES`"
     "kind of noise": Addition(
         edited="dpsgd_cli/noise/settings.py",
         edits={
-            "Noise = Annotated[": (
-                "class ShortNoise(OnePassNoise):\n"
-                "    batching = 'shuffle'\n"
-                "    made = 'dpsgd_cli.noise.price:tree'\n"
-                "    kind: Literal['short'] = 'short'\n\n\n"
+            '"banded", "inverse-banded", "buffered"]': '"short", ',
+            '"buffered": StrategyRecord(': (
+                '"short": StrategyRecord(batchings=("shuffle",), made="dpsgd_cli.noise.weights:banded"),\n    '
             ),
-            "ToeplitzNoise | TreeNoise, Field(": "ShortNoise | ",
         },
     ),
     # engine/loss_bounds.py: "its name in `Loss`, its record in `LOSSES`, and a class of `MarginLoss`"
@@ -194,7 +191,7 @@ ADDITIONS = {
         edited="dpsgd_cli/engine/layers/__init__.py",
         edits={
             "RULES: tuple[": "from dpsgd_cli.engine.layers.gain import Gain\n\n",
-            "Linear, Conv, Embedding, Affine, Standardised, Offset)": "Gain, ",
+            "Linear, Conv, Embedding, Normalised, Affine, Standardised, Offset)": "Gain, ",
         },
     ),
     # ARCHITECTURE: "a field of `TableFormat`, and its line in `_options`"
@@ -356,7 +353,7 @@ COMMANDS = {
     "train": ["train", "new.yaml", "--out", "trained"],
     "train with noise": [
         *("train", "plain.yaml", "method.batching=shuffle", "method.batch_size=12"),
-        *("privacy.noise={kind: short}", "--out", "short"),
+        *("privacy.noise={kind: short, bands: 2}", "--out", "short"),
     ],
     "train with an optimizer and a layer": ["train", "ruled.yaml", "--trust-code", "--out", "ruled"],
     "greet": ["greet"],
@@ -451,12 +448,12 @@ def test_a_clipping_kind_is_one_class_and_its_name(said: dict[str, Said]) -> Non
     assert "HalfwayClipping" in json.loads(said["schema"].out)["$defs"]
 
 
-def test_a_kind_of_noise_is_one_class_and_its_name(said: dict[str, Said], place: Path) -> None:
+def test_a_kind_of_strategy_is_its_name_and_its_record(said: dict[str, Said], place: Path) -> None:
     """It is drawn, charged one use an epoch, and said in the ledger."""
     (ledger,) = place.glob("short/*/ledger.jsonl")
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert {(line["mechanism"], line["correlation"], line["count"]) for line in lines} == {("correlated", "short", 1)}
-    assert "ShortNoise" in json.loads(said["schema"].out)["$defs"]
+    assert "short" in said["schema"].out
 
 
 def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str, Said], place: Path) -> None:
@@ -475,7 +472,7 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
         ("convex loss", "        curvature=lambda region: 1.0,\n", "engine.loss_bounds"),
         ("schedule", "    adaptive, follows_initial = False, True\n", "schedules.settings"),
         ("clipping kind", "    plain, in_units, moves = True, False, False\n", "clipping.settings"),
-        ("kind of noise", "    batching = 'shuffle'\n", "noise.settings"),
+        ("kind of noise", 'batchings=("shuffle",), ', "noise.settings"),
         ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "methods.halved.settings"),
         ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "methods.halved.settings"),
         ("optimizer", "    made = 'dpsgd_cli.methods.dp_sgd.signs:SignUpdate'\n", "methods.dp_sgd.settings"),

@@ -39,11 +39,14 @@ class Idea:
     against: str = PLAIN
     scale: float = 1.0
     """Of the grid of learning rates: what a step is as long as DP-SGD's at."""
+    epochs: int = 10
 
 
 AVERAGE = "method.averaging={kind: tail}"
 REPLACED = "DP-SGD, replace-one"
 INDEPENDENT = "privacy.noise={kind: independent}"
+ALLOCATED = ("method.batching=random-allocation", "method.batch_size=500")
+ONE_ORDER = ("method.batching=shuffle", "privacy.adjacency=zero-out")
 IDEAS: Mapping[str, Idea] = {
     PLAIN: Idea((INDEPENDENT,)),
     "average of the last half": Idea((INDEPENDENT, AVERAGE)),
@@ -53,6 +56,21 @@ IDEAS: Mapping[str, Idea] = {
     ),
     "banded noise": Idea(),
     "banded noise, averaged": Idea((AVERAGE,), "average of the last half"),
+    "banded noise, allocated, averaged": Idea((*ALLOCATED, AVERAGE), "average of the last half"),
+    "the same, weights for the average": Idea(
+        (*ALLOCATED, AVERAGE, "privacy.noise={kind: banded, workload: average}"), "average of the last half"
+    ),
+    "BISR, one order, averaged": Idea(
+        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: inverse-banded}"), "average of the last half"
+    ),
+    "one vector, one order, averaged": Idea(
+        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: inverse-banded, bands: 2, workload: average}"),
+        "average of the last half",
+    ),
+    "BLT, one order, averaged": Idea(
+        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: buffered, bands: 5}"), "average of the last half"
+    ),
+    "full batches, 60 steps": Idea((INDEPENDENT, "method.batching=full", "method.batch_size=null"), epochs=60),
     "automatic clipping": Idea((INDEPENDENT, "privacy.clipping={kind: automatic, norm: 0.5}")),
     "normalised gradients": Idea((INDEPENDENT, "privacy.clipping={kind: normalised, norm: 0.5}")),
     "quantile clipping": Idea(
@@ -82,12 +100,12 @@ def choices(data: str, idea: str) -> list[Case]:
             f"beyond/{data}-banded",
             (
                 *own.changes,
-                "epochs=10",
+                f"epochs={own.epochs}",
                 f"privacy.budget.epsilon={epsilon:g}",
                 f"method.learning_rate={rate * own.scale:g}",
                 f"data.validation={{records: {HELD}, public: true}}",
                 "save_model=false",
-                "runtime.evaluate_every=10",
+                f"runtime.evaluate_every={own.epochs}",
             ),
             1,
             pack=f"{data} {idea} choice",
@@ -119,11 +137,11 @@ def finals(data: str, idea: str) -> list[Case]:
             f"beyond/{data}-banded",
             (
                 *own.changes,
-                "epochs=10",
+                f"epochs={own.epochs}",
                 f"privacy.budget.epsilon={epsilon:g}",
                 f"method.learning_rate={rate * own.scale:g}",
                 "save_model=false",
-                "runtime.evaluate_every=10",
+                f"runtime.evaluate_every={own.epochs}",
             ),
             TRIALS,
             pack=f"{data} {idea}",

@@ -21,22 +21,24 @@ from benchmarks.pages.rows import MISSING, Rows, markdown, percent
 TABLE = "sst2"
 TRIALS = 5
 EPSILONS = (1.0, 3.0, 8.0)
-FEATURES = {
-    "words, rarity and sentiment": (),
-    "words and rarity": ("data.columns={sentence: {text: 8192, words: 1, rarity: en}}",),
-    "words alone": ("data.columns={sentence: {text: 8192, words: 1}}",),
+WORDS, TRANSFORMER = "finetune/sst2-words", "finetune/sst2-transformer"
+FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "words, rarity and sentiment": (WORDS, ()),
+    "words and rarity": (WORDS, ("data.columns={sentence: {text: 8192, words: 1, rarity: en}}",)),
+    "words alone": (WORDS, ("data.columns={sentence: {text: 8192, words: 1}}",)),
+    "a small transformer, from nothing": (TRANSFORMER, ()),
 }
 AIMS = {1.0: 73.5, 3.0: 77.5, 8.0: 79.0}
 CASES = [
     Case(
         TABLE,
         f"{name}, epsilon {epsilon:g}",
-        "finetune/sst2-words",
+        recipe,
         (*changes, f"privacy.budget.epsilon={epsilon:g}", "save_model=false"),
         TRIALS,
         pack=name,
     )
-    for name, changes in FEATURES.items()
+    for name, (recipe, changes) in FEATURES.items()
     for epsilon in EPSILONS
 ]
 METRICS = ("test_accuracy", "test_auc", "seconds")

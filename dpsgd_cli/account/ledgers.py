@@ -20,7 +20,6 @@ from dpsgd_cli.accounting.ledger import LedgerEntry, by_part, entries_from_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
-from dpsgd_cli.results.evaluated import identities_in, records_of
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
@@ -233,6 +232,8 @@ def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | N
     name = directory.name or str(directory)
     if not is_complete(directory):
         return Run(name, seeds, adjacency, None)
+    from dpsgd_cli.results.evaluated import identities_in, records_of  # recipes; most ledgers have none
+
     provenance = read_whole(directory)["provenance"]
     text = recipe_text_of(directory / "recipe.yaml")
     return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))
@@ -271,6 +272,8 @@ class CheckpointCase(LedgerCase):
 
     @cached_property
     def _apart(self) -> str | None:
+        from dpsgd_cli.results.evaluated import records_of
+
         runs = []
         seeds = _by_recipe(self.seeds, self.told.trials)
         for text, trials, own in zip(self.told.recipes, self.by_ledger, seeds, strict=True):

@@ -332,7 +332,6 @@ def exported(cases: Sequence[Case]) -> str:
 
 def _source_case(asked: AccountOptions, source: str) -> Case:
     from dpsgd_cli.account.ledgers import read_checkpoint, read_ledgers  # NumPy and pydantic, which flags do without
-    from dpsgd_cli.account.recipes import read_recipe
     from dpsgd_cli.training.checkpoint import ENDING
 
     extra = [name for name in _OF_NUMBERS if name != "epochs" and getattr(asked, name) != USUAL[name]]
@@ -342,6 +341,8 @@ def _source_case(asked: AccountOptions, source: str) -> Case:
     is_checkpoint = source.endswith(ENDING)
     ledgers = read_checkpoint(Path(source), asked.delta) if is_checkpoint else read_ledgers(source, asked.delta)
     if ledgers is None:
+        from dpsgd_cli.account.recipes import read_recipe  # all settings of recipes, which ledgers do without
+
         return read_recipe(source, asked.overrides, asked.delta, asked.epochs)
     if asked.overrides or asked.epochs is not None:
         raise UsageError(f"{source} is a record of what happened; KEY=VALUE and --epochs cannot change it")

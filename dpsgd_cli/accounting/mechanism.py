@@ -118,12 +118,14 @@ class CorrelatedSums(GaussianSum):
     """Noisy sums of several steps with correlated noise; together they are one `GaussianSum` with the same numbers.
 
     One count is, for batching poisson, a cycle of `bands` steps; a record is in one of them, with `sampling_rate`. For
-    batching shuffle it is an epoch of `bands` steps; a record is in one of them. The sum of a single step is not a
-    release of its own and has no price. `correlation` is the kind of `privacy.noise`, for the reader.
+    shuffle and random-allocation it is an epoch, and for full the part of an epoch's price that no draw hides. The sum
+    of a single step is not a release of its own and has no price. `correlation` is the kind of `privacy.noise`, for the
+    reader. The noise y of a step has standard deviation `noise_multiplier` times `sensitivity`; where a use of a record
+    moves C g by more or less than a sum, `sensitivity` says by how much.
 
     Notation: steps t = 0, 1, ...; g_t the sum of clipped vectors of the step's batch, moved by one record by at most
-    S = `sensitivity`; y_t independent normals of standard deviation z S in every coordinate, z = `noise_multiplier`;
-    C lower triangular, its columns of L2 norm at most 1. The release is g + C^-1 y.
+    S; y_t independent normals of standard deviation z S in every coordinate; C lower triangular, its columns of L2 norm
+    at most 1. The release is g + C^-1 y.
 
     Guarantee (poisson): b = `bands`, and C has no entries b or more below the diagonal. Before training, each record is
     put into one of b groups by a draw of its own, which is data-independent. Step t holds each record of group t mod b
@@ -156,12 +158,39 @@ class CorrelatedSums(GaussianSum):
     Stopping. The rows of the first n steps are released by the first ceil(n / b) cycles. So the charges made as cycles
     begin cover a training that stops after any step, by any rule that sees only releases.
 
-    Guarantee (shuffle): the partition of an epoch into batches is drawn independently of the data, a record's value is
-    in one step s of it, and y is drawn anew for every epoch. So an epoch moves C g by C[:, s] u, whose norm is at most
-    S. It is one Gaussian of noise multiplier z, under zero-out and, S being twice the bound, replace-one (adaptive
-    streams: Denisov et al. 2022). Epochs compose adaptively, and each multiplier may be chosen when its epoch begins.
-    Nothing is amplified. For the tree, the rows of C are nodes, each the sum of its leaves over sqrt(h), with at most h
-    nodes above one leaf (`noise/price.py`): the release is a function of those.
+    Theorem (any pattern). A record is in the steps of a set that is drawn from a public law, w_p for the set p, by
+    itself and independently of all data. Let m_p = sum of the columns s in p of |C|, the matrix of absolute values.
+    Then P = sum_p w_p N(m_p, z^2 I) against Q = N(0, z^2 I) dominates all steps together, in both directions, however
+    each step's weights are computed from earlier releases (add-remove, zero-out; replace-one for S twice the bound).
+
+    Proof. Multiply by C and fix the others' sets, as above. Under Q the ratio of P to Q after row t is R_t = sum_p w_p
+    L_p, where row t multiplies L_p by exp(<x, v_p> / z - |v_p|^2 / 2 z^2). Here x is standard normal and v_p = sum over
+    s <= t in p of C[t, s] u_s. The u_s, |u_s| <= 1, are the record's vectors over S, which depend on earlier rows only,
+    and not on p. So, given earlier rows, <v_p, v_q> <= m_p[t] m_q[t], whatever the u_s are. For a convex f let F_t(L) =
+    E f(sum_p w_p L_p Y_p), with Y_p the product of the factors of rows after t in the pair of the theorem. All second
+    derivatives of F_t in L are means of w_p w_q Y_p Y_q f'' and so no less than 0. So, given earlier rows, E F_t after
+    row t only grows with each covariance (Kahane's inequality, `sampled_pairs.py`), and is at most F_(t-1). By
+    induction E f(R_n) <= F_0(1), its value for the pair. H_a(P, Q) = E (R - a)_+ and H_a(Q, P) = E (1 - a R)_+ are such
+    means. In the same way any pair whose products m_p . m_q are no smaller dominates this one.
+
+    Guarantee (shuffle): the partition of the records into the steps of an epoch is drawn once, independently of the
+    data, and is the same in every epoch. So there is one set, of steps T apart, T steps an epoch, and m.m is the sum of
+    the products of all pairs of its columns. Epoch e adds the square of its own column and twice its products with
+    earlier ones, which is charged as a Gaussian of its own: squares of Gaussians add up. Adjacency zero-out,
+    replace-one. Nothing is amplified.
+
+    Guarantee (random-allocation): each record is put into one of p groups once, as above, and in every epoch into one
+    of the T / p steps of that group (t mod p), uniformly. The group may be revealed. Let a(d) be the largest product of
+    columns of |C| that are d or more apart. Two sets differ in an epoch by p steps or more, and steps of epochs i and j
+    are at least (|i - j| - 1) T + p apart. So products of two sets are no larger than those of this pair. Each epoch is
+    a random allocation (`allocation_pairs.py`) among T / p orthogonal vectors of square 1 - a(p); all sets share a
+    Gaussian shift of square K a(p) + 2 sum_(i < j) a((j - i - 1) T + p), K epochs. In it R is a product of independent
+    factors, so it is the composition of the two. Epoch e adds its allocation and, as batching full, a(p) + 2 sum_(j =
+    1..e) a((j - 1) T + p). If C has p bands, a(p) = 0. Adjacency add-remove, zero-out. (Schuchardt and Kalinin 2026,
+    arXiv 2601.21636, bound such pairs in other ways.)
+
+    Changing noise, in both. A product of columns s <= s' has rows from s' on alone, so an epoch is charged the least
+    z_t of its own rows and of those after it that its columns reach.
     """
 
     kind: ClassVar[str] = "correlated"
@@ -171,7 +200,8 @@ class CorrelatedSums(GaussianSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.bands >= 1, "bands", self.bands, "at least 1")
-        _require(self.batching in ("poisson", "shuffle"), "batching", self.batching, "poisson or shuffle")
+        known = self.batching in ("poisson", "shuffle", "random-allocation", "full")
+        _require(known, "batching", self.batching, "poisson, shuffle, random-allocation or full")
 
 
 @dataclass(frozen=True)

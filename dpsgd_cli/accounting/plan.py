@@ -20,7 +20,7 @@ from dpsgd_cli.accounting.mechanism import Mechanism, Release, merge
 from dpsgd_cli.common.text_format import count
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import Correlation
+    from dpsgd_cli.noise.price import Strategy
     from dpsgd_cli.schedules.settings import Schedule
 
 
@@ -96,21 +96,20 @@ class Facts:
 
 @dataclass(frozen=True)
 class PlannedNoise:
-    """Noise that is correlated across steps, and its predicted error (`Correlation.error`).
+    """Noise that is correlated across steps, and its predicted error (`Strategy.error`).
 
-    `error` is None if noise is chosen while training runs. `independent` is the predicted error of independent noise on
+    `independent` is the predicted error of independent noise on
     the same batches at the same budget; None if it was not computed.
     """
 
-    kind: str
-    correlation: Correlation
-    error: float | None
+    strategy: Strategy
+    error: float
     independent: float | None = None
 
     @property
     def ratio(self) -> float | None:
-        """The predicted error over that of independent noise; None if one of them is unknown."""
-        return None if self.error is None or self.independent is None else self.error / self.independent
+        """The predicted error over that of independent noise; None if the latter is unknown."""
+        return None if self.independent is None else self.error / self.independent
 
 
 @dataclass(frozen=True)
@@ -221,8 +220,6 @@ def _unit(made: Sequence[LedgerEntry]) -> str | None:
 
 def noise_text(noise: PlannedNoise) -> str:
     """Describe correlated noise in words, with its predicted error and its `ratio`, as far as they are known."""
-    said = f"{noise.kind}, correlated over {count(noise.correlation.bands, 'step')}"
-    if noise.error is None:
-        return said
+    said = f"{noise.strategy.kind}, correlated over {count(noise.strategy.reach, 'step')}"
     beside = "" if noise.ratio is None else f", {noise.ratio:.4g} of that of independent noise"
     return f"{said}; predicted error {noise.error:.6g}{beside}"

@@ -79,13 +79,11 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     stated = plan.guarantee()
     if outline.input_shape is None:
         raise UsageError(f"{loaded.source}: the shape of one input is not known, so no canary can be made")
-    findings, told, left_out = attack_recipe(loaded, outline, plan, options)
-    rows = judged(findings, options.confidence)
-    refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
-    return {
+    about = {
         "name": recipe.name,
         "recipe": loaded.source,
         "hash": recipe_hash(recipe),
+        "seed": recipe.seed,
         "claim": {
             "epsilon": stated.epsilon,
             "delta": stated.delta,
@@ -93,6 +91,20 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
             "accountant": stated.accountant,
             "bound": stated.bound,
         },
+    }
+    return document_of(about, attack_recipe(loaded, outline, plan, options), options, begun)
+
+
+def document_of(about: dict[str, Any], found: Found, options: AuditOptions, begun: float) -> dict[str, Any]:
+    """Return the document of an audit of `about`: name, recipe, hash, seed and claim.
+
+    `begun` is the `time.perf_counter` of its start.
+    """
+    findings, told, left_out = found
+    rows = judged(findings, options.confidence)
+    refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
+    return {
+        **about,
         "confidence": options.confidence,
         "refuted": bool(refuted),
         "refuted_by": refuted,
@@ -105,7 +117,6 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
         "not_audited": left_out,
         "cannot_see": {tier: UNSEEN[tier] for tier in options.tiers if any(row["tier"] == tier for row in rows)},
         **told,
-        "seed": recipe.seed,
         "seconds": round(time.perf_counter() - begun, 1),
         "version": __version__,
     }
@@ -124,11 +135,16 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
     files = write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)
+    say_verdict(document, files)
+
+
+def say_verdict(document: dict[str, Any], files: Sequence[Path]) -> None:
+    """Print a document that was written to `files`. Raises RunError if the claim is refuted."""
     for line in lines(document):
         click.echo(line)
     click.echo(f"  written   {', '.join(str(file) for file in files)}")
     if document["refuted"]:
-        raise RunError(f"{loaded.source}: the claim is refuted ({'; '.join(document['refuted_by'])})")
+        raise RunError(f"{document['recipe']}: the claim is refuted ({'; '.join(document['refuted_by'])})")
 
 
 def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:

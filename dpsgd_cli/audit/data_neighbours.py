@@ -195,7 +195,7 @@ def _twice(part: Part) -> int:
 def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     """Return a finding for each preprocessing step that may learn from rows."""
     recipe = loaded.recipe
-    if recipe.data.features is not None:
+    if recipe.data.extractors:
         return []
     steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
     charges = [release.mechanism for release in plan.preprocessing_releases]

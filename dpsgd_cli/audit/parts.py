@@ -147,20 +147,19 @@ def norm_checks(watch: Watch) -> Iterator[Finding]:
 def batch_checks(watch: Watch) -> Iterator[Finding]:
     mechanism = watch.mechanism
     assert mechanism is not None
-    law = _LAWS.get(mechanism.batching)
-    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and watch.batches.sizes:
-        yield from _cyclic(watch, mechanism)
-    elif law is not None and watch.batches.sizes:
+    law = (_CORRELATED if isinstance(mechanism, CorrelatedSums) else _LAWS).get(mechanism.batching)
+    if law is not None and watch.batches.sizes:
         yield from law(watch, mechanism)
     elif mechanism.sampled:
         yield _check("batches", "no batch was drawn by a sampler", f"{mechanism.batching} batches", 0.0, 0.0)
 
 
-def _cyclic(watch: Watch, mechanism: CorrelatedSums) -> Iterator[Finding]:
+def _cyclic(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that every record is in the steps of one group only (exact), and that the batches of a cycle are Poisson.
 
     A cycle holds each record at most once.
     """
+    assert isinstance(mechanism, CorrelatedSums)
     bands, held, sizes = mechanism.bands, watch.held(), np.stack(watch.batches.sizes)
     cycles = len(held) // bands
     if not cycles:
@@ -272,13 +271,16 @@ def _two_sided_normal(squares: float, count: int, records: int, rate: float) -> 
 def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     """Check that every record is used once an epoch (exact), and that epochs and trials have independent partitions.
 
-    The sizes of the batches are known.
+    The sizes of the batches are known. With correlated noise, all epochs have the same partition instead (exact).
     """
-    del mechanism
     staged = watch.staged
     sizes = np.full(staged.plan.sampling.steps_per_epoch, staged.plan.sampling.batch_size)
     sizes[-1] -= sizes.sum() - staged.plan.sampling.records
-    yield from _in_each_epoch(watch, float(np.square(sizes / sizes.sum()).sum()))
+    same = float(np.square(sizes / sizes.sum()).sum())
+    correlated = isinstance(mechanism, CorrelatedSums)
+    yield from _in_each_epoch(watch, {"trials": same} if correlated else {"epochs": same, "trials": same})
+    if correlated:
+        yield from _in_turn(watch, len(sizes))
 
 
 def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
@@ -290,7 +292,12 @@ def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
     staged = watch.staged
     entries = staged.trials.context.ledgers[0].entries
     each = max(e.release.count for e in entries if e.release.mechanism.label == mechanism.label)
-    yield from _in_each_epoch(watch, mechanism.sampling_rate / each, each)
+    one = mechanism.sampling_rate / each
+    per_epoch = staged.plan.sampling.steps_per_epoch
+    yield from _in_each_epoch(watch, {"epochs": one, "trials": 1 / per_epoch}, each)
+    if isinstance(mechanism, CorrelatedSums):
+        yield from _in_turn(watch, per_epoch // mechanism.steps)
+        return
     sizes, rate, records = np.stack(watch.batches.sizes), mechanism.sampling_rate, staged.plan.sampling.records
     steps = each * mechanism.steps
     if mechanism.steps > 1:
@@ -300,8 +307,17 @@ def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Finding]:
                     _two_sided(squares, free), _two_sided(squares / _WRONG**2, free))  # fmt: skip
 
 
-def _in_each_epoch(watch: Watch, rate: float, each: int = 1) -> Iterator[Finding]:
-    """Check that a record is in `each` batches of an epoch, of which one is that of another epoch at `rate`.
+def _in_turn(watch: Watch, groups: int) -> Iterator[Finding]:
+    """Check that the steps t of every record have one t mod `groups`, in all epochs (exact)."""
+    held = watch.held()
+    within = np.stack([held[group::groups].any(axis=0) for group in range(groups)])
+    broken = float((within.sum(axis=0) > 1).mean())
+    yield _check("groups of records", f"{broken:.4%} of records in steps of two groups", "none",
+                0.0 if broken else 1.0, 0.0)  # fmt: skip
+
+
+def _in_each_epoch(watch: Watch, rates: dict[str, float], each: int = 1) -> Iterator[Finding]:
+    """Check that a record is in `each` batches of an epoch, of which one is that of another epoch or trial at `rates`.
 
     For `each` above 1, also check how often it is in both of the first two batches of t: k (k - 1) / (t (t - 1)).
     """
@@ -321,8 +337,9 @@ def _in_each_epoch(watch: Watch, rate: float, each: int = 1) -> Iterator[Finding
         yield _check("records in both of two batches", f"{both.mean():.4f}", f"{rare:.4f}",
                     far_from(int(both.sum()), both.size, rare),
                     far_from(int(whole[:, 0].sum()), both.size, rare))  # fmt: skip
-    for what, pair in (("epochs", (batch[:-1:2], batch[1::2])), ("trials", (batch[:, :-1:2], batch[:, 1::2]))):
-        one, other = pair[0], pair[1]
+    pairs = {"epochs": (batch[:-1:2], batch[1::2]), "trials": (batch[:, :-1:2], batch[:, 1::2])}
+    for what, rate in rates.items():
+        one, other = pairs[what]
         if not one.size:
             continue
         same = int((one == other).sum())
@@ -355,3 +372,4 @@ _LAWS: dict[str, Callable[[Watch, GaussianSum], Iterator[Finding]]] = {
     "truncated-poisson": _truncated,
     "random-allocation": _allocated,
 }
+_CORRELATED = {"poisson": _cyclic, "shuffle": _shuffled, "random-allocation": _allocated}

@@ -27,7 +27,6 @@ from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
-from dpsgd_cli.noise.price import Toeplitz
 from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.preconditioning.second_moments import as_vector
 
@@ -94,11 +93,12 @@ class Watch(AuditHook):
             return
         sampling, trials = staged.plan.sampling, staged.inside.shape[0]
         pack, correlated = staged.trials.context.pack, staged.plan.correlated
-        shapes = [None if correlated is None else correlated.correlation] * trials
+        shapes = [None if correlated is None else correlated.strategy] * trials
         self._fresh = step_noise(shapes, pack.size, pack.values.device)
         self.scores = np.zeros(staged.inside.shape)
-        if correlated is not None and isinstance(correlated.correlation, Toeplitz) and sampling.kind.sampled:
-            self._blocks = Blocks(correlated.correlation.weights, staged.inside.shape)
+        if correlated is not None and sampling.batching == "poisson":
+            own = correlated.strategy
+            self._blocks = Blocks((own.column[: own.reach] / own.norm).tolist(), staged.inside.shape)
         steps = max(1, staged.trials.method.epochs * staged.trials.method.steps)
         watched = max(2, min(sampling.records, _MOST_MEMBERS // (steps * trials)))
         self._most_kept = max(1, min(_MOST_COORDINATES, _MOST_KEPT // (steps * trials)))
@@ -186,8 +186,10 @@ class Watch(AuditHook):
             return self._scale[1:]
         charged = [last_gradient(ledger, epoch) for ledger in staged.trials.context.ledgers]
         self.mechanism = self.mechanism or next((one for one in charged if one is not None), None)
-        multipliers = np.array([0.0 if one is None else one.noise_multiplier for one in charged])
         scale = np.array([1.0 if one is None else one.noise_multiplier * one.sensitivity for one in charged])
+        multipliers = np.array([0.0 if one is None else one.noise_multiplier for one in charged])
+        if staged.plan.correlated is not None:  # whose charges are relative to what a record moves in several steps
+            multipliers = np.where(multipliers > 0, scale / staged.plan.sensitivity, 0.0)
         scales = scale[:, None] * self._by_parameter()
         self._scale = (epoch, multipliers, scales)
         return multipliers, scales

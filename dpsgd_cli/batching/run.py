@@ -307,6 +307,41 @@ class AllocationSampler(Sampler):
         return np.split(np.argsort(steps.ravel(), kind="stable") // self._each, np.cumsum(sizes)[:-1])
 
 
+class CyclicAllocationSampler(AllocationSampler):
+    """Each record in one step of each epoch, drawn uniformly from the steps of its group: step t is of t mod `groups`.
+
+    Guarantee: the group of a record is its own data-independent draw from `lasting`, the same in every epoch, and its
+    step within the group is drawn anew for each epoch, independently of all other records. Each trial has its own
+    groups and its own number of them, which divides the steps of an epoch; with 1 group, batches are those of
+    `AllocationSampler`.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = CyclicAllocationSampler([SeededStreams(0)], [SeededStreams(0)], records=9, batch_size=2, groups=[5])
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[5, 6, 7], [4], [1, 2, 3], [0, 8], []]
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Streams],
+        lasting: Sequence[Streams],
+        records: int,
+        batch_size: int,
+        groups: Sequence[int],
+    ) -> None:
+        super().__init__(streams, records, batch_size)
+        self._of = {
+            stream: (own, _groups_of(kept, records, own))
+            for stream, kept, own in zip(streams, lasting, groups, strict=True)
+        }
+
+    def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
+        groups, of = self._of[stream]
+        steps = stream.integers("allocation", epoch, self.steps_per_epoch // groups, self._records) * groups + of
+        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
+        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
+
+
 class ShuffleSampler(Sampler):
     """Disjoint batches of `batch_size` from a new uniform permutation each epoch; the last one may be smaller.
 
@@ -331,6 +366,19 @@ class ShuffleSampler(Sampler):
             self._epoch = epoch
         start = position * self._batch_size
         return Batch(rows=self._order[:, start : start + self._batch_size])
+
+
+class SamePartitionSampler(ShuffleSampler):
+    """The batches of the first epoch of a `ShuffleSampler` in every epoch; its streams are `Context.lasting`.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = SamePartitionSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in (0, 1, 3)]
+    [[5, 1, 3], [4, 2, 6], [5, 1, 3]]
+    """
+
+    def batch(self, step: int) -> Batch:
+        return super().batch(step % self.steps_per_epoch)
 
 
 class WrappedSampler(Sampler):

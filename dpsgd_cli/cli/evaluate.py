@@ -32,7 +32,7 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
       dpsgd evaluate results/patients-1a2b3c4d newer.csv
       dpsgd evaluate results/patients-1a2b3c4d
     """
-    from dpsgd_cli.engine.metrics import METRICS
+    from dpsgd_cli.engine.metrics import METRICS, in_words
     from dpsgd_cli.results.result import summarise_columns
     from dpsgd_cli.results.summary import metric_over_trials
     from dpsgd_cli.training.inference import Trained  # torch
@@ -47,6 +47,6 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
     click.echo(f"{result.name} on {labelled or 'its own test records'}")
     # F1 scores of single labels come last
     for name in [*(known for known in METRICS if known in told), *(name for name in told if name not in METRICS)]:
-        words = METRICS[name].words if name in METRICS else name
-        click.echo(f"  {words:<34}{metric_over_trials(told[name])}")
+        words = in_words(f"test_{name}").removeprefix("test ").removeprefix("test_")
+        click.echo(f"  {words:<33} {metric_over_trials(told[name])}")
     click.echo(f"  {note}")

@@ -4,12 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpsgd_cli.cli import TRUST_CODE
 from dpsgd_cli.common.text_format import count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dpsgd_cli.training.inference import Trained
+
+
+def _answers(
+    trained: Trained, rows: np.ndarray, trial: int, probabilities: bool, coverage: float | None
+) -> dict[str, Sequence[Any]]:
+    """Return the columns of the answer. Those of tokens are computed in parts, whose outputs are not kept."""
+    from dpsgd_cli.errors import UsageError
+
+    if trained.by_place:
+        if probabilities or coverage is not None:
+            raise UsageError(
+                f"--probabilities and --coverage: are of one class a record, and data.task is {trained.data.task}"
+            )
+        if trained.data.task != "next-token":
+            return _columns(trained.predict(rows, trial), None)
+        tokens, perplexities = trained.predict_tokens(rows, trial)
+        # a record without a next token has none
+        return _columns(tokens, None) | {"perplexity": [one if one == one else None for one in perplexities.tolist()]}
+    outputs = trained.outputs(rows, trial)
+    told = _columns(trained.decided(outputs), trained.data.target)
+    if probabilities:
+        shares = trained.probabilities(outputs)
+        told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
+    if coverage is not None:
+        told |= {name: list(values) for name, values in trained.with_coverage(outputs, trial, coverage).items()}
+    return told
+
+
+def _columns(decided: np.ndarray, target: str | list[str] | None) -> dict[str, Sequence[Any]]:
+    """Return columns of predictions (N, ...): one for each of several targets by name, else one.
+
+    Other several answers of a record are in one cell, as its text.
+    """
+    if isinstance(target, list):
+        return {f"prediction_{name}": decided[:, at].tolist() for at, name in enumerate(target)}
+    return {"prediction": [" ".join(map(str, own)) if isinstance(own, list) else own for own in decided.tolist()]}
 
 
 @click.command("predict")
@@ -42,10 +83,11 @@ def command(
 
     NEW is a table (or npz, npy) in the format of the training data; labels are ignored, and columns are found by their
     names. The output is CSV with one line per record, in the same order: the class as the recipe writes it, or the
-    target in its own units, within its public bounds. A row of a table that cannot be used does not stop the others: it
-    has no prediction, and the column `error` says why. A text that a spreadsheet would run as a formula (it begins with
-    =, +, -, @ or a tab, and is not a number) gets an apostrophe before it. Predictions cost no privacy: they use only
-    the released model.
+    target in its own units, within its public bounds. Several targets have a column each. A model of tokens gives the
+    likeliest next token at each place, and the record's perplexity. A row of a table that cannot be used does not stop
+    the others: it has no prediction, and the column `error` says why. A text that a spreadsheet would run as a formula
+    (it begins with =, +, -, @ or a tab, and is not a number) gets an apostrophe before it. Predictions cost no privacy:
+    they use only the released model.
 
     \b
     Examples:
@@ -74,17 +116,7 @@ def command(
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:
         click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
-    outputs = trained.outputs(rows, trial)
-    decided = trained.decided(outputs).tolist()
-    # several answers of a record are in one cell, as its text
-    told: dict[str, Sequence[Any]] = {
-        "prediction": [" ".join(map(str, d)) if isinstance(d, list) else d for d in decided]
-    }
-    if probabilities:
-        shares = trained.probabilities(outputs)
-        told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
-    if coverage is not None:
-        told |= {name: list(values) for name, values in trained.with_coverage(outputs, trial, coverage).items()}
+    told = _answers(trained, rows, trial, probabilities, coverage)
     twice = [name for name in (*told, "error") if name in columns]
     if twice:
         raise UsageError(f"--keep: the answer has a column {twice[0]!r} of its own; rename that of {new}")

@@ -55,6 +55,8 @@ def declarations(card: Card) -> tuple[str, ...]:
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
+    if card.instead is not None:
+        return (*said, *card.instead.declarations)
     own = cards.declared(card)
     if any(column.bounds and name not in own for name, column in card.features.items()):
         other = "other " if own else ""
@@ -188,10 +190,11 @@ def frame_to_part(card: Card, frame: object) -> Part:
     import pandas as pd
 
     assert isinstance(frame, pd.DataFrame)
+    labels = labels_of(card, frame[card.target])
+    if card.instead is not None:
+        return Part(card.instead.rows(frame), labels)
     written = card.reader if isinstance(card.reader, TableReader) else PLAIN
-    return Part(
-        table.to_matrix(frame, card.layout.columns or (), card.name, written), labels_of(card, frame[card.target])
-    )
+    return Part(table.to_matrix(frame, card.layout.columns or (), card.name, written), labels)
 
 
 def labels_of(card: Card, column: pd.Series) -> np.ndarray:

@@ -12,16 +12,19 @@ record, so that the bounds hold whatever the records are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened, suggested
-from dpsgd_cli.data.column_settings import MOST_UNPACKED, ColumnUse, TableFormat
+from dpsgd_cli.data import feature_files, texts
+from dpsgd_cli.data.column_settings import MOST_UNPACKED, ColumnUse, TableFormat, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.settings import Data, Split
@@ -118,6 +121,15 @@ class CardColumn(Section):
         return self
 
 
+@dataclass(frozen=True)
+class Instead:
+    """Rows that a recipe takes in place of a card's columns: their layout, how a table gives them, what is declared."""
+
+    layout: Layout
+    rows: Callable[[Any], np.ndarray]
+    declarations: tuple[str, ...] = ()
+
+
 class Card(Section):
     """One data set: its description, its files, how they are read, and what is public about them."""
 
@@ -145,6 +157,7 @@ class Card(Section):
     kept: dict[str, Annotated[list[Count], Field(min_length=1)]] | None = Field(
         None, description="With part_of, how many records of `classes` each file holds, and then each of its variants."
     )
+    _instead: Instead | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Card:
@@ -204,11 +217,18 @@ class Card(Section):
         """The columns of a table that reach training, in order."""
         return {k: v for k, v in (self.columns or {}).items() if k != self.target and not v.drop}
 
+    @property
+    def instead(self) -> Instead | None:
+        """Return the rows that a recipe takes in place of the card's columns; None if it takes them."""
+        return self._instead
+
     @functools.cached_property
     def layout(self) -> Layout:
         """The layout of one record as read; pixels are scaled from `bounds` to [0, 1]."""
         if self.shape is not None:
             return Layout(tuple(self.shape), bounds=(0.0, 1.0))
+        if self._instead is not None:
+            return self._instead.layout
         columns: list[Column] = []
         for name, column in self.features.items():
             values = None if column.values is None else tuple(column.values)
@@ -309,6 +329,11 @@ def card_of(data: Data, base: Path) -> Card:
     Raises DataError for bounds or uses of a column that cannot have any.
     """
     card = _with_uses(_without_owners(plain_card(data, base), data), data.columns or {})
+    if data.text is not None:
+        return _with_rows(card, _tokens(card, data, base))
+    if data.features_file is not None and card.columns is not None and card.reader.kind == "table":
+        cells = functools.partial(feature_files.cells, data=data, where=card.name)
+        return _with_rows(card, Instead(Layout((1,)), cells))
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}
@@ -348,6 +373,26 @@ def _with_uses(card: Card, uses: dict[str, ColumnUse]) -> Card:
     if problems:
         raise DataError("\n".join(problems))
     return _with_columns(card, {name: CardColumn(use=use) for name, use in uses.items()}) if uses else card
+
+
+def _tokens(card: Card, data: Data, base: Path) -> Instead:
+    """Return the tokens of a column's texts. Raises DataError for a column without text."""
+    told = data.text
+    assert told is not None
+    known = [name for name, column in card.features.items() if isinstance(column.use, TextColumn)]
+    if told.column not in known:
+        raise DataError(
+            f"data.text.column names {told.column!r}, which is no column of text of {card.name}"
+            f"{suggested(str(told.column), known)}"
+        )
+    rows = functools.partial(texts.rows_of, data=data, where=card.name, base=base)
+    return Instead(texts.layout_of(told), rows, (texts.declared(told),))
+
+
+def _with_rows(card: Card, own: Instead) -> Card:
+    made = card.model_copy()
+    made._instead = own
+    return made
 
 
 def _with_columns(card: Card, own: dict[str, CardColumn]) -> Card:

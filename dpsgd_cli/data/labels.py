@@ -49,6 +49,23 @@ def read_labels(
     return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), found
 
 
+def read_targets(
+    data: Data, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
+) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
+    """Return the labels of each table, (N,) or (N, K) of K columns, and the classes, as `read_labels` does.
+
+    Several columns are numbers in the unit of training, or 0 and 1 for words of no and yes.
+    """
+    if not isinstance(data.target, list):
+        return read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
+    made = [
+        read_labels(own, [frame[name] for frame in frames], paths, own.classes)[0]
+        for name, own in ((name, data.of_target(name)) for name in data.target)
+    ]
+    classes = tuple(data.target) if data.task == "multi-label" else None
+    return [np.stack(parts, axis=1) for parts in zip(*made, strict=True)], classes
+
+
 def to_labels(
     series: pd.Series, classes: Sequence[Any] | None, written: TableFormat = PLAIN
 ) -> tuple[np.ndarray, tuple[Any, ...]]:

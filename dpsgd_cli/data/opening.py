@@ -31,6 +31,7 @@ from dpsgd_cli.data import (
     card_files,
     card_readers,
     cards,
+    feature_files,
     memory,
     named_arrays,
     own_arrays,
@@ -41,8 +42,8 @@ from dpsgd_cli.data import (
 )  # fmt: skip
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.own_table import LayoutCheck
+from dpsgd_cli.data.labels import read_labels, read_targets
+from dpsgd_cli.data.own_table import LayoutCheck, Target
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -53,6 +54,8 @@ Records: TypeAlias = "Path | pd.DataFrame | np.ndarray"
 ARRAYS = ".npz"
 ROWS = ".npy"
 MOST_KEPT_BYTES = 1 << 28
+_MOST_LEFT = 1 << 25
+"""Bytes of a source beyond which what reading it has freed is returned to the system: as much again, or more."""
 _OF_A_RECIPE = (
     "data.path is relative to the recipe's own folder (of a result's recipe.yaml: to the folder that it was trained"
     " from)"
@@ -69,9 +72,11 @@ def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: 
     are the unit of privacy, rows are in memory, grouped by user (`users.py`). Raises DataError for anything unusable;
     for a table the message includes what `check_layout` refuses.
     """
-    if data.unit is None:
-        return _open(data, base, check_layout)
     source = _open(data, base, check_layout)
+    if data.features_file is not None:
+        source = feature_files.joined(source, data, base)
+    if data.unit is None:
+        return source
     parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]
     if data.unit.in_a_file:
         path = _existing(base / data.unit.column)
@@ -93,7 +98,8 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         card = cards.card_of(data, base)
         places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        source = _read_once([card.model_dump_json(), content, owner], partial(card_readers.read, card, owner))
+        asked: list[Any] = [card.model_dump_json(), _rows_by(data, base), content, owner]
+        source = _read_once(asked, partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
@@ -105,11 +111,13 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
             for name, path, kind in zip(names, paths, kinds, strict=True)
         }
         how = data.model_dump(mode="json", exclude={"preprocess", "split", "evaluation", "validation"})
-        asked = [how, hashes, [str(path) for path in paths], owner]
+        asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
+    if data.features_file is not None:
+        return feature_files.read_labels_of(data, paths, kinds)
     if kinds[0] == ROWS:
-        labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
+        labels = [_existing(base / name) for name in (*data.target_names, data.test_target) if name is not None]
         labels = paths if data.task == "next-token" else labels
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
@@ -121,6 +129,16 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
+
+
+def _rows_by(data: Data, base: Path) -> list[Any]:
+    """Return what rows in place of columns depend on: for tokens, settings and the content of the tokenizer."""
+    if data.features_file is not None:
+        return [data.features_file.column]
+    if data.text is None:
+        return []
+    told = data.text.model_dump(mode="json")
+    return [told, None if data.text.folder is None else texts.hash_of_tokenizer(base / data.text.folder)]
 
 
 @np.errstate(**SILENT)
@@ -148,7 +166,12 @@ def open_labelled(
 
     card = None if data.name is None else cards.card_of(data, base)
     named = data.target if card is None else card.target
-    target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
+    usual = "class" if data.text is not None else "target" if layout.columns else "y"
+    if isinstance(named, list):
+        x, labels = _new(records, data, layout, named, base)
+        where = records if isinstance(records, Path) else Path("the table")
+        return Part(x, read_targets(data, [labels], [where])[0][0])
+    target = named if named and not named.endswith(ROWS) else usual
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
@@ -158,10 +181,12 @@ def open_labelled(
     return Part(x, read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
 
 
-def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+def _new(records: Records, data: Data, layout: Layout, target: Target, base: Path) -> tuple[np.ndarray, Any]:
     """Return new rows, and their labels called `target` as stored; None if no labels are asked for."""
     if data.text is not None:
         return _new_texts(records, data, target, base)
+    if data.features_file is not None and isinstance(records, Path):
+        return _new_features(records, data, layout, target)
     if isinstance(records, Path):
         return _new_of_file(records, data, layout, target, base)
     if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
@@ -173,7 +198,7 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
     return in_units(x, data, base), None if target is None else records[target]
 
 
-def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+def _new_texts(records: Records, data: Data, target: Target, base: Path) -> tuple[np.ndarray, Any]:
     """Return the tokens of new texts (N, L), and their labels; for next-token those of the tokens."""
     if isinstance(records, np.ndarray):
         raise DataError("the model takes a table with a column of texts, not an array")
@@ -190,13 +215,27 @@ def _new_texts(records: Records, data: Data, target: str | None, base: Path) -> 
         return x, None
     if data.task == "next-token":
         return x, named_arrays.next_tokens(x)
-    name = data.target or "class"
-    if name not in frame.columns:
-        raise DataError(f"{where} has no column {quoted(name)} of labels")
-    return x, frame[name]
+    missing = [name for name in ([target] if isinstance(target, str) else target) if name not in frame.columns]
+    if missing:
+        raise DataError(f"{where} has no column {quoted(missing[0])} of labels")
+    return x, frame[target]
 
 
-def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
+def _new_features(path: Path, data: Data, layout: Layout, target: Target) -> tuple[np.ndarray, Any]:
+    """Return the features of new records in a file, and their labels called `target` in it."""
+    import pandas as pd
+
+    x, beside = feature_files.new_rows(path, data, layout)
+    if target is None:
+        return x, None
+    names = [target] if isinstance(target, str) else target
+    missing = [name for name in names if name not in beside]
+    if missing:
+        raise DataError(f"{path} has no array {missing[0]!r}, the labels, beside its features")
+    return x, pd.DataFrame({name: list(beside[name]) for name in names})[target]
+
+
+def kind_for(path: Path, layout: Layout, target: Target = None) -> str:
     """Return the ending of a file of new rows. Raises DataError if it is not there, or of no kind for `layout`."""
     kind = kind_of(_existing(path, "it is looked for in the current folder"))
     if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
@@ -206,9 +245,10 @@ def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
     return kind
 
 
-def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+def _new_of_file(path: Path, data: Data, layout: Layout, target: Target, base: Path) -> tuple[np.ndarray, Any]:
     kind = kind_for(path, layout, target)
     if layout.columns is None:
+        assert not isinstance(target, list)
         x, labels = own_arrays.read_new(path, layout, data, target)
         return in_units(x, data, base), labels
     x, frame = own_table.read_new(path, kind, layout, data, target)
@@ -234,6 +274,8 @@ def _read_once(asked: object, read: Callable[[], RawDataset]) -> RawDataset:
         source = read()
         for array in _arrays(source):
             array.flags.writeable = False
+        if _bytes(source) > _MOST_LEFT:
+            table_files.return_freed_memory()
     while _kept and _bytes(source, *_kept.values()) > MOST_KEPT_BYTES:
         del _kept[next(iter(_kept))]
     _kept[key] = source

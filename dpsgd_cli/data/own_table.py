@@ -20,7 +20,7 @@ from dpsgd_cli.data import large_table, table
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
-from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, parquet_names, parquet_parts, read_table
 from dpsgd_cli.data.users import owners_of
@@ -49,7 +49,7 @@ def read(
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
     owner = data.owner_column
     text_columns = {*(data.categorical or ()), *(data.columns or ())}
-    text_columns |= {str(data.target)} if data.task == "classification" else set()
+    text_columns |= set() if data.task == "regression" else {*data.target_names}
     written = data.format or PLAIN
     frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
@@ -64,7 +64,7 @@ def read(
     frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
-        problems.found.append(f"{paths[0]} has no feature columns left besides the target {data.target!r}")
+        problems.found.append(f"{paths[0]} has no feature columns left besides the target {_told(data)}")
     matrices, unusable = [], set[str]()
     for frame, path in zip(frames, paths, strict=True):
         missing = {column.source for column in columns} - {*frame.columns}
@@ -84,9 +84,9 @@ def read(
         check_layout(Layout((len(sound),), sound))
     labels: list[np.ndarray] = []
     classes: tuple[Any, ...] | None = None
-    if all(data.target in frame.columns for frame in frames):
+    if all({*data.target_names} <= {*frame.columns} for frame in frames):
         with problems.kept():
-            labels, classes = read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
+            labels, classes = read_targets(data, frames, paths)
     texts = {}
     for column in columns:
         if column.private == "categories":
@@ -127,18 +127,26 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     return large_table.read(data, path, hashes, layout, parts)
 
 
-def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | None) -> tuple[np.ndarray, pd.DataFrame]:
+Target = str | list[str] | None
+"""The column of labels, or several of them; None if labels are not read."""
+
+
+def _names(target: Target) -> list[str]:
+    return target if isinstance(target, list) else [] if target is None else [target]
+
+
+def read_new(path: Path, kind: str, layout: Layout, data: Data, target: Target) -> tuple[np.ndarray, pd.DataFrame]:
     """Read a table for a model: rows (N, D) with the columns of `layout`, and the table, with `target` if it is given.
 
     The table may have other columns, in any order.
     """
-    labels = {target} if target is not None and data.task == "classification" else set()
+    labels = set() if target is None or data.task == "regression" else {*data.target_names, *_names(target)}
     frame = read_table(path, kind, data.format, layout.text_columns | labels)
     return rows_of(frame, layout, target, str(path), data.format), frame
 
 
 def rows_of(
-    frame: pd.DataFrame, layout: Layout, target: str | None, where: str, written: TableFormat | None = None
+    frame: pd.DataFrame, layout: Layout, target: Target, where: str, written: TableFormat | None = None
 ) -> np.ndarray:
     """Return rows (N, D) with the columns of `layout` from a table in memory, which messages call `where`.
 
@@ -153,7 +161,7 @@ def rows_of(
         raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
 
 
-def check_columns(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> None:
+def check_columns(frame: pd.DataFrame, layout: Layout, target: Target, where: str) -> None:
     """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
     names = [str(name) for name in frame.columns]
     told = [
@@ -161,8 +169,9 @@ def check_columns(frame: pd.DataFrame, layout: Layout, target: str | None, where
         for name in layout.sources
         if name not in names
     ]
-    if target is not None and target not in names:
-        told.append(f"there is no column {quoted(target)}, which holds the labels{suggested(target, names)}")
+    for name in _names(target):
+        if name not in names:
+            told.append(f"there is no column {quoted(name)}, which holds the labels{suggested(name, names)}")
     if told:
         raise DataError("\n".join(f"{where}: {problem}" for problem in told))
     if frame.empty:
@@ -198,17 +207,18 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
         for name in wanted
         if name not in names
     ]
-    if data.target in bounds and data.task == "regression":
-        problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
-    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, data.target}
+    if {*data.target_names} & {*bounds} and data.task == "regression":
+        problems.append(f"data.bounds names the target {_told(data)}; give data.target_bounds")
+    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, *data.target_names}
     twice = {*(data.categorical or ())} & {*(data.columns or ())}
     problems += [
         f"data.columns names {quoted(name)}, which data.categorical names too; keep one" for name in sorted(twice)
     ]
     problems += [
-        f"data.{key} names the target {data.target!r}"
+        f"data.{key} names the target {name!r}"
         for key in ("drop", "columns")
-        if data.target in (getattr(data, key) or ())
+        for name in data.target_names
+        if name in (getattr(data, key) or ())
     ]
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     owner = data.owner_column
@@ -229,11 +239,15 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     return problems
 
 
+def _told(data: Data) -> str:
+    return ", ".join(map(repr, data.target_names))
+
+
 def _named(data: Data) -> dict[str, list[str]]:
     """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     lists: dict[str, Iterable[str]] = {
-        "target": [str(data.target)],
+        "target": data.target_names,
         "categorical": data.categorical or (),
         "columns": data.columns or (),
         "bounds": bounds,
@@ -246,14 +260,14 @@ def _named(data: Data) -> dict[str, list[str]]:
 def _likely_columns(names: list[str], data: Data) -> set[str]:
     """Return the columns that the recipe's wrong names were probably meant to be."""
     wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
-    return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
+    return {near for name in wrong if (near := similar(name, names)) is not None and near not in data.target_names}
 
 
 def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tuple[list[Column], list[str]]:
     """Return the columns with their public facts, and the names of those whose values were read from the rows."""
     found, columns = [], []
     for name in map(str, frames[0].columns):
-        if name == data.target:
+        if name in data.target_names:
             continue
         filling = data.fillings.get(name)
         if data.columns is not None and name in data.columns:

@@ -45,7 +45,7 @@ def outline(data: Data, base: Path) -> Outline:
     whatever `prepare` would refuse for the same reason.
     """
     steps = _steps(data, "add-remove", base)
-    if data.name is None or data.unit is not None:
+    if data.name is None or data.unit is not None or data.features_file is not None:
         source = _opened(data, base, steps)
         files = tuple(part.units for part in (source.train, source.test) if part is not None)
         label = tuple(source.train.y.shape[1:])
@@ -97,7 +97,7 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
         return source
-    if data.features is not None:
+    if data.extractors:
         raise DataError(
             f"{source.name}: data.features keeps all it extracts; extract first, and save that as a npy file"
         )
@@ -399,7 +399,7 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
-    if data.text is not None or data.inputs is not None:
+    if data.text is not None or data.inputs is not None or data.features_file is not None:
         return []
     return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
@@ -410,7 +410,8 @@ def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[St
     A user's own file is read for its layout.
     """
     steps = _steps(data, adjacency, base)
-    layout = cards.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
+    opened = data.name is None or data.features_file is not None
+    layout = _opened(data, base, steps).layout if opened else cards.card_of(data, base).layout
     return steps, _plan(steps, layout)
 
 
@@ -445,7 +446,7 @@ def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     if data.private_columns:
         rows = 1 if data.unit is None else data.unit.most_rows
         steps.insert(0, Discover(data.discovery or Discovery(), adjacency, data.private_columns, rows))
-    if data.features is None:
+    if not data.extractors:
         return steps
     from dpsgd_cli.data.features import step_of
 

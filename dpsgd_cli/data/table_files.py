@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import ctypes
 import gzip
 import io
 import itertools
 import json
 import re
+import sys
 import warnings
 import zipfile
 import zlib
@@ -149,6 +151,15 @@ def _parquet(path: Path) -> Iterator[tuple[Any, Any]]:
 def _texts_in(schema: Any, text_columns: Set[str]) -> set[str]:
     """Return those of the columns that a parquet file has as text: as categories, they take few bytes a cell."""
     return {field.name for field in schema if field.name in text_columns and str(field.type) in _PARQUET_TEXT}
+
+
+def return_freed_memory() -> None:
+    """Return to the system what readers have freed: pyarrow, and the C library if it is glibc, keep it otherwise."""
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def separator_of(written: TableFormat, header: str) -> str:
@@ -412,15 +423,17 @@ def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner:
 
 
 def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    import pandas as pd
-
     del written, owner  # a column has a type, which keeps integers and text as they are
     held = memory.at(path)
     if held is not None and held.table is not None:
         frame = held.table
     else:
         with _parquet(path) as (_, schema):
-            frame = pd.read_parquet(path, read_dictionary=sorted(_texts_in(schema, text_columns)))
+            from pyarrow.parquet import read_table as read_arrow
+
+            texts = sorted(_texts_in(schema, text_columns))
+            # each column is handed over without a copy, or its own is freed at once
+            frame = read_arrow(path, read_dictionary=texts).to_pandas(split_blocks=True, self_destruct=True)
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")

@@ -39,6 +39,22 @@ _SENTIMENT = 0.5
 """Weight of a unit of sentiment beside a word of rarity 1."""
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def hashed(text: str, buckets: int) -> list[int]:
+    """Return the bucket of each word of a text, from 0 to `buckets` - 1.
+
+    >>> hashed("Good, good film", 4096) == [*hashed("good", 4096) * 2, *hashed("film", 4096)]
+    True
+    """
+    from sklearn.utils import murmurhash3_32
+
+    return [murmurhash3_32(word, seed=0, positive=True) % buckets for word in words_of(text)]
+
+
 def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
     """Return the features of texts, float32 (C, rule.features).
 
@@ -48,7 +64,7 @@ def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
 
     weight, sentiment = _rarity(rule.rarity), _lexicon(rule.lexicon)
     hasher = FeatureHasher(rule.buckets, input_type="pair", alternate_sign=False, dtype=np.float64)
-    said = [_weighed(_WORD.findall(text.lower()), rule.words, weight, sentiment) for text in texts]
+    said = [_weighed(words_of(text), rule.words, weight, sentiment) for text in texts]
     found = hasher.transform([runs for runs, _ in said]).toarray()
     if rule.lexicon:
         sums = _SENTIMENT * np.array([[total] for _, total in said])

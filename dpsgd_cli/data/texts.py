@@ -1,8 +1,8 @@
-"""Texts as tokens: a column of a table, a field of JSON lines, or a folder of files, by a tokenizer in a local folder.
+"""Texts as tokens: a column of a table or a card, a field of JSON lines, or a folder of files.
 
 The tokens of a record depend on that record and on the tokenizer alone: it was fitted before and is declared public
-with its SHA-256, a text is cut or padded to a public length, and no text sees another. So neighbouring tables give
-neighbouring rows, and reading costs no privacy.
+with its SHA-256, or it is a public hash of words. A text is cut or padded to a public length, and no text sees another.
+So neighbouring tables give neighbouring rows, and reading costs no privacy.
 
 A row is int64 (L,): tokens, then -1 to the end. A model gets the mask of places that are not padding.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,19 @@ from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.text_features import hashed
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_OF_FOLDER = "class"
+"""Name of the labels of a folder of files, which are the folders that the files are in."""
 MOST_BYTES = 1 << 24
 """Most bytes of one file of a folder of texts."""
 
@@ -46,30 +50,50 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
         for path, kind in zip(paths, kinds, strict=True)
     ]
     rows = [rows_of(frame, data, path.name, base) for frame, path in zip(frames, paths, strict=True)]
+    return with_labels(data, frames, rows, layout_of(told), (declared(told),), paths, hashes)
+
+
+def with_labels(
+    data: Data,
+    frames: Sequence[pd.DataFrame],
+    rows: Sequence[np.ndarray],
+    layout: Layout,
+    said: tuple[str, ...],
+    paths: Sequence[Path],
+    hashes: dict[str, str],
+) -> RawDataset:
+    """Return `rows` of tables with the labels, and owners, that the tables hold; a second one holds the test rows.
+
+    `said` are declarations of the rows. Raises DataError for a missing column, and for labels that cannot be used.
+    """
     classes: tuple[Any, ...] | None = None
     if data.task == "next-token":
         labels = [next_tokens(x) for x in rows]
     else:
-        target = _target(data)
-        for frame, path in zip(frames, paths, strict=True):
-            if target not in frame.columns:
-                raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
-        labels, classes = read_labels(data, [frame[target] for frame in frames], paths, data.classes)
+        known = data if data.target is not None else data.changed(target=_OF_FOLDER)
+        for target in known.target_names:
+            for frame, path in zip(frames, paths, strict=True):
+                if target not in frame.columns:
+                    raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
+        labels, classes = read_targets(known, frames, paths)
     owner = data.owner_column
     owners = [
         None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
     ]
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(rows, labels, owners, strict=True)]
-    said = (
-        *table.declarations(data, [], classes),
-        f"The tokenizer in {told.folder} and the length of {told.length} tokens, to which texts are cut, are public.",
-    )
-    layout, warnings = Layout((told.length,), integers=True), table.read_warnings(data, classes)
+    said, warnings = (*table.declarations(data, [], classes), *said), table.read_warnings(data, classes)
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, warnings, hashes)
 
 
-def _target(data: Data) -> str:
-    return data.target or "class"
+def layout_of(told: TextInput) -> Layout:
+    """Return the layout of one record: its tokens."""
+    return Layout((told.length,), integers=True)
+
+
+def declared(told: TextInput) -> str:
+    """Return the declaration of what texts are cut by."""
+    by = f"tokenizer in {told.folder}" if told.words is None else f"hash of words to {told.words} tokens"
+    return f"The {by} and the length of {told.length} tokens, to which texts are cut, are public."
 
 
 def _told(data: Data) -> TextInput:
@@ -80,7 +104,7 @@ def _told(data: Data) -> TextInput:
 def _frame(path: Path, kind: str, data: Data, owner: str | None = None) -> pd.DataFrame:
     """Read a table whose text column, and whose labels of classes, are text."""
     column = _told(data).column
-    text = {str(column)} | ({str(data.target)} if data.task == "classification" else set())
+    text = {str(column)} | (set() if data.task == "regression" else {*data.target_names})
     frame = read_table(path, kind, data.format, text, owner)
     if column not in frame.columns:
         raise DataError(
@@ -114,17 +138,27 @@ def rows_of(frame: pd.DataFrame, data: Data, where: str, base: Path) -> np.ndarr
 def tokens(texts: Sequence[str], data: Data, base: Path) -> np.ndarray:
     """Return the tokens (N, L) of texts, each by itself: cut to L, or -1 after its end."""
     told = _told(data)
-    folder = base / str(told.folder)
-    split = tokenizer(str(folder), hashlib.sha256("".join(map(sha256, _files(folder))).encode()).hexdigest())
+    split = _splitter(told, base)
     found = np.full((len(texts), told.length), NOT_COUNTED, np.int64)
     for row, text in enumerate(texts):
-        own = split(text, truncation=True, max_length=told.length, verbose=False)["input_ids"]
+        own = split(text)[: told.length]
         found[row, : len(own)] = own
     return found
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt", ".model"))
+def _splitter(told: TextInput, base: Path) -> Callable[[str], list[int]]:
+    """Return the function from a text to its tokens, which a tokenizer cuts where it must end in a mark."""
+    if told.words is not None:
+        return partial(hashed, buckets=told.words)
+    folder = base / str(told.folder)
+    split = tokenizer(str(folder), hash_of_tokenizer(folder))
+    return lambda text: list(split(text, truncation=True, max_length=told.length, verbose=False)["input_ids"])
+
+
+def hash_of_tokenizer(folder: Path) -> str:
+    """Return the SHA-256 over the contents of the files of a tokenizer."""
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt", ".model"))
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)
@@ -161,7 +195,7 @@ def _of_folder(path: Path, data: Data) -> pd.DataFrame:
         texts = [file.read_text("utf-8") for file in files]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
-    return pd.DataFrame({"text": texts, _target(data): [file.parent.name for file in files]})
+    return pd.DataFrame({"text": texts, (data.target_names or [_OF_FOLDER])[0]: [file.parent.name for file in files]})
 
 
 def hash_of_folder(path: Path) -> str:

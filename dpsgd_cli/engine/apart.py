@@ -79,7 +79,10 @@ class Passes:
             y = getattr(y, "logits", y)
             if not isinstance(y, Tensor) or y.shape[:1] != (1,):
                 told = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
-                raise ModelError(f"for a batch of one example, the model gives outputs of {told}; give one row for it")
+                raise ModelError(
+                    f"for a batch of one example, the model gives outputs of {told}; give one row for it"
+                    " (`y.squeeze(-1)`, not `y.squeeze()`)"
+                )
             return y.squeeze(0)
 
         try:
@@ -95,17 +98,9 @@ class Passes:
             for own in self.lent:
                 own.take_back()
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> _Outside:
         """Leave the pass while the context lasts: tensors of `fold` are ordinary ones."""
-        level, self.level = self.level, None
-        saved = _functorch.pop_dynamic_layer_stack()
-        try:
-            with torch._C.DisableTorchFunction():
-                yield
-        finally:
-            _functorch.push_dynamic_layer_stack(saved)
-            self.level = level
+        return _Outside(self)
 
     def fold(self, x: Tensor) -> Tensor:
         """Return the tensors (N, *shape) that `x` of one example's `shape` stands for; constants are repeated."""
@@ -137,6 +132,30 @@ class Passes:
         with self.outside():
             found = function(*folded)
         return self.unfold(found)
+
+
+class _Outside:
+    """Context outside of a pass. Each call of a layer enters one; a generator would take three times as long."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes, self.level = passes, passes.level
+        self.quiet = torch._C.DisableTorchFunction()
+
+    def __enter__(self) -> None:
+        self.passes.level = None
+        self.saved = _functorch.pop_dynamic_layer_stack()
+        self.quiet.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.quiet.__exit__(None, None, None)
+        _functorch.push_dynamic_layer_stack(self.saved)
+        self.passes.level = self.level
+
+
+def _is_constant(x: Any) -> bool:
+    """Return True for None, and for a tensor of all examples alike that is not trained (and no description)."""
+    plain = type(x) in (Tensor, nn.Parameter) and not x.requires_grad and not _functorch.is_batchedtensor(x)
+    return x is None or plain
 
 
 QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
@@ -172,6 +191,9 @@ class _Operations(TorchFunctionMode):
                 with self.passes.watched(args[0]) as answers:
                     self.passes.true.update([place] * bool(answers.any()))
             return False
+        if func is F.linear and all(map(_is_constant, (*args[1:], *kwargs.values()))):
+            # on all examples at once, as each row's product is its own: vmap would take the sum with the bias apart
+            return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
         if matrix:
             known = self.passes.matrices.get((id(matrix[1]), func is F.linear))
@@ -257,6 +279,13 @@ _REASONS = (
         "the shape of a tensor depends on the input (`x[mask]`, nonzero, unique), so examples have no common shape;"
         " compute on all places and multiply with the mask, or use torch.where"
     )),
+    (("must have the same dtype, but got Long", "same dtype, but got: long", "not implemented for 'Long'"), (
+        "the records are integers (tokens), and this takes other numbers; look them up in an nn.Embedding, or write"
+        " x.float()"
+    )),
+    (("index out of range in self",), (
+        "a token is beyond the rows of the nn.Embedding; give it one for each token, from 0 to the largest"
+    )),
     (("randomness",), (
         "random numbers are drawn from a stream that no seed of a trial controls; use nn.Dropout or F.dropout, whose"
         " masks are each example's own, or leave them out"
@@ -273,8 +302,27 @@ class DoesNotRunError(ModelError):
     """A pass through the model failed for no reason that `explained` knows."""
 
 
-def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelError:
-    """Return an error that names module and line in a model's code where `error` came up, and what to write instead."""
+class InPlace(TorchFunctionMode):
+    """Function mode that notes the lines of a model's code that change a tensor in place: `h += 1`, `h.relu_()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        changes = name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or (kwargs or {}).get("inplace")
+        if changes:
+            self.lines[place_of(sys._getframe(1))] = None
+        return func(*args, **(kwargs or {}))
+
+
+_CHANGING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")} | {"__setitem__"}
+
+
+def where_in(error: Exception, model: nn.Module) -> str:
+    """Return `line 12 of net.py (`code`), in module 'head': ` for the last line of a model's code in the trace of
+    `error`; empty if there is none."""
     frames = []
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -287,7 +335,12 @@ def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelErr
         if not file.startswith(_HIDDEN):
             own = named.get(id(frame.f_locals.get("self")))
             where = f"{_line(file, number)}{f', in module {own!r}' if own else ''}: "
-    text = str(error)
+    return where
+
+
+def explained(error: Exception, model: nn.Module, shape: torch.Size) -> ModelError:
+    """Return an error that names module and line in a model's code where `error` came up, and what to write instead."""
+    where, text = where_in(error, model), str(error)
     reason = next((reason for parts, reason in _REASONS if any(part in text for part in parts)), None)
     if reason is None:
         said = text.strip().splitlines()[0] if text else repr(error)

@@ -99,19 +99,43 @@ def vocabulary(folder: Path) -> int | None:
 class FolderModel(nn.Module):
     """A model of transformers, for rows (B, L) of tokens, below 0 where there is padding, or images (B, C, H, W).
 
-    It returns logits. Called with named arrays, it passes them on.
+    It returns logits. Called with named arrays, it passes them on. Padding becomes the model's own token of padding, by
+    which a decoder that classifies finds a text's last token; without one, that of its end, or 0.
     """
 
-    def __init__(self, model: nn.Module, images: bool) -> None:
+    def __init__(self, model: Any, task: str) -> None:
         super().__init__()
-        self.model, self.images = model, images
+        self.model, self.images = model, task == "image-classification"
+        config = model.config
+        # a decoder that classifies reads the last token, an encoder-decoder that of the end
+        self.ends = task == "sequence-classification" and bool(getattr(config, "is_encoder_decoder", False))
+        known = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
+        self.padding = next((one for one in known if isinstance(one, int) and one >= 0), 0)
+        if not self.images:
+            config.pad_token_id = self.padding
 
     def forward(self, x: Tensor | None = None, **named: Tensor) -> Tensor:
         if x is not None and self.images:
             named = {"pixel_values": x}
         elif x is not None:
-            named = {"input_ids": x.clamp_min(0), "attention_mask": (x >= 0).long()}
-        y: Tensor = self.model(**named).logits
+            there = x >= 0
+            named = {"input_ids": torch.where(there, x, self.padding), "attention_mask": there.long()}
+        y: Tensor = self._at_the_end(**named) if self.ends else self.model(**named).logits
+        return y
+
+    def _at_the_end(self, input_ids: Tensor, **named: Tensor) -> Tensor:
+        """Return an encoder-decoder's logits, from its last state at the last token of the end, or at the first place.
+
+        The classes of transformers do the same by shapes that depend on the records, which no pass of many has.
+        """
+        model, config, name = self.model, self.model.config, self.model.base_model_prefix
+        start = input_ids.new_full((len(input_ids), 1), config.decoder_start_token_id)
+        shifted = torch.cat([start, input_ids[:, :-1]], dim=1)
+        states = getattr(model, name)(input_ids=input_ids, decoder_input_ids=shifted, **named).last_hidden_state
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        last = ((input_ids == config.eos_token_id) * places).argmax(dim=1)
+        own = (places == last.unsqueeze(1)).unsqueeze(-1).to(states.dtype)
+        y: Tensor = model.classification_head((states * own).sum(dim=1))
         return y
 
 
@@ -140,7 +164,9 @@ def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[]
         mismatched = (one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"])
         new = {*loaded["missing_keys"], *mismatched}
         _choose_trained(model, settings, new)
-        return FolderModel(model, settings.task == "image-classification")
+        if settings.task == "causal-lm":
+            _require_causal(model, folder)
+        return FolderModel(model, settings.task)
 
     return build
 
@@ -158,6 +184,21 @@ def _checked_class(transformers: Any, settings: HuggingFaceModel, folder: Path) 
     others = [task for task, name in CLASSES.items() if type(config) in getattr(transformers, name)._model_mapping]
     advice = f"; it can do {listed(others)}" if others else ""
     raise ModelError(f"model.task: a {config.model_type} ({folder}) cannot do {settings.task}{advice}")
+
+
+def _require_causal(model: Any, folder: Path) -> None:
+    """Raise ModelError if a token changes the logits of places before it: such a model reads what it predicts."""
+    training = model.training
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    other = torch.tensor([[0, 0, 0, 1]])
+    with torch.no_grad():
+        first, second = (model.eval()(input_ids=one).logits[0, :3] for one in (tokens, other))
+    model.train(training)
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
+        raise ModelError(
+            f"model.task: the {model.config.model_type} in {folder} reads later tokens, which causal-lm predicts; save"
+            " it with is_decoder=True in its configuration, or use a decoder (gpt2, llama)"
+        )
 
 
 def _choose_trained(model: Any, settings: HuggingFaceModel, new: set[str]) -> None:

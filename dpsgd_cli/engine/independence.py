@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpsgd_cli.engine import state
-from dpsgd_cli.engine.apart import DoesNotRunError
-from dpsgd_cli.engine.layers import Embedding, Own
+from dpsgd_cli.engine.apart import DoesNotRunError, where_in
+from dpsgd_cli.engine.layers import Embedding, Own, UsedByItselfError
 from dpsgd_cli.engine.packing import Pack, Wrapper
 from dpsgd_cli.errors import ModelError
 
@@ -360,7 +360,10 @@ def _run(subject: Pack | Plain, x: Tensor, losses: Sequence[int] = ()) -> _Run:
     except ModelError:
         raise
     except FAILURES as error:
-        said = f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
+        where = where_in(error, module)
+        if isinstance(error, UsedByItselfError):
+            raise DoesNotRunError(f"{where}{error}") from error
+        said = f"{where}the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
         raise DoesNotRunError(said) from error
     own = state.changed(before, state.held(module))
     if own is not None:

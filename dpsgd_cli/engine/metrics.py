@@ -163,19 +163,37 @@ def of_constants(
     """Return the task's metrics of the best answers without features: `constant_answers`, for `mae` the median."""
     found = of_table(task, constant_answers(truth, classes), labels)
     if "mae" in found:
-        found["mae"] = _mean_absolute_error(Answers(truth, np.broadcast_to(np.median(truth, axis=0), truth.shape)))
+        medians = Answers(truth, np.broadcast_to(np.median(truth, axis=0), truth.shape))
+        found |= {name: own for name, own in of_table(task, medians, labels).items() if name.startswith("mae")}
     return found
 
 
-def of_constant_places(task: str, truth: np.ndarray) -> dict[str, float]:
+def of_constant_places(task: str, truth: np.ndarray, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the metrics of the best answer that is the same at each place of labels (N, ...) with one at each place.
 
-    The most frequent label is right at its share of the places; their shares have the least perplexity.
+    The most frequent label is right at its share of the places; their shares have the least perplexity. With `labels`,
+    the names of the classes, the F1 score of each is a metric, too.
     """
-    shares = np.bincount(truth[truth >= 0].reshape(-1)) / max(1, int((truth >= 0).sum()))
+    counts = np.bincount(truth[truth >= 0].reshape(-1), minlength=len(labels or ()))
+    shares = counts / max(1, counts.sum())
     known = {"token_accuracy": float(shares.max(initial=0.0))}
     known["perplexity"] = float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
-    return {name: value for name, value in known.items() if task in METRICS[name].tasks}
+    known = {name: value for name, value in known.items() if task in METRICS[name].tasks}
+    if labels is None:
+        return known
+    usual = np.arange(len(counts)) == counts.argmax()
+    return known | of_counts(counts, usual * counts.sum(), usual * counts, labels)
+
+
+def of_counts(of: np.ndarray, told: np.ndarray, right: np.ndarray, labels: Sequence[object]) -> dict[str, float]:
+    """Return the mean F1 score of the classes that occur, and the F1 score of each, 0 for one that does not.
+
+    Counts are by class, (K,): places of the class, answers of it, and both at once. `labels` names the classes.
+    """
+    there = of + told > 0
+    each = np.divide(2 * right, of + told, out=np.zeros(len(of)), where=there)
+    mean = float(each[there].mean()) if there.any() else 0.0
+    return {"label_f1": mean} | {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -206,6 +224,16 @@ def surprise(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the negative log-likelihood of each record's labels, summed over places that have one."""
     logs = outputs.log_softmax(dim=-1).gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
     return -(logs * (labels >= 0)).flatten(2).sum(dim=2)
+
+
+def counts_of_places(outputs: Tensor, labels: Tensor) -> np.ndarray:
+    """Return counts (3, K) of one trial: places of each class, answers of it, and both at once.
+
+    Outputs are (B, ..., K), of which the largest is the answer. Labels are (B, ...), below 0 where none counts.
+    """
+    classes, there = outputs.shape[-1], labels >= 0
+    of, told = labels[there], outputs.argmax(dim=-1)[there]
+    return np.stack([one.bincount(minlength=classes).cpu().numpy() for one in (of, told, of[of == told])])
 
 
 def right_labels(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -373,7 +401,7 @@ METRICS = {
     "label_accuracy": Metric(
         LABELS, "share of labels that are right", False, right_labels, _label_accuracy, places=places_counted
     ),
-    "label_f1": Metric(LABELS, "mean F1 of the labels", False, of_table=_mean_f1),
+    "label_f1": Metric((*LABELS, *PLACES_OF_CLASSES), "mean F1 of the labels", False, of_table=_mean_f1),
     "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
     "f1": Metric(CLASSES, "F1", False, of_table=_f1),
     "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
@@ -395,8 +423,8 @@ def metrics_of(task: str) -> dict[str, Metric]:
 def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    All are NaN if an answer or a score is not finite. With several labels a record, `labels` names them, and the F1
-    score of each is a metric, too: 0 where neither truth nor answers hold it.
+    All are NaN if an answer or a score is not finite. With several labels or targets a record, `labels` names them, and
+    each has metrics of its own: the F1 score (0 where neither truth nor answers hold it), or all of a regression.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
@@ -406,31 +434,46 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
     if task == "multi-label" and labels is not None:
         each = np.nan_to_num(f1_of_labels(answers))
         found |= {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
+    if task == "regression" and labels is not None:
+        columns = zip(labels, answers.truth.T, answers.told.T, strict=True)
+        found |= {
+            f"{name}_{label}": function(Answers(truth, told))
+            for label, truth, told in columns
+            for name, function in known.items()
+        }
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def _of_column(column: str) -> Metric | None:
+def _of_column(column: str) -> tuple[Metric | None, str]:
+    """Return the metric of a column, and the label or target that it is of: `weight` for `test_mae_weight`, or ""."""
     place = next((place for place in PLACES if column.startswith(place)), "")
-    return METRICS.get(column.removeprefix(place))
+    name = column.removeprefix(place)
+    if name in METRICS or not place:
+        return METRICS.get(name), ""
+    whole = next((known for known in ("label_f1", "mae", "rmse", "r2") if name.startswith(f"{known}_")), None)
+    return (None, "") if whole is None else (METRICS[whole], name.removeprefix(f"{whole}_"))
 
 
 def in_words(column: str) -> str:
     """Return the words for a column of a result.
 
-    >>> in_words("test_mae"), in_words("epsilon")
-    ('test mean absolute error', 'epsilon')
+    >>> in_words("test_mae"), in_words("test_mae_weight"), in_words("epsilon")
+    ('test mean absolute error', 'test mean absolute error of weight', 'epsilon')
     """
-    metric = _of_column(column)
-    return column if metric is None else f"{column.partition('_')[0]} {metric.words}"
+    metric, label = _of_column(column)
+    if metric is None:
+        return column
+    words = "F1" if label and metric is METRICS["label_f1"] else metric.words
+    return f"{column.partition('_')[0]} {words}{f' of {label}' if label else ''}"
 
 
 def less_is_better(column: str) -> bool:
     """Return True if lower values of a column are better; False for a column that is not a metric.
 
-    >>> less_is_better("test_loss"), less_is_better("test_accuracy")
-    (True, False)
+    >>> less_is_better("test_loss"), less_is_better("test_mae_weight"), less_is_better("test_accuracy")
+    (True, True, False)
     """
-    metric = _of_column(column)
+    metric, _ = _of_column(column)
     return metric is not None and metric.less_is_better
 
 

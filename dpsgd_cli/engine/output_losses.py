@@ -35,7 +35,7 @@ from dpsgd_cli.errors import ModelError
 class LossOptions:
     """Settings of a loss.
 
-    `weights`: public weights of the classes. `low`, `high`: bounds of targets, which are scaled to [-1, 1].
+    `weights`: public weights of the classes. `low`, `high`: bounds of each target, or of all; they become -1 and 1.
     `smoothing`, `ignored` and `width` are `smoothing`, `ignore_index` and `width` of the recipe.
     """
 
@@ -43,8 +43,8 @@ class LossOptions:
     ignored: int | None = None
     width: float = 0.5
     weights: Sequence[float] | None = None
-    low: float = -1.0
-    high: float = 1.0
+    low: Sequence[float] = (-1.0,)
+    high: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,12 @@ def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     Outputs and targets are counts scaled from [low, high] to [-1, 1], as all targets are; mu is the output's count, at
     least a millionth of the range. The gradient of a smaller one is that at the edge.
     """
-    half = (options.high - options.low) / 2
+    least, most = outputs.new_tensor(options.low), outputs.new_tensor(options.high)
+    half = (most - least) / 2
     low = 2e-6 * half
-    told = (outputs + 1) * half + options.low
-    truth = (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1)) * half + half + options.low
-    mu = told.clamp_min(low)
+    told = (outputs + 1) * half + least
+    truth = (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1)) * half + half + least
+    mu = torch.maximum(told, low)
     beyond = (1 - truth / low) * (told - mu)  # straight below the edge, so that the loss stays convex
     return (mu - truth * mu.log() + beyond).mean(dim=-1)
 

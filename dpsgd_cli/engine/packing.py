@@ -434,7 +434,8 @@ def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
     """Estimate how many numbers each layer (by name) holds per row and trial, by a pass over rows `x` (B, ...)."""
     counted = dict.fromkeys(pack.member_names, 0)
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        output = output[0] if isinstance(output, tuple) else output
         found = inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
         if isinstance(layer, Layer) and layer.holds_gradients:
             found += sum(value[0].numel() for value in layer.values.values())

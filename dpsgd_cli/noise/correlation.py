@@ -5,30 +5,29 @@ memory and in checkpoints that only their owner can read (`training/checkpoint.p
 
 With a seed all noise is float64: noise that was rounded between two steps would not cancel.
 
-On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, with w_t = X_t - rint(b_t). Here
-m_t = rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part of w_{t-1}, w_{t-2}, ... that is
-taken back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So
-y_t = floor(N_t 2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism.
-A record moves its centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t,
-all in steps. `Correlation.moved_by_rounding` computes this sum, including what float64 loses of b_t (less than
-|c|_1 bands / 8 while |w| < 2^47, which is beyond 30 standard deviations). A tree takes back a sum of earlier nodes,
-which are integers again. The stored numbers are the w times their steps, in float64.
+On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, with w_t = X_t - rint(b_t). Here m_t =
+rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part of w_{t-1}, w_{t-2}, ... that is taken
+back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So y_t = floor(N_t
+2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism. A record moves its
+centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps,
+where c_0 = 1. An inverse-banded strategy stores v_t = w_t + b_t, with b_t as it was before it was rounded, so b_t is
+the sum of the same c_j w_{t-j}. `Strategy.moved_by_rounding` computes this sum, including what float64 loses of b_t.
+While |w| and |v| are below 2^47, which is beyond 30 standard deviations, a sum of k products loses less than k 2^-5,
+which C multiplies by at most |c|_1, and a buffer of decay l less than 2^-5 / (1 - l)^2. The stored numbers are the w or
+v times their steps, in float64.
 
-`noise/price.py` defines correlations and computes their error; `accounting/mechanism.py` computes their price.
+`noise/price.py` defines strategies and their charges; `accounting/mechanism.py` proves the price.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.noise.price import Correlation, Toeplitz, Tree
+from dpsgd_cli.noise.price import Strategy
 from dpsgd_cli.noise.run import Grid, NoiseSource, put_on_grid
 
 
@@ -56,20 +55,33 @@ class StepNoise:
         del state
 
 
-class CorrelatedStepNoise(StepNoise, ABC):
-    """Noise x with C x = y, where y is `scale` times fresh normals (notation of `noise/price.py`).
+class CorrelatedStepNoise(StepNoise):
+    """Noise x_t = |c| y_t - b_t of a `Strategy` for each trial, where y is `scale` times fresh normals.
 
     Guarantee: steps are added once each, in order from 0, or from the step that `load_state` restores. The noise of a
-    step is a function of the fresh normals and scales of the steps so far, and of nothing else.
+    step is a function of the fresh normals and scales of the steps so far, and of nothing else. b - 1 vectors are kept.
     """
 
-    def __init__(self, period: int | None) -> None:
-        self._period = period
+    def __init__(self, shapes: Sequence[Strategy], size: int, device: torch.device) -> None:
         self._next = 0
+        self._of_fresh = shapes[0].of_fresh
+        longest = max(len(shape.taken) for shape in shapes)
+
+        def table(rows: Sequence[Sequence[float]]) -> Tensor:
+            padded = [[*row, *[0.0] * (longest - len(row))] for row in rows]
+            return torch.tensor(padded, dtype=torch.float64, device=device)
+
+        self._unit = torch.tensor([[shape.norm] for shape in shapes], dtype=torch.float64, device=device)
+        """|c| (R, 1)"""
+        self._taken = table([shape.taken for shape in shapes])
+        self._decays = table([shape.decays for shape in shapes]) if shapes[0].kind == "buffered" else None
+        # buffers; or v_{t-1}, v_{t-2}, ... in a ring: that of step t is at t mod its length
+        self._past = torch.zeros(len(shapes), longest, size, dtype=torch.float64, device=device)
 
     def add(self, sums: Tensor, step: int, source: NoiseSource, scale: Tensor, grid: Grid | None) -> None:
-        within, fresh = self._within(step), source.draw(step)
-        own, back = scale.to(torch.float64) * self._unit, self._taken_back(within)
+        self._begin(step)
+        fresh = source.draw(step)
+        own, back = scale.to(torch.float64) * self._unit, self._taken_back(step)
         if fresh.is_floating_point():
             made = fresh * own - back
             sums += made
@@ -80,115 +92,51 @@ class CorrelatedStepNoise(StepNoise, ABC):
             whole = grid.shortened(fresh) - torch.div(back, size).round_().to(torch.int64)
             put_on_grid(sums, whole, size)
             made = whole * size
-        self._keep(within, made, back)
+        self._keep(step, made, back)
 
     def fresh(self, step: int, made: Tensor) -> Tensor:
-        within = self._within(step)
-        made, back = made.to(torch.float64), self._taken_back(within)
-        self._keep(within, made, back)
+        self._begin(step)
+        made, back = made.to(torch.float64), self._taken_back(step)
+        self._keep(step, made, back)
         return (made + back) / self._unit
 
-    def _within(self, step: int) -> int:
-        """Return `step` counted from the start of its period; raise RuntimeError if it is not the next step."""
+    def _begin(self, step: int) -> None:
+        """Raise RuntimeError if `step` is not the next one."""
         if step != self._next:
             raise RuntimeError(f"noise of step {step} was asked for, but that of step {self._next} is next")
         self._next = step + 1
-        return step if self._period is None else step % self._period
-
-    _unit: Tensor | float
-    """x of a step is `_unit` y minus `_taken_back`."""
-
-    @abstractmethod
-    def _taken_back(self, step: int) -> Tensor:
-        """Return the earlier noise that `step`, counted from the start of its period, takes back."""
-
-    @abstractmethod
-    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
-        """Store what later steps take back of `made`, the noise x of `step`; `back` is what `step` took back."""
-
-    @abstractmethod
-    def _kept(self) -> dict[str, Tensor]:
-        """Return the stored past noise, by name."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {"next": torch.tensor(self._next), **{name: own.clone() for name, own in self._kept().items()}}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._next = int(state["next"])
-        for name, own in self._kept().items():
-            own.copy_(state[name])
-
-
-class ToeplitzStepNoise(CorrelatedStepNoise):
-    """Toeplitz noise x_t = (y_t - sum_{j >= 1} w_j x_{t-j}) / w_0, x = 0 before the start; each trial has its own w."""
-
-    def __init__(self, shapes: Sequence[Toeplitz], size: int, device: torch.device) -> None:
-        super().__init__(shapes[0].period)
-        longest = max(shape.bands for shape in shapes)
-        weights = [[*shape.weights, *[0.0] * (longest - shape.bands)] for shape in shapes]
-        table = torch.tensor(weights, dtype=torch.float64, device=device)
-        self._unit, self._later = 1 / table[:, :1], table[:, 1:] / table[:, :1]
-        # x_{t-1}, x_{t-2}, ... in a ring: that of step t is at t mod its length
-        self._past = torch.zeros(len(shapes), longest - 1, size, dtype=torch.float64, device=device)
 
     def _taken_back(self, step: int) -> Tensor:
-        """Return sum_{j >= 1} w_j / w_0 x_{t-j}."""
-        if step == 0:
-            self._past.zero_()
+        """Return b of `step`, shape (R, P)."""
+        length = max(1, self._past.shape[1])
         # with at = step mod length, column i of the ring is (at - i) mod length steps back, or length if i = at
-        turned = torch.roll(self._later.flip(1), step % max(1, self._past.shape[1]), dims=1)
+        turned = self._taken if self._decays is not None else torch.roll(self._taken.flip(1), step % length, dims=1)
         return torch.bmm(turned.unsqueeze(1), self._past).squeeze(1)
 
     def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
-        del back
-        if self._past.shape[1]:
-            self._past[:, step % self._past.shape[1]] = made
+        """Store what later steps take back of `made`, the noise x of `step`; `back` is what `step` took back."""
+        kept = made + back if self._of_fresh else made
+        if self._decays is not None:
+            self._past.mul_(self._decays.unsqueeze(2)).add_(kept.unsqueeze(1))
+        elif self._past.shape[1]:
+            self._past[:, step % self._past.shape[1]] = kept
 
-    def _kept(self) -> dict[str, Tensor]:
-        return {"past": self._past}
+    def state(self) -> dict[str, Tensor]:
+        return {"next": torch.tensor(self._next), "past": self._past.clone()}
 
-
-class TreeStepNoise(CorrelatedStepNoise):
-    """Tree noise: the noise of a step is the node that its leaf completes minus the nodes that this node replaces."""
-
-    def __init__(self, shapes: Sequence[Tree], size: int, device: torch.device) -> None:
-        super().__init__(shapes[0].period)
-        self._unit = shapes[0].levels ** 0.5
-        self._nodes = torch.zeros(shapes[0].levels, len(shapes), size, dtype=torch.float64, device=device)
-
-    def _taken_back(self, step: int) -> Tensor:
-        """Return the sum of the nodes that the node of this step replaces."""
-        if step == 0:
-            self._nodes.zero_()
-        return self._nodes[: _level(step)].sum(dim=0)
-
-    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
-        self._nodes[: _level(step)] = 0.0
-        self._nodes[_level(step)] = made + back
-
-    def _kept(self) -> dict[str, Tensor]:
-        return {"nodes": self._nodes}
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._next = int(state["next"])
+        self._past.copy_(state["past"])
 
 
-def _level(step: int) -> int:
-    """Return the level of the node that leaf `step` completes.
+def step_noise(shapes: Sequence[Strategy | None], size: int, device: torch.device) -> StepNoise:
+    """Return the StepNoise for sums (R, `size`) of trials with strategies `shapes` (None: independent noise).
 
-    Leaves 0..step form one node for each binary digit 1 of step + 1; the last of those digits is that node.
-    """
-    return (step & ~(step + 1)).bit_length()
-
-
-def step_noise(shapes: Sequence[Correlation | None], size: int, device: torch.device) -> StepNoise:
-    """Return the StepNoise for sums (R, `size`) of trials with correlations `shapes` (None: independent noise).
-
-    Raises PrivacyError unless all trials have one kind of correlation.
+    Raises PrivacyError unless all trials have one kind of strategy.
     """
     kept = [shape for shape in shapes if shape is not None]
     if not kept:
         return StepNoise()
-    alike = {(type(shape), shape.period) for shape in shapes if shape is not None}
-    if len(kept) < len(shapes) or len(alike) > 1:
+    if len(kept) < len(shapes) or len({shape.kind for shape in kept}) > 1:
         raise PrivacyError("trials that train together share one kind of privacy.noise")
-    made: Any = named(kept[0].drawn)(kept, size, device)
-    assert isinstance(made, StepNoise)
-    return made
+    return CorrelatedStepNoise(kept, size, device)

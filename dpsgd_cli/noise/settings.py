@@ -1,27 +1,25 @@
-"""`privacy.noise`: correlation of the noise between steps, and all that depends on its kind.
+"""`privacy.noise`: correlation of the noise between steps.
 
-To add a kind: a class here, and its name in the union `Noise`. The class states the batching that its theorem covers,
-the number of groups that records are split into, and the charge of each epoch: noise multipliers and the uses of each.
-`made` names the function in `noise/price.py` that makes its numbers (weights, predicted errors). Draws are in
-`noise/correlation.py`.
-
-The mechanism of a use, and the theorem that prices it, are `CorrelatedSums` in `accounting/mechanism.py`.
+A strategy is a matrix C; `noise/price.py` defines it, its sensitivity and its charges. To add a kind of strategy: its
+name in `StrategyKind`, its record in `STRATEGIES`, and the functions that the record names. The proof of every price is
+`CorrelatedSums` in `accounting/mechanism.py`; `noise/correlation.py` draws the noise.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Batching
 from dpsgd_cli.common.sections import Count, Section
+from dpsgd_cli.common.text_format import any_of
 from dpsgd_cli.errors import PrivacyError
 
-Charges = list[tuple[float, int]]
-"""Charges of one epoch: pairs of a noise multiplier and its number of uses."""
+StrategyKind = Literal["banded", "inverse-banded", "buffered"]
+Weights = Literal["sqrt", "optimised"]
+Workload = Literal["iterates", "average"]
 
 
 class IndependentNoise(Section):
@@ -30,114 +28,85 @@ class IndependentNoise(Section):
     kind: Literal["independent"] = "independent"
 
 
-class CorrelatedNoise(Section):
-    """Base of the kinds of noise that are correlated between steps.
+@dataclass(frozen=True, kw_only=True)
+class StrategyRecord:
+    """Properties of a kind of strategy. No field has a default.
 
-    `batching`: the only batching that the theorem covers. `made`: `module:name` of the function that makes the
-    correlation from the settings, the number of epochs and the steps per epoch.
+    `batchings`: those that a theorem covers. `made`: `module:name` of the function that makes the numbers of a
+    `noise.price.Strategy` from a `noise.weights.Wanted`.
     """
 
-    must_state = ("batching", "made")
-    batching: ClassVar[Batching]
-    made: ClassVar[str]
-    kind: str
-
-    @property
-    @abstractmethod
-    def groups(self) -> int:
-        """Return the number of groups that records are split into; a step samples from one of them."""
-
-    @abstractmethod
-    def block_length(self, steps: int) -> int:
-        """Return the number of steps over which noise is correlated, for `steps` steps per epoch."""
-
-    @abstractmethod
-    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers."""
+    batchings: tuple[Batching, ...]
+    made: str
 
 
-class BandedNoise(CorrelatedNoise):
-    """Noise correlated between steps fewer than `bands` apart, amplified by sampling (arXiv 2306.08153)."""
+STRATEGIES: dict[StrategyKind, StrategyRecord] = {
+    "banded": StrategyRecord(
+        batchings=("poisson", "shuffle", "random-allocation"), made="dpsgd_cli.noise.weights:banded"
+    ),
+    # columns of C reach to the end, so a record's blocks of rows meet: Poisson batches are not covered
+    "inverse-banded": StrategyRecord(
+        batchings=("shuffle", "random-allocation"), made="dpsgd_cli.noise.weights:inverse_banded"
+    ),
+    "buffered": StrategyRecord(batchings=("shuffle", "random-allocation"), made="dpsgd_cli.noise.weights:buffered"),
+}
 
-    batching = "poisson"
-    made = "dpsgd_cli.noise.price:banded"
-    kind: Literal["banded"] = "banded"
+
+class CorrelatedNoise(Section):
+    """Noise that is correlated between steps, by a lower triangular Toeplitz matrix C: `noise/price.py`."""
+
+    kind: StrategyKind = Field(
+        description="banded: C has `bands` bands. inverse-banded: C^-1 has (BISR; 2 bands keep one vector)."
+        " buffered: BLT, which keeps bands - 1 decaying sums of past noise."
+    )
     bands: Count | Literal["auto"] = Field(
         "auto",
-        description="b: noise is correlated over b steps, and records are split into b groups; auto: the number with"
-        " the least predicted error at the budget.",
+        description="b: b - 1 vectors of past noise are kept; auto: the number with the least predicted error at the"
+        " budget.",
     )
-    weights: Literal["sqrt", "optimised"] = Field(
+    weights: Weights = Field(
         "optimised",
-        description="The first b coefficients of (1 - x)^(-1/2), or those with the least predicted error.",
+        description="sqrt: the coefficients of (1 - x)^(-1/2), or of its inverse; optimised: those with the least"
+        " predicted error.",
+    )
+    workload: Workload = Field(
+        "iterates",
+        description="What the predicted error is about: the weights after each step, or the average over half of the"
+        " training.",
+    )
+    groups: Count | None = Field(
+        None,
+        description="For random-allocation: number of groups of records, which take turns, so that two steps of a"
+        " record are as far apart. A banded strategy has as many as bands.",
     )
 
-    @property
-    def groups(self) -> int:
-        if self.bands == "auto":
-            raise PrivacyError("privacy.noise.bands is auto: it has no value until the plan has chosen it")
-        return self.bands
+    def groups_for(self, batching: Batching) -> int:
+        """Return the number of groups that records are split into; a step draws from one of them.
 
-    def block_length(self, steps: int) -> int:
-        del steps
+        1 while the bands of banded noise are `auto`. Raises PrivacyError for a batching that no theorem covers, and for
+        groups that are not given.
+        """
+        covered = STRATEGIES[self.kind].batchings
+        if batching not in covered:
+            raise PrivacyError(
+                f"no guarantee for privacy.noise {self.kind} on {batching} batches: its theorems are about"
+                f" {any_of(list(covered))} ones; use them for method.batching, or leave privacy.noise out"
+            )
+        if batching == "shuffle":
+            return 1
+        if self.kind == "banded":
+            if self.groups is not None:
+                raise PrivacyError("privacy.noise.groups: banded noise has as many groups as bands; leave groups out")
+            return 1 if self.bands == "auto" else self.bands
+        if self.groups is None:
+            raise PrivacyError(
+                f"privacy.noise.groups: {self.kind} noise on {batching} batches needs it: the number of groups that"
+                " take turns, a divisor of the steps of an epoch"
+            )
         return self.groups
 
-    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """Return one use per cycle of b steps, charged in the epoch of its first step, before anything is released.
 
-        A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
-        no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
-        which no cycle begins is charged no use. The first charge of every epoch states the epoch's own noise.
-        """
-        bands, last = self.groups, len(multipliers) * steps - 1
-        found: list[Charges] = []
-        for epoch, own in enumerate(multipliers):
-            begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
-            ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
-            # cycles from `across` on also move steps of later epochs
-            across = min(max(ended, begun), end)
-            counts = {own: across - begun}
-            for cycle in range(across, end):
-                reach = min((cycle + 2) * bands - 2, last) // steps
-                least = min(multipliers[epoch : reach + 1])
-                counts[least] = counts.get(least, 0) + 1
-            found.append(list(counts.items()))
-        return found
-
-
-class OnePassNoise(CorrelatedNoise):
-    """Noise correlated over all steps of an epoch and independent between epochs."""
-
-    @property
-    def groups(self) -> int:
-        return 1
-
-    def block_length(self, steps: int) -> int:
-        return steps
-
-    def charges_by_epoch(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """Return one use per epoch, in which each record takes part in one step."""
-        del steps
-        return [[(own, 1)] for own in multipliers]
-
-
-class ToeplitzNoise(OnePassNoise):
-    """DP-FTRL without amplification: the coefficients of (1 - x)^(-1/2), one for each step of an epoch."""
-
-    batching = "shuffle"
-    made = "dpsgd_cli.noise.price:toeplitz"
-    kind: Literal["toeplitz"] = "toeplitz"
-
-
-class TreeNoise(OnePassNoise):
-    """DP-FTRL with the binary tree of Kairouz et al. (2021): sums over steps have the noise of few nodes."""
-
-    batching = "shuffle"
-    made = "dpsgd_cli.noise.price:tree"
-    kind: Literal["tree"] = "tree"
-
-
-Noise = Annotated[IndependentNoise | BandedNoise | ToeplitzNoise | TreeNoise, Field(discriminator="kind")]
+Noise = Annotated[IndependentNoise | CorrelatedNoise, Field(discriminator="kind")]
 
 
 def numbers_of_bands(most: int) -> list[int]:

@@ -49,6 +49,8 @@ from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 RIDGE = 8.0
 """Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""
 Made = Preconditioner | BlockMap
+MOST_MOVED = 1 << 28
+"""Most bytes of preconditioned rows that are kept from step to step."""
 _ROWS_AT_ONCE = 8192
 
 
@@ -141,6 +143,7 @@ class Preconditioning:
         self.made: Made | None = None
         self.way = _WAYS[type(context.recipes[0].preconditioner)](context)
         self._tables: list[tuple[Table, Table]] = []
+        self._rows: dict[tuple[object, ...], Tensor] = {}
 
     def prepare(self) -> None:
         """Release the preconditioners, unless done before."""
@@ -204,12 +207,30 @@ class Preconditioning:
         """Use tensors of `kept`, computed from the releases."""
         self.made = self.way.loaded(kept)
         self._tables.clear()
+        self._rows.clear()
 
     @property
     def ready(self) -> Made:
         """Preconditioner of all trials; it must have been released."""
         assert self.made is not None
         return self.made
+
+    def units(self, x: Tensor) -> Tensor:
+        """Return rows x (R or 1, B, ...), preconditioned, (R, B, D).
+
+        Rows that lie in the table's own memory are the same in each step that passes them. Up to `MOST_MOVED` bytes of
+        them are kept, so that full batches are moved once.
+        """
+        whole = self.context.table.x
+        if x.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            return self.ready.units(x)
+        place = (x.data_ptr(), x.shape, x.stride(), whole._version)
+        found = self._rows.get(place)
+        if found is None:
+            found = self.ready.units(x)
+            if sum(one.nbytes for one in self._rows.values()) + found.nbytes <= MOST_MOVED:
+                self._rows[place] = found
+        return found
 
     def through(self, flat: Tensor) -> Tensor:
         """Return flat weights (R, P) of the preconditioned rows as weights of the rows of `table`."""

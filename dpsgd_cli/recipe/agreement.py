@@ -99,7 +99,7 @@ def _several(recipe: Recipe) -> list[str]:
     loss: LossSettings | None = None if isinstance(model, ConvexModel) else model.loss
     problems = []
     if several and data.measured_privately:
-        told = f"data.task: {data.task}" if data.targets is None else f"data.targets: {data.targets}"
+        told = f"data.task: {data.task}" if data.numbers is None else f"{data.numbers} targets"
         problems.append(
             f"data.evaluation: private measures one class or number a record, not {told}; give test records of their"
             " own or evaluation: public, which declare held-out records public, or split: {test: 0}"
@@ -111,16 +111,17 @@ def _several(recipe: Recipe) -> list[str]:
     )
     if isinstance(model, HuggingFaceModel) and model.task not in wanted:
         problems.append(f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}")
+    if several and isinstance(model, ConvexModel):
+        problems.append("model.kind: convex has one output; use linear, which has one for each label or target")
     if isinstance(model, ConvexModel) or (not several and loss is None):
         return problems
     if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
         problems.append(f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd")
-    if recipe.preconditioner is not None:
-        problems.append("method.preconditioner: is for the usual loss of classes or numbers; leave it out")
     kind = loss.kind if isinstance(loss, NamedLoss) else loss
     if isinstance(kind, str) and data.task not in LOSS_TASKS[kind]:
         problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
-    if kind == "poisson" and data.target_bounds is not None and (data.target_bounds[0] < 0 or data.log_scale):
+    below = any(low < 0 for low, _ in data.intervals or ())
+    if kind == "poisson" and (below or data.log_scale):
         problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")
     return problems
 
@@ -253,7 +254,7 @@ def _unit(recipe: Recipe) -> list[str]:
             f" protected together; use {proved}, or leave this out"
         )
     problems += _rows_of_users(recipe, unit)
-    if unit.column == recipe.data.target:
+    if unit.column in recipe.data.target_names:
         problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
     cut = recipe.data.validation
     if cut is not None and not cut.public:
@@ -323,6 +324,8 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
         problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
     if model.kind not in ("linear", "convex"):
         problems.append(f"{where}: is for model.kind linear or convex, not {model.kind}; leave it out")
+    elif recipe.data.labels_are_arrays or (not isinstance(model, ConvexModel) and model.loss is not None):
+        problems.append(f"{where}: is for the usual loss of one class or number a record; leave it out")
     elif isinstance(model, ConvexModel) and (model.l2 or model.radius is not None):
         problems.append(f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out")
     if getattr(method, "learning_rate", None) == "theorem":

@@ -180,6 +180,8 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
 def named_files(recipe: Recipe) -> list[str]:
     """Return every file or folder that a recipe names."""
     names = recipe.data.files
+    if recipe.data.features_file is not None:
+        names = list(dict.fromkeys([*names, *recipe.data.features_file.names]))
     if recipe.data.card_file is not None:
         names.append(recipe.data.card_file)
     if recipe.data.public is not None and recipe.data.public.path is not None:
@@ -205,7 +207,8 @@ def own_code(recipe: Recipe) -> list[str]:
 
 def own_weights(recipe: Recipe) -> list[str]:
     """Return the file or folder of weights that a user's own model starts from; empty if the recipe names none."""
-    own = [] if recipe.data.text is None else [str(recipe.data.text.folder)]
+    text = recipe.data.text
+    own = [] if text is None or text.folder is None else [text.folder]
     if isinstance(recipe.model, HuggingFaceModel):
         return list(dict.fromkeys([recipe.model.folder, *own]))
     weights = recipe.model.weights if isinstance(recipe.model, PythonModel) else None

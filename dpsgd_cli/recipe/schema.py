@@ -78,6 +78,12 @@ class Privacy(Section):
         return self.noise
 
     @property
+    def required_correlated(self) -> CorrelatedNoise:
+        """Return the kind of correlated noise; only for recipes that are known to have one."""
+        assert self.correlated is not None
+        return self.correlated
+
+    @property
     def stated_delta(self) -> float:
         """The delta of the statement, in (0, 1); PrivacyError if none is given, or two that differ."""
         stated = self.budget.delta if isinstance(self.budget, EpsilonBudget) else None
@@ -147,9 +153,11 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _texts_have_a_tokenizer(self) -> Recipe:
         text = self.data.text
-        if text is not None and text.folder is None:
+        if text is not None and text.folder is None and text.words is None:
             if not isinstance(self.model, HuggingFaceModel):
-                raise ValueError("data.text.folder: missing; give the folder of a tokenizer")
+                raise ValueError(
+                    "data.text.folder: missing; give the folder of a tokenizer, or words: 4096 for hashed words"
+                )
             self.__dict__["data"] = self.data.changed(text=text.changed(folder=self.model.folder, public=True))
         return self
 

@@ -65,10 +65,14 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     files_of(data)  # raises DataError if the section is invalid
     card = data.get("name")
     if card is not None:
-        found = sorted(content for file, content in identities.items() if file != "features")
+        told = data.get("features")
+        made = (
+            {"features", *(told.get(key) for key in ("file", "test_file"))} if isinstance(told, dict) else {"features"}
+        )
+        found = sorted(content for file, content in identities.items() if file not in made)
         return Evaluated(str(card), ("card", card, *found), _records(data, folds))
     # a column has no hash, so its name is compared
-    own = (identities.get(str(data.get(key)), data.get(key)) for key in OWN_FILES)
+    own = (identities.get(str(data.get(key)), str(data.get(key))) for key in OWN_FILES)
     name = PurePath(str(data.get("path"))).name
     return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
 

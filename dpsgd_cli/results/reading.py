@@ -28,7 +28,6 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.results.evaluated import section_with
 from dpsgd_cli.results.files import to_csv
 from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, mark_nonprivate
 from dpsgd_cli.users.settings import Unit
@@ -360,6 +359,8 @@ def data_in(recipe_text: str) -> Mapping[str, Any]:
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         told = f"the data section of a resolved recipe cannot be read ({type(error).__name__})"
         raise DataError(f"{told}; restore the result, or remove it and train again") from None
+    from dpsgd_cli.results.evaluated import section_with  # recipes, which most readers do without
+
     return section_with(found, owner, None if adjacency is None else adjacency[1], batching[1])
 
 

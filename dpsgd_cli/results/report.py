@@ -27,7 +27,7 @@ NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
 _CONSTANT = "constant_"
 _MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
-_BASELINES = {"rmse": "mean", "mae": "median"}
+_BASELINES = {"rmse": "mean", "mae": "median", "perplexity": "most-frequent-token"}
 """The constant that is best by a metric of numbers."""
 _TRY = {
     "log_loss": f"{_MORE}; if one class is rare, average precision shows whether the model still orders records",

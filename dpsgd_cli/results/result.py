@@ -283,7 +283,7 @@ def _no_better(metrics: Columns) -> list[str]:
     better = ours < constant if less_is_better(f"test_{name}") else ours > constant
     if better or not math.isfinite(ours):
         return []
-    what = "majority-class" if name == "accuracy" else "mean"
+    what = {"mae": "median", "perplexity": "most-frequent-token"}.get(name, "majority-class")
     return [
         f"no better than the {what} baseline: {in_words(f'test_{name}')} {metric_text(ours)}, baseline"
         f" {metric_text(constant)}"

@@ -22,22 +22,16 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
-from dpsgd_cli.recipe.loading import (
-    RECIPE_FOLDER,
-    LoadedRecipe,
-    dump_recipe,
-    load_recipe,
-    named_files,
-    own_code,
-    resolved,
-)
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, public
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.loading import LoadedRecipe
+    from dpsgd_cli.recipe.schema import Recipe
 
 _AT_ONCE = 16
 _RECORD = ".publishing"
@@ -233,6 +227,8 @@ def public_copy(directory: Path, out: Path) -> Path:
         raise UsageError(f"{out}: is there already; choose a new folder, in which nothing else lies")
     document = read_whole(directory)
     _check_may_be_published(directory, document)
+    from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, own_code  # slow; only a copy needs recipes
+
     loaded = load_recipe(str(directory / "recipe.yaml"))
     code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
     files = {name: _public(directory / name) for name in reading.HASHED if (directory / name).is_file()}
@@ -276,6 +272,8 @@ def _check_may_be_published(directory: Path, document: Row) -> None:
 
 def _public_document(document: Row) -> Row:
     """Return `result.json` without marked fields. The marked fields that a reader requires are empty."""
+    from dpsgd_cli.recipe.loading import RECIPE_FOLDER
+
     kept: Row = public(document)
     origin = {name: value for name, value in kept["provenance"].items() if name != RECIPE_FOLDER}
     for kind in ("data_sha256", "code_sha256"):
@@ -296,6 +294,8 @@ def _public(path: Path) -> bytes:
 
 def _without_folders(loaded: LoadedRecipe) -> Recipe:
     """Return the recipe with the last name of every path, so that it reveals nothing about the computer."""
+    from dpsgd_cli.recipe.loading import named_files, resolved
+
     folders = {name: Path(name).name for name in named_files(loaded.recipe)}
     if loaded.recipe.data.cards is not None:
         folders[loaded.recipe.data.cards] = Path(loaded.recipe.data.cards).name
@@ -307,4 +307,4 @@ def _without_folders(loaded: LoadedRecipe) -> Recipe:
             return [changed(inner) for inner in value]
         return folders.get(value, value) if isinstance(value, str) else value
 
-    return Recipe.model_validate(changed(resolved(loaded.recipe)))
+    return type(loaded.recipe).model_validate(changed(resolved(loaded.recipe)))

@@ -131,6 +131,7 @@ def _slurm_options(resources: Resources) -> dict[str, Any]:
         "signal_delay_s": 30,
     }
     options |= {"gpus_per_node": resources.gpus} if resources.gpus else {}
+    options |= {"additional_parameters": resources.slurm} if resources.slurm else {}
     return options | ({"partition": resources.partition} if resources.partition is not None else {})
 
 

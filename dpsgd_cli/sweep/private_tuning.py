@@ -49,7 +49,7 @@ from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import RESULT, Folder
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Select, Sweep
 
 CHOICE = ".choice.json"
 DRAW = ".draw.json"
@@ -139,6 +139,13 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     if kept.exists():
         return files.read_json(kept)
     trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
+    return chosen_of(trials, select, kept, records)
+
+
+def chosen_of(
+    trials: Sequence[tuple[Cell, Any]], select: Select, kept: Path, records: Callable[[Cell], int]
+) -> dict[str, Any]:
+    """Return the chosen one of `trials` and its settings; a choice that is a release, or drawn, is kept in `kept`."""
     if isinstance(select, RandomStopping):
         chosen = _best(trials, select)
         if select.threshold is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dpsgd_cli.accounting.repeated_selection import UNTIL, Choice
 from dpsgd_cli.common.sections import Count, Interval, Positive, Section
@@ -113,7 +113,23 @@ class Resources(Section):
     memory_gb: Positive = Field(4.0, description="Memory in GiB.")
     minutes: Count = Field(60, description="Longest time of one run of a pack; it is then requeued and resumed.")
     partition: str | None = Field(None, description="Slurm partition; the cluster's default when left out.")
+    slurm: dict[Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")], str | int] = Field(
+        {}, description="More options of sbatch, by their long names: {account: NAME, qos: NAME, constraint: NAME}."
+    )
     at_once: Count = Field(64, description="Most packs that run at the same time.")
+
+    @field_validator("slurm")
+    @classmethod
+    def _not_ours(cls, options: dict[str, str | int]) -> dict[str, str | int]:
+        """Refuse what the launcher decides: jobs that end elsewhere or are not requeued would be lost."""
+        if ours := sorted(
+            {"array", "open-mode", "output", "error", "requeue", "no-requeue", "signal", "wrap"} & set(options)
+        ):
+            raise ValueError(f"the launcher sets {', '.join(ours)}")
+        named = {"cpus-per-task": "cpus", "gpus-per-node": "gpus", "mem": "memory_gb", "time": "minutes"}
+        if twice := sorted({*named, "partition"} & set(options)):
+            raise ValueError(f"{twice[0]}: use resources.{named.get(twice[0], twice[0])}")
+        return options
 
 
 class Sweep(Section):
@@ -192,6 +208,17 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     if sweep is None or problems:
         raise RecipeError(in_order(problems))
     return LoadedSweep(sweep, tree, path.parent, source, tuple(text for text in overrides if text not in mine))
+
+
+def is_sweep(source: str) -> bool:
+    """Return True if `source` names a shipped sweep, or a YAML file that lists `recipes` and has no model."""
+    path = FilePath(source)
+    if not path.is_file():
+        return source in shipped_recipes(sweeps=True) and source not in shipped_recipes()
+    tree, _ = read_tree(read_text(path, source), SourceLocation(source, 1))
+    if tree is None or not isinstance(tree.value, dict):
+        return False
+    return tree.child("recipes") is not None and tree.child("model") is None
 
 
 def in_order(problems: Sequence[Problem]) -> list[str]:

@@ -34,6 +34,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import huggingface, models, output_losses, precision
+from dpsgd_cli.engine.apart import InPlace
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import (
@@ -109,9 +110,9 @@ def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
         loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
     else:
         named = model.loss if isinstance(model.loss, NamedLoss) else NamedLoss(kind="squared")
-        low, high = data.target_bounds or (-1.0, 1.0)
+        lows, highs = zip(*(data.intervals or [(-1.0, 1.0)]), strict=True)
         weights = data.weights if several else None
-        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, low, high)
+        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, lows, highs)
         loss = output_losses.made(
             model.loss, data.task, options, several, not raw and data.target_bounds is not None, base
         )
@@ -127,7 +128,7 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     if data.costs is not None and classes != 2:
         raise DataError(f"data.costs: are of two classes, and {name} has {classes}; use data.class_weights")
     if not isinstance(recipe.model, ConvexModel):
-        return classes or data.targets or 1
+        return classes or data.numbers or 1
     if classes is not None and classes != 2:
         raise ModelError(f"model.kind: convex tells two classes apart, and {name} has {classes}; use linear")
     return 1
@@ -291,11 +292,23 @@ def _check_step(pack: Pack, loaded: LoadedRecipe, rows: Tensor, label: tuple[int
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
+        if "modified by an inplace operation" in str(error):
+            raise _changed_in_place(pack, rows) from error
         raise ModelError(f"the model runs, but no clipped step can be taken with it: {error}") from error
     finally:
         pack.sums.zero_()
         for layer in pack.layers:
             layer.forget()
+
+
+def _changed_in_place(pack: Pack, rows: Tensor) -> ModelError:
+    """Return an error that names the lines that change tensors in place, of a pass on `rows` (B, ...)."""
+    with torch.no_grad(), pack.session.passes.masks.off(), InPlace() as changes:
+        pack(rows[None])
+    return ModelError(
+        f"{' and '.join(changes.lines) or 'an unknown line'}: a tensor is changed in place after its numbers were used,"
+        " and gradients need them as they were; write h = h + 1 for h += 1, and h = torch.relu(h) for h.relu_()"
+    )
 
 
 def weights_told(loaded: LoadedRecipe) -> list[str]:

@@ -33,8 +33,10 @@ from dpsgd_cli.engine.metrics import (
     Answers,
     Reading,
     answers_of_classes,
+    counts_of_places,
     of_constant_places,
     of_constants,
+    of_counts,
     of_table,
 )
 from dpsgd_cli.engine.packing import Pack
@@ -110,8 +112,11 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     task, classes, trials = models.recipes[0].data.task, models.classes, models.pack.trials
     if table.rows and task in ("token-classification", "next-token"):
         labels = np.asarray(table.labels[:]) if isinstance(table, StreamedTable) else table.y.cpu().numpy()
-        return {}, {name: [value] * trials for name, value in of_constant_places(task, labels).items()}
-    wide = models.recipes[0].data.targets or classes or 1
+        names = models.recipes[0].data.names_of_several
+        constants_of_places = of_constant_places(task, labels, names)
+        measured_places = {} if names is None else _of_places(models, table, names)
+        return measured_places, {name: [value] * trials for name, value in constants_of_places.items()}
+    wide = models.recipes[0].data.numbers or classes or 1
     if table.rows == 0 or table.rows * trials * wide > MOST_OUTPUTS:
         return {}, {}
     outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
@@ -120,16 +125,28 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
-        found.append(of_table(task, told, models.recipes[trial].data.classes))
+        names = models.recipes[trial].data.names_of_several
+        found.append(of_table(task, told, names))
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_constants(task, told.truth, classes, models.recipes[trial].data.classes))
+            constants.append(of_constants(task, told.truth, classes, names))
     known = [*METRICS, *(name for name in found[0] if name not in METRICS)]
     defined = [name for name in known if all(name in one for one in (*found, *constants))]
     once = [name for name in defined if name not in METRICS or not METRICS[name].at_every_look]
     measured = {name: [one[name] for one in found] for name in once}
     return measured, {name: [one[name] for one in constants] for name in defined}
+
+
+def _of_places(models: Models, table: Table, names: Sequence[object]) -> Columns:
+    """Return each trial's F1 score of each class of places, and their mean. Outputs are not kept."""
+    counts = np.zeros((models.pack.trials, 3, len(names)))
+    for outputs, y, mask in passes(models.pack, models.values, table, models.most_rows):
+        for trial, own in enumerate(outputs):
+            rows = slice(None) if mask is None else mask[trial]
+            counts[trial] += counts_of_places(own[rows], y[0][rows])
+    found = [of_counts(own[0], own[1], own[2], names) for own in counts]
+    return {name: [one[name] for one in found] for name in found[0]}
 
 
 def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
@@ -221,7 +238,7 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
         places = math.ceil(places) * (1 if data.unit is None else data.unit.most_rows)
         if recipe.data.task == "regression":
             answers, bounds = _answers(recipe, labels, outputs[trial]), recipe.data.target_bounds
-            assert bounds is not None
+            assert isinstance(bounds, tuple)
             low, high = sorted(bounds)
             measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places, held)
         else:

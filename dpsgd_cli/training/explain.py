@@ -145,6 +145,8 @@ def coefficients(trained: Trained, trial: int) -> list[Coefficient]:
 
 
 def _label(trained: Trained, output: int, outputs: int) -> str:
+    if trained.data.names_of_several is not None:
+        return str(trained.data.names_of_several[output])
     if trained.classes is None:
         return "target"
     return str(trained.classes[output if outputs > 1 else 1])
@@ -160,6 +162,8 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     why = None
     if privacy is None:
         why = "the training had no noise"
+    elif trained.data.labels_are_arrays:
+        why = "its law is known for one class or number a record"
     elif not (isinstance(method, DpSgdMethod) and method.batching == "full" and isinstance(recipe.model, OneLayer)):
         why = "its law is known for linear models and full batches"
     elif not isinstance(method.optimizer, SgdSettings) or not isinstance(method.rate, float):
@@ -189,6 +193,10 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
 
 def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     """Return the names of the explained outputs, and the words for their scale."""
+    several = trained.data.names_of_several
+    if several is not None:
+        told = "targets, each in its own unit" if trained.classes is None else "log-odds of each label"
+        return [str(name) for name in several], told
     if trained.classes is None:
         logarithmic = trained.data.log_scale
         return ["target"], "target, on its log scale" if logarithmic else "target, in its own unit"
@@ -203,6 +211,8 @@ def _outputs_of(trained: Trained) -> tuple[list[str], str]:
 def _explained(trained: Trained, outputs: np.ndarray) -> np.ndarray:
     """Return outputs of the model (N, K) on the explained scale, (N, 1) or (N, classes)."""
     outputs = outputs.astype(np.float64)
+    if trained.data.names_of_several is not None:
+        return np.asarray(outputs * (target_scale(trained.data).unit if trained.classes is None else 1.0))
     if trained.classes is None:
         return outputs[:, :1] * target_scale(trained.data).unit
     if outputs.shape[1] == 1:

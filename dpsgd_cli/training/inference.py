@@ -33,6 +33,7 @@ from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data import new_rows
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.named_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
@@ -41,6 +42,7 @@ from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.engine.independence import stand_in_rows
+from dpsgd_cli.engine.metrics import places_counted, surprise
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 _AT_ONCE = 4096
+_MOST_NUMBERS = 1 << 24
+"""Most outputs at once where a record has some for each of its places: 64 MiB in float32."""
 MAP = "map"
 RELEASED = "intervals"
 """Keys of a trial's map of rows, and of what intervals need, among the arrays of a bundle; only `explain.py` uses them.
@@ -205,6 +209,11 @@ class Trained:
     def trials(self) -> int:
         return len(self.bundle.weights)
 
+    @property
+    def by_place(self) -> bool:
+        """Return True if the model answers at each place of a record: a class, or the next token."""
+        return self.data.task in ("token-classification", "next-token")
+
     @cached_property
     def data(self) -> Data:
         """Return the `data:` section by which records are read, with the preprocessing of the training."""
@@ -309,7 +318,14 @@ class Trained:
 
         With `exactly` they are computed in float64, so that a record's does not depend on the records beside it.
         """
-        module, found = self.module(trial), []
+        return np.concatenate(list(self._in_parts(rows, trial, exactly)))
+
+    def _in_parts(self, rows: np.ndarray, trial: int, exactly: bool = False) -> Iterator[np.ndarray]:
+        """Yield the outputs (n, ...) of rows (N, ...) in their order, some rows at a time.
+
+        A part of outputs by place has at most `_MOST_NUMBERS` numbers, or one row.
+        """
+        module = self.module(trial)
         if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
             raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
         dtype = torch.float64 if exactly else next(module.parameters()).dtype
@@ -317,23 +333,42 @@ class Trained:
         with torch.inference_mode():
             refuse_unknown_tokens(self.loaded, rows)
             most = _AT_ONCE // 64 if isinstance(self.loaded.recipe.model, HuggingFaceModel) else _AT_ONCE
-            for start in range(0, len(rows), most):
-                own = in_numbers(self.loaded.recipe, self.inputs(rows[start : start + most], trial, exactly))
+            start = 0
+            at_once = 1 if self.by_place else most  # how large the outputs of a row are is known after the first
+            while start < len(rows):
+                own = in_numbers(self.loaded.recipe, self.inputs(rows[start : start + at_once], trial, exactly))
                 x = torch.from_numpy(own)
                 y = module(x if x.dtype == torch.int64 else x.to(dtype))
-                found.append(getattr(y, "logits", y).numpy())
-        return np.concatenate(found)
+                y = getattr(y, "logits", y)
+                yield y.numpy()
+                start += at_once
+                at_once = min(most, max(1, _MOST_NUMBERS // y[0].numel())) if self.by_place else most
 
     def predict(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Return the predicted class or target of each row, (N,)."""
-        return self.decided(self.outputs(rows, trial))
+        """Return the predicted class or target of each row, (N,), or those of its places."""
+        return np.concatenate([self.decided(own) for own in self._in_parts(rows, trial)])
+
+    def predict_tokens(self, rows: np.ndarray, trial: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the likeliest next token at each place (N, L), and the perplexity of each row's own tokens (N,).
+
+        Memory does not grow with rows times tokens. The perplexity of a row without a next token is NaN.
+        """
+        following = next_tokens(tokens_in(self.data, rows, "the records"))
+        told, surprises, start = [], [], 0
+        for own in self._in_parts(rows, trial):
+            labels = torch.from_numpy(following[start : start + len(own)])[None]
+            outputs = torch.from_numpy(own)[None]
+            told.append(self.decided(own))
+            surprises.append((surprise(outputs, labels) / places_counted(labels))[0].exp().numpy())
+            start += len(own)
+        return np.concatenate(told), np.concatenate(surprises)
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.data.task in SEVERAL:
             return self._decided_by_place(outputs)
         if self.classes is None:
-            told = outputs if self.data.targets is not None else outputs[:, 0]
+            told = outputs if self.data.numbers is not None else outputs[:, 0]
             return predicted(self.data, told.astype(np.float64))
         return np.array([*self.classes, None], dtype=object)[self.chosen(outputs)]
 
@@ -383,7 +418,7 @@ class Trained:
         except ValueError as error:
             raise UsageError(f"--coverage: {error} at this epsilon: nearly every set would hold everything") from None
         if self.classes is None:
-            assert self.data.target_bounds is not None
+            assert isinstance(self.data.target_bounds, tuple)
             low, high = sorted(self.data.target_bounds)
             wide = math.inf if found is None else found * (high - low)
             told_by = np.asarray(self.decided(outputs), dtype=np.float64).clip(low, high)

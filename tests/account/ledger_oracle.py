@@ -8,6 +8,7 @@ no true price is below this one.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ _MOST_OUTCOMES = 100_000
 _UNDERFLOW = 1e-290
 _HARDLY = 1e-12
 """Least mass that is not rounding of a Fourier transform."""
+_LEVELS = 12
+"""Most different noises of otherwise equal sums."""
 _SHARE = 40
 """Losses' standard deviation over the width of a cell."""
 
@@ -252,9 +255,27 @@ def _epsilon_of(p: Floats, q: Floats, delta: float) -> float:
     return low
 
 
+def _fewer(releases: Sequence[records.Release]) -> list[records.Release]:
+    """Sums that differ in their noise alone, with at most `_LEVELS` noises: others have the next larger one, which
+    costs less (noise can be added to what is released)."""
+    alike: dict[records.Mechanism, list[records.Release]] = {}
+    for release in releases:
+        own = release.mechanism
+        kind = dataclasses.replace(own, noise_multiplier=1.0) if type(own) is records.GaussianSum else own
+        alike.setdefault(kind, []).append(release)
+    found = []
+    for own_releases in alike.values():
+        own_releases.sort(key=lambda release: getattr(release.mechanism, "noise_multiplier", 0.0), reverse=True)
+        each = -(-len(own_releases) // _LEVELS)
+        for start in range(0, len(own_releases), each):
+            part = own_releases[start : start + each]
+            found.append(records.Release(part[0].mechanism, sum(release.count for release in part)))
+    return found
+
+
 def oracle(releases: Sequence[records.Release], group: int = 1, top: float = 0.5) -> Oracle:
     """The price of `releases` from below, for `group` records; `top` chooses among exponential mechanisms."""
-    releases = [release for release in records.merge(list(releases)) if release.count]
+    releases = _fewer([release for release in records.merge(list(releases)) if release.count])
     uses = [one_use(release.mechanism, group, top) for release in releases]
     spreads = [_spread(one) for one in uses]
     total = math.sqrt(math.fsum(r.count * s**2 for r, s in zip(releases, spreads, strict=True)))

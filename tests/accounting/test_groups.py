@@ -214,7 +214,7 @@ def test_approximate_releases_by_hand() -> None:
 
 def test_what_is_kept_of_a_release() -> None:
     """Everything but the noise and the rate: a group's is of the same kind."""
-    epoch = CorrelatedSums(2.0, "zero-out", "shuffle", correlation="tree", bands=3)
+    epoch = CorrelatedSums(2.0, "zero-out", "shuffle", correlation="buffered", bands=3)
     pair = of_group(epoch, 2)
     assert isinstance(pair, CorrelatedSums) and (pair.bands, pair.batching) == (3, "shuffle")
     assert (pair.noise_multiplier, pair.sampling_rate) == (1.0, 1.0)

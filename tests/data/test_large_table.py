@@ -14,7 +14,7 @@ import yaml
 
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.data import large_table, on_disk, opening
+from dpsgd_cli.data import large_table, on_disk, opening, table_files
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine import coded_table
@@ -47,6 +47,28 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def read(folder: Path, rows: list[str], **changes: Any) -> Any:
     (folder / "t.csv").write_text("id;n;c;d;h;y\n" + "\n".join(rows) + "\n")
     return opening.load_raw(Data.model_validate(TOLD | changes), folder)
+
+
+def test_what_reading_a_large_table_frees_goes_back_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[bool] = []
+    monkeypatch.setattr(table_files, "return_freed_memory", lambda: returned.append(True))
+    read(tmp_path, ROWS)
+    assert returned == []
+    monkeypatch.setattr(opening, "_MOST_LEFT", 100)
+    read(tmp_path, ROWS[1:])
+    assert returned == [True]
+
+
+def test_parquet_columns_are_handed_over_as_pandas_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, np.nan, 2.0], "c": ["u", None, "v"], "d": [True, False, True]})
+    rows.to_parquet(tmp_path / "t.parquet", row_group_size=2)
+    found = table_files.read_table(tmp_path / "t.parquet", ".parquet", text_columns={"c"})
+    expected = pd.read_parquet(tmp_path / "t.parquet")
+    assert isinstance(found["c"].dtype, pd.CategoricalDtype)
+    pd.testing.assert_frame_equal(found.astype({"c": expected["c"].dtype}), expected)
 
 
 def test_the_numbers_are_those_of_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

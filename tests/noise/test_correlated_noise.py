@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import toeplitz
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums
@@ -17,39 +16,38 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.noise.price import Toeplitz
 from tests.methods.small_network import RECORDS, context, recipe, records
 from tests.methods.test_dp_sgd import CLIPPINGS, LAYERS, NOTHING, accepted, method_of, noise_of
+from tests.noise.test_price import matrix
 
-BATCHINGS = {"banded": "poisson", "toeplitz": "shuffle", "tree": "shuffle"}
+BATCHINGS = {"banded": "poisson", "inverse-banded": "shuffle", "buffered": "shuffle"}
 
 
 def made(kind: str, clipping: str = "flat", **changes: Any) -> Any:
-    noise: dict[str, Any] = {"kind": kind} | ({"bands": 3} if kind == "banded" else {}) | changes.pop("noise", {})
+    noise: dict[str, Any] = {"kind": kind, "bands": 3} | changes.pop("noise", {})
     adjacency = {"adjacency": changes.pop("adjacency")} if "adjacency" in changes else {}
     schedule = {"schedule": changes.pop("schedule")} if "schedule" in changes else {}
     return recipe(
-        method={"batching": BATCHINGS[kind], "batch_size": 7},
+        method={"batching": changes.pop("batching", BATCHINGS[kind]), "batch_size": 7},
         privacy={"clipping": CLIPPINGS[clipping], "noise": noise, **adjacency, **schedule},
         **changes,
     )
 
 
-@pytest.mark.parametrize("kind", ["banded", "toeplitz"])
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize(
+    ("kind", "clipping"),
+    [*(("banded", clipping) for clipping in CLIPPINGS), ("inverse-banded", "as-published"), ("buffered", "flat")],
+)
 def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(kind: str, clipping: str) -> None:
     """On every layer, in every epoch of a falling schedule; 2/3 and 3/2 of it are rejected, and the noise as it is."""
     epochs = 40
     one = made(kind, clipping, schedule={"kind": "step", "initial": 2.0, "decay": 0.5, "period": 20}, epochs=epochs)
     trained = context([one], data=NOTHING)
     plan = trained.plans[0]
-    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
+    assert plan is not None and plan.correlated is not None
     noise = noise_of(trained)[:, 0]
-    steps, weights = len(noise), plan.correlated.correlation.weights
-    size = steps if kind == "banded" else 5
-    column = np.array([*weights, *[0.0] * steps])[:size]
-    strategy = torch.from_numpy(np.kron(np.eye(steps // size), toeplitz(column, np.zeros(size))))
-    fresh = strategy @ noise
+    steps = len(noise)
+    fresh = torch.from_numpy(matrix(plan.correlated.strategy)) @ noise
     bounds = {"flat": [0.7], "joint": [0.7, 0.7]}.get(clipping, [0.2, 1.1])
     whole = float(np.linalg.norm(bounds))
     half = steps // 2
@@ -66,20 +64,11 @@ def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(kind: str, c
     first, last = (epoch[0].mechanism for epoch in (plan.epochs[0], plan.epochs[-1]))
     assert isinstance(first, CorrelatedSums) and isinstance(last, CorrelatedSums)
     fraction = 2**-0.5 if clipping == "as-published" else 1.0
-    assert (first.noise_multiplier, last.noise_multiplier) == pytest.approx((2.0 * fraction, 1.0 * fraction))
-    assert first.sensitivity == pytest.approx(whole)
-
-
-def test_tree_noise_of_an_epoch_is_that_of_its_nodes() -> None:
-    """5 steps: 3 levels, and prefixes of 1, 1, 2, 1, 2 nodes; every epoch anew."""
-    trained = context([made("tree", epochs=120)], data=NOTHING)
-    noise = noise_of(trained)[:, 0].reshape(120, 5, -1)
-    sums = noise.cumsum(dim=1)
-    for step, nodes in enumerate([1, 1, 2, 1, 2]):
-        deviation = 1.5 * 0.7 * (3 * nodes) ** 0.5
-        assert accepted(sums[:, step], deviation)
-        assert not accepted(sums[:, step], deviation * 0.9) and not accepted(sums[:, step], deviation / 0.9)
-    assert abs(float((sums[1:, 4] * sums[:-1, 0]).mean())) < 5 * (1.05**2 * 3 * 6**0.5) / sums[1:, 0].numel() ** 0.5
+    unit = whole * fraction
+    assert first.noise_multiplier * first.sensitivity == pytest.approx(2.0 * unit)
+    assert last.noise_multiplier * last.sensitivity == pytest.approx(unit)
+    if kind == "banded":
+        assert first.sensitivity == pytest.approx(whole)
 
 
 def sums_of(trained: Any, steps: int, values: Tensor) -> Tensor:
@@ -97,23 +86,59 @@ def sums_of(trained: Any, steps: int, values: Tensor) -> Tensor:
 @pytest.mark.parametrize("row", range(0, RECORDS, 6))
 def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int) -> None:
     """Over 24 steps of 3 bands, whose rate is 21 / 30: steps of one group only, and blocks that do not meet."""
-    trained = context([made("banded")])
+    trained = context([made("banded", epochs=5)])
     plan = trained.plans[0]
-    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
+    assert plan is not None and plan.correlated is not None
     values = trained.pack.values.clone()
     x, y = records()
     x[row] = np.nan
-    moved = sums_of(trained, 24, values) - sums_of(context([made("banded")], data=(x, y)), 24, values)
+    moved = sums_of(trained, 24, values) - sums_of(context([made("banded", epochs=5)], data=(x, y)), 24, values)
     steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
     assert len({step % 3 for step in steps}) == 1 and 2 <= len(steps) <= 8
-    column = np.array([*plan.correlated.correlation.weights, *[0.0] * 21])
-    rows = torch.from_numpy(toeplitz(column, np.zeros(24))) @ moved
+    rows = torch.from_numpy(matrix(plan.correlated.strategy)[:24, :24]) @ moved
     mechanism = plan.epochs[0][0].mechanism
     assert isinstance(mechanism, CorrelatedSums) and mechanism.sampling_rate == 21 / 30
     group = steps[0] % 3
     assert not rows[:group].any()
     for start in range(group, 24, 3):
         assert float(rows[start : start + 3].norm()) <= mechanism.sensitivity * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["banded", "inverse-banded", "buffered"])
+def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged(kind: str) -> None:
+    """Batches of every epoch are the same: steps of a record are 5 apart."""
+    changes = {"batching": "shuffle", "epochs": 4}
+    trained = context([made(kind, **changes)])
+    plan = trained.plans[0]
+    assert plan is not None and plan.correlated is not None
+    values = trained.pack.values.clone()
+    x, y = records()
+    x[3] = np.nan
+    moved = sums_of(trained, 20, values) - sums_of(context([made(kind, **changes)], data=(x, y)), 20, values)
+    steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
+    assert len(steps) == 4 and set(np.diff(steps)) == {5}
+    charged = [(one.mechanism.sensitivity, one.count) for one in plan.releases]  # type: ignore[union-attr]
+    assert all(count == 1 for _, count in charged)
+    square = float((torch.from_numpy(matrix(plan.correlated.strategy)) @ moved).square().sum())
+    assert plan.sensitivity**2 * 0.5 < square <= sum(own**2 for own, _ in charged) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("banded", 5), ("buffered", 5), ("inverse-banded", 1)])
+def test_a_record_of_a_group_is_in_one_step_of_each_epoch(kind: str, groups: int) -> None:
+    noise = {"bands": 5} if kind == "banded" else {"groups": groups}
+    trained = context([made(kind, batching="random-allocation", noise=noise, epochs=40)])
+    sampler, found = method_of(trained).batches.sampler, []
+    for step in range(5 * 40):
+        batch = sampler.batch(step)
+        mask = np.ones(np.shape(batch.rows), bool) if batch.mask is None else np.asarray(batch.mask)
+        found.append(set(np.asarray(batch.rows)[mask].tolist()))
+    steps_of = {row: [step for step, rows in enumerate(found) if row in rows] for row in range(RECORDS)}
+    assert all([step // 5 for step in steps] == list(range(40)) for steps in steps_of.values())
+    residues = {row: {step % groups for step in steps} for row, steps in steps_of.items()}
+    assert all(len(own) == 1 for own in residues.values())
+    assert len({own.pop() for own in residues.values()}) == groups
+    if groups == 1:
+        assert len({tuple(steps) for steps in steps_of.values()}) == RECORDS
 
 
 def test_one_trial_ends_the_same_beside_others_with_other_bands() -> None:
@@ -137,8 +162,9 @@ def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
     first = context([one] * 20, data=NOTHING, streams=secure)
     second = replace(context([one] * 20, data=NOTHING, streams=secure), ledgers=first.ledgers)
     plan, found = first.plans[0], []
-    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
-    weights, methods = plan.correlated.correlation.weights, [method_of(first), method_of(second)]
+    assert plan is not None and plan.correlated is not None
+    own = plan.correlated.strategy
+    weights, methods = own.column[:3] / own.norm, [method_of(first), method_of(second)]
 
     def watch(trained: Context, method: DpSgd) -> None:
         original = method.privatise

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.linalg import toeplitz
 from torch import Tensor
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
-from dpsgd_cli.noise.price import Correlation, Toeplitz, Tree, optimised, square_root
+from dpsgd_cli.noise.price import Strategy
 from dpsgd_cli.noise.run import NoiseSource
+from tests.noise.test_price import KINDS, made, matrix, strange
 
 CPU = torch.device("cpu")
 
@@ -28,11 +26,11 @@ class Given(NoiseSource):
         return self.fresh
 
 
-def impulses(correlation: Correlation, steps: int) -> np.ndarray:
-    """C^-1 (or what sums of nodes come to), column by column: what the normal of one step adds to every other."""
+def impulses(own: Strategy, steps: int) -> np.ndarray:
+    """C^-1, column by column: what the normal of one step adds to every other."""
     columns = []
     for at in range(steps):
-        noise = step_noise([correlation], 1, CPU)
+        noise = step_noise([own], 1, CPU)
         found = []
         for step in range(steps):
             sums = torch.zeros(1, 1, dtype=torch.float64)
@@ -42,39 +40,18 @@ def impulses(correlation: Correlation, steps: int) -> np.ndarray:
     return np.array(columns).T
 
 
-@given(bands=st.integers(1, 9), best=st.booleans(), period=st.sampled_from([None, 7, 12]))
-@settings(max_examples=20)
-def test_multiplied_by_the_banded_matrix_it_is_fresh_noise(bands: int, best: bool, period: int | None) -> None:
-    """C has columns of norm at most 1, nothing `bands` or more below its diagonal, and none across two periods."""
-    weights = optimised(bands, 24) if best else square_root(bands)
-    inverse = impulses(Toeplitz(period, weights), 24)
-    size = period or 24
-    column = np.array([*weights, *[0.0] * 24])[:size]
-    blocks = np.kron(np.eye(24 // size + 1), toeplitz(column, np.zeros(size)))[:24, :24]
-    np.testing.assert_allclose(blocks @ inverse, np.eye(24), atol=1e-12)
-    strategy = np.linalg.inv(inverse)
-    assert np.linalg.norm(strategy, axis=0).max() <= 1 + 1e-12
-    assert np.abs(np.tril(strategy, -bands)).max() < 1e-12 and np.abs(np.triu(strategy, 1)).max() < 1e-12
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5, 8, 13])
-def test_sums_of_tree_noise_are_sums_of_nodes(steps: int) -> None:
-    """Sums of the first t steps hold the nodes of t's binary digits; with the nodes a record moves by norm 1 at most.
-
-    A node's normal is drawn at its last leaf. A leaf's gradient, over sqrt(h), is in every used node above it.
-    """
-    tree = Tree(steps)
-    sums = np.tril(np.ones((steps, steps))) @ impulses(tree, steps)
-    root = tree.levels**0.5
-    above = np.zeros(steps)
-    for node, column in enumerate(sums.T):
-        size = (node + 1) & -(node + 1)
-        expected = np.zeros(steps)
-        expected[node : min(node + size, steps)] = root
-        np.testing.assert_allclose(column, expected, atol=1e-12)
-        above[node + 1 - size : node + 1] += 1
-    assert np.sqrt(above.max()) / root <= 1 + 1e-12
-    assert np.diag(sums @ sums.T) == pytest.approx(tree.variances(steps))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bands", [1, 2, 7])
+def test_multiplied_by_the_matrix_it_is_fresh_noise(kind: str, bands: int) -> None:
+    """C has columns of norm at most 1, and a banded one nothing `bands` or more below its diagonal."""
+    for own in (made(kind, bands, 6, 3), strange(kind, 18)):
+        inverse = impulses(own, 18)
+        np.testing.assert_allclose(matrix(own) @ inverse, np.eye(18), atol=1e-10)
+        strategy = np.linalg.inv(inverse)
+        assert np.linalg.norm(strategy, axis=0).max() <= 1 + 1e-10
+        assert np.abs(np.triu(strategy, 1)).max() < 1e-10
+        if kind == "banded":
+            assert np.abs(np.tril(strategy, -own.reach)).max() < 1e-10
 
 
 def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -> Tensor:
@@ -86,10 +63,9 @@ def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -
     return torch.stack(found)
 
 
-SHAPES: dict[str, list[Correlation]] = {
-    "banded": [Toeplitz(None, square_root(4)), Toeplitz(None, optimised(7, 30)), Toeplitz(None, (1.0,))],
-    "toeplitz": [Toeplitz(9, square_root(9))] * 3,
-    "tree": [Tree(9)] * 3,
+SHAPES: dict[str, list[Strategy]] = {
+    kind: [made(kind, 4, 20, weights="sqrt"), made(kind, 6, 20), Strategy(kind, 20)]  # type: ignore[arg-type]
+    for kind in KINDS
 }
 
 
@@ -113,7 +89,7 @@ def test_noise_goes_on_where_it_was_alone_and_in_a_pack(kind: str, stop: int) ->
 
 
 def test_a_step_is_never_left_out_or_made_twice() -> None:
-    noise = step_noise([Toeplitz(None, square_root(3))], 2, CPU)
+    noise = step_noise([made("banded", 3, 9)], 2, CPU)
     fresh, one = Given(torch.ones(1, 2)), torch.ones(1, 1)
     noise.add(torch.zeros(1, 2, dtype=torch.float64), 0, fresh, one, None)
     for step in (0, 2):
@@ -122,6 +98,7 @@ def test_a_step_is_never_left_out_or_made_twice() -> None:
 
 
 def test_kinds_of_noise_do_not_share_a_pack() -> None:
-    for shapes in ([Tree(3), None], [Tree(3), Toeplitz(3, square_root(3))], [Tree(3), Tree(4)]):
+    banded, buffered = made("banded", 3, 9), made("buffered", 3, 9)
+    for shapes in ([banded, None], [banded, buffered]):
         with pytest.raises(PrivacyError, match="share one kind"):
             step_noise(shapes, 2, CPU)

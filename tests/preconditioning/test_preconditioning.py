@@ -18,6 +18,7 @@ from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_gd.run import DpGd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import NoiseSource
+from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import context, points, recipe, run
 
@@ -181,6 +182,41 @@ def test_a_trial_does_not_see_its_pack(kind: str) -> None:
     *_, maps = pack.preconditioning.kept if kind == "marginals" else [pack.cuts]
     *_, own = alone.preconditioning.kept if kind == "marginals" else [alone.cuts]
     assert torch.equal(maps[2], own[0]) and not torch.equal(maps[0], maps[1])
+
+
+@pytest.mark.parametrize("folds", [None, 3])
+@pytest.mark.parametrize("kind", ["second-moment", "marginals"])
+def test_rows_of_full_batches_are_moved_once(kind: str, folds: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {"kind": "dp-sgd", "batching": "full"}
+    kept, anew = (DpSgd(context(made(preconditioner=kind, method=full, folds=folds))) for _ in range(2))
+    way = preconditioning.Preconditioner if kind == "second-moment" else preconditioning.BlockMap
+    moved, units = list[int](), way.units
+
+    def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
+        moved.append(x.shape[1])
+        return units(self, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(way, "units", counting)
+        run(kept)
+        once = len(moved)
+        patch.setattr(preconditioning, "MOST_MOVED", 0)
+        run(anew)
+    assert once > 0 and len(moved) == once * (1 + T)
+    assert torch.equal(kept.output, anew.output)
+
+
+def test_rows_elsewhere_or_changed_are_moved_anew() -> None:
+    method = DpSgd(context(made(preconditioner="marginals", method={"kind": "dp-sgd", "batching": "full"})))
+    run(method)
+    found, table = method.preconditioning, method.context.table
+    assert found is not None
+    before = found.units(table.x[None]).clone()
+    other, kept = table.x[None] + 1, len(found._rows)
+    assert torch.equal(found.units(other), found.ready.units(other)) and len(found._rows) == kept
+    table.x.mul_(2)
+    assert torch.equal(found.units(table.x[None]), found.ready.units(table.x[None]))
+    assert not torch.equal(found.units(table.x[None]), before)
 
 
 class Counted(SeededStreams):

@@ -204,3 +204,17 @@ def test_a_recipe_is_no_sweep(tmp_path: Path) -> None:
         loaded(tmp_path, "name: x\nmodel: {kind: linear}\n")
     with pytest.raises(RecipeError, match="no shipped sweep of that name; shipped sweeps: sweeps/ci, "):
         load_sweep("nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("{time: 30}", "resources.slurm.time: use resources.minutes"),
+        ("{partition: long}", "resources.slurm.partition: use resources.partition"),
+        ("{no-requeue: 1}", "resources.slurm: the launcher sets no-requeue"),
+        ("{--account: me}", "resources.slurm.--account"),
+    ],
+)
+def test_options_of_slurm_that_the_launcher_decides_are_refused(tmp_path: Path, options: str, why: str) -> None:
+    assert cells(tmp_path, "resources: {slurm: {account: me, qos: long, nice: 10}}\n")
+    assert why in problems(tmp_path, f"resources: {{slurm: {options}}}\n")[0]

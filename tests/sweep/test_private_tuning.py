@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
 from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.repeated_selection import BestByCurve
+from dpsgd_cli.audit import chosen
+from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.sweep import private_tuning
+from dpsgd_cli.main import main
+from dpsgd_cli.sweep import attack, pricing, private_tuning
 from dpsgd_cli.sweep.pricing import Spent, statement
-from dpsgd_cli.sweep.private_tuning import _best, _exponential, _kept_first, draw
+from dpsgd_cli.sweep.private_tuning import _exponential, _kept_first, draw
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping
 from dpsgd_cli.training import loop
@@ -248,46 +251,65 @@ def test_two_runs_are_of_cells_drawn_independently() -> None:
     assert abs(share - 0.25) < 5 * error < 0.25
 
 
-MANY = 3000
-"""Sweeps of an attack on each of two neighbours."""
+ONE = Spent((Release(GaussianSum(2.0, "add-remove")),), RUN, 1e-5)
+"""One run that is 1/2-Gaussian-DP."""
 
 
-def chosen_scores(select: RandomStopping, mean: float, folder: Path, random: np.random.Generator) -> np.ndarray:
-    """The score that each of many sweeps publishes, by its own draw and choice; scores of runs are N(mean, 1)."""
-    cell = SimpleNamespace(directory="a", settings={})
-    found = np.full(MANY, -np.inf)
-    for i in range(MANY):
-        select = select.changed(seed=int(random.integers(2**32)))
-        drawn = random.normal(mean, 1, sum(draw(select, 1)))
-        runs = [(cell, {"trial": j, "test_accuracy": x}) for j, x in enumerate(drawn)]
-        if select.threshold is None:
-            best = _best(runs, select)  # type: ignore[arg-type]
-            found[i] = best[1]["test_accuracy"] if best else -np.inf
-            continue
-        told = _kept_first(runs, select, folder / f"{mean}-{i}.json")  # type: ignore[arg-type]
-        if told["directory"] is not None:
-            found[i] = runs[told["trial"]][1]["test_accuracy"]
-    return found
-
-
-@pytest.mark.parametrize("threshold", [None, 2.5])
+@pytest.mark.parametrize(
+    ("threshold", "metric"), [(None, "test_accuracy"), (None, "test_loss"), (0.9, "test_accuracy")]
+)
 def test_a_choice_charged_as_one_training_is_refuted_and_its_own_price_is_not(
-    threshold: float | None, tmp_path: Path
+    threshold: float | None, metric: str, tmp_path: Path
 ) -> None:
-    """One run is 1/2-Gaussian-DP, its score the worst that is allowed. An attacker guesses `in` above a score: at 95%
-    together, the two rates contradict the price of one run, and no (epsilon, delta) of the choice's."""
-    select, random = RandomStopping(mean=30, threshold=threshold), np.random.default_rng(3)
-    out, inside = (chosen_scores(select, mean, tmp_path, random) for mean in (0.0, 0.5))
-    level = 2.6 if threshold is None else 0.0
-    high = float(stats.beta.ppf(0.975, (out > level).sum() + 1, MANY - (out > level).sum()))
-    low = float(stats.beta.ppf(0.025, (inside > level).sum(), MANY - (inside > level).sum() + 1))
-    one = [Release(GaussianSum(2.0, "add-remove"))]
-    prices = {"one": Pld().profile(one, 1e-6), "choice": BestByCurve(select.priced).profile(one, 1e-6)}
-    refuted = {
-        name: any(low > math.exp(e) * high + price(float(e)) for e in np.linspace(0, 2, 21))
-        for name, price in prices.items()
-    }
-    assert refuted == {"one": True, "choice": False}
+    """3,000 sweeps on each of two neighbours; at 95% the error rates contradict the price of one run alone."""
+    select = RandomStopping(mean=30, threshold=threshold, metric=metric)
+    claim = attack.claim_of(select, [ONE, ONE], 2.0, 1e-5)
+    published = attack._Published(select, 2, tmp_path)
+    assert chosen.largest_mu(claim.one, 2.0) == pytest.approx(0.5 * 0.99, rel=1e-4)
+    found = chosen.attack(claim, published, 3000, 0.95)
+    assert not found.refutes(0.95) and found.control is not None and found.control(0.95)
+
+
+def test_error_rates_refute_at_a_confidence_only() -> None:
+    """4 of 100 false and 16 of 100 true positives pass epsilon 1 as counted, but not at 95% (Clopper and Pearson)."""
+    errors = Errors(4, 100, 84, 100)
+    at_one = {"price": lambda epsilon: 0.0 if epsilon >= 1 else 1.0, "farthest": 1.0}
+    assert math.e * 0.04 < 0.16 and not chosen.passes(errors, confidence=0.95, **at_one)  # type: ignore[arg-type]
+    assert chosen.passes(Errors(40, 10_000, 8_400, 10_000), confidence=0.95, **at_one)  # type: ignore[arg-type]
+
+
+def test_the_cheapest_cell_says_what_a_run_may_tell() -> None:
+    quiet = Spent((Release(GaussianSum(4.0, "add-remove")),), RUN, 1e-5)
+    claim = attack.claim_of(RandomStopping(mean=3), [ONE, quiet], 2.0, 1e-5)
+    assert chosen.largest_mu(claim.one, 2.0) == pytest.approx(0.25 * 0.99, rel=1e-4)
+
+
+def test_the_command_refutes_a_choice_that_is_charged_as_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says what it does not attack: a sweep without a choice, and a choice among all that are published."""
+    file = tmp_path / "tune.yaml"
+    text = "name: tune\nrecipes: [quickstart]\ngrid: {method.learning_rate: [1, 2]}\n"
+    file.write_text(text + "select: {kind: random-stopping, mean: 30}\n")
+    asked = ["audit", str(file), "--quick", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0 and "not refuted" in done.stdout and "audit their recipes" in done.stdout, done.output
+    document = json.loads((tmp_path / "tune" / "audit.json").read_text())
+    assert document["findings"][0]["control_refuted"] and document["claim"]["accountant"] == "choice, law geometric"
+
+    def as_one(self: Any, cells: Any) -> Any:
+        return Pld().profile(cells[0], 1e-9)
+
+    monkeypatch.setattr(pricing.BestOfCells, "profile_of_any", as_one)
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 1 and "REFUTED (A: the choice)" in done.stdout
+    for select, said in (
+        ("", "only a choice by select"),
+        ("select: {kind: exponential, epsilon: 1}\n", "only a choice"),
+    ):
+        file.write_text(text + select)
+        done = CliRunner().invoke(main, asked)
+        assert done.exit_code == 2 and said in done.stderr, done.output
 
 
 def test_the_first_good_run_is_any_of_the_good_ones_and_the_same_for_all_processes(tmp_path: Path) -> None:

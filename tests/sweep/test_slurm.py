@@ -53,18 +53,18 @@ name: clustered
 recipes: [quickstart]
 grid: {method.learning_rate: [1, 2, 4, 8]}
 list:
-  - epochs: 1000
+  - epochs: 400
     repeats: 1
     runtime.checkpoint_seconds: 0
     privacy.budget: null
     privacy.delta: 1.0e-5
     privacy.schedule: {kind: uniform, initial: 4}
 most_trials: 2
-resources: {cpus: 1, memory_gb: 1, minutes: 5}
+resources: {cpus: 1, memory_gb: 1, minutes: 5, slurm: {comment: mine}}
 """
 
 
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def until(condition: Callable[[], bool], seconds: float = 240) -> None:
     """Wait for something outside this process; fail when it does not come."""
     stop = time.monotonic() + seconds
     while not condition():
@@ -165,6 +165,7 @@ def test_preempted_jobs_are_requeued_and_go_on(slurm: Path, tmp_path: Path) -> N
     out = tmp_path / "cluster"
     process = start(tmp_path, "--launcher", "slurm", "--out", str(out))
     until(lambda: any(out.glob(".pack-*.checkpoint")))
+    assert set(tool("squeue", "-h", "--array", "-o", "%k").split()) == {"mine"}
     for job in running():
         tool("scancel", job, "--signal", "USR2")
     until(lambda: resumed(out) or process.poll() is not None)

@@ -1,6 +1,7 @@
 """Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
 
-The normalisation itself has no parameters and is left to autograd. One example's gradient is the sum over positions of
+The normalisation itself has no parameters and is left to autograd, but for layer normalisation: PyTorch's own operation
+does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over positions of
 d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
 """
 
@@ -10,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned
 
 
 class Affine(Instantiated):
-    """Rule for LayerNorm, RMSNorm, GroupNorm and InstanceNorm without running statistics.
+    """Rule for RMSNorm, GroupNorm and InstanceNorm without running statistics.
 
     Weight and bias are (R, *shape); shape is the normalised trailing shape or the channels (axis 1).
     """
 
-    kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    kinds = (nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
     clipped = OWN_GRADIENTS
     holds_gradients = True
     rounds = True
@@ -34,8 +35,6 @@ class Affine(Instantiated):
 
     def prepare(self, x: Tensor) -> Tensor:
         source = self.source[0]
-        if isinstance(source, nn.LayerNorm):
-            return F.layer_norm(x, source.normalized_shape, eps=source.eps)
         if isinstance(source, nn.RMSNorm):
             return F.rms_norm(x, source.normalized_shape, eps=source.eps)
         if isinstance(source, nn.GroupNorm):
@@ -70,6 +69,71 @@ class Affine(Instantiated):
         if self.trailing:
             return x.reshape(x.shape[0], x.shape[1], -1, *shape).sum(dim=2)
         return x.flatten(3).sum(dim=3) if x.dim() > 3 else x
+
+
+class Normalised(Affine):
+    """Rule for LayerNorm. `moments` are mean and 1 / deviation of each recorded call, (R, B, ..., 1)."""
+
+    kinds = (nn.LayerNorm,)
+    clipped = OWN_GRADIENTS
+    holds_gradients = True
+    rounds = True
+
+    def __init__(self, source: nn.LayerNorm, session: Session) -> None:
+        super().__init__(source, session)
+        self.shape, self.least = source.normalized_shape, source.eps
+        self.moments: list[tuple[Tensor, Tensor]] = []
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x
+
+    def _parameters_of(self, trial: int) -> tuple[Tensor, Tensor | None]:
+        return self.values["weight"][trial], self.values["bias"][trial] if "bias" in self.values else None
+
+    def compute(self, a: Tensor) -> Tensor:
+        every = [
+            torch.native_layer_norm(a[min(r, len(a) - 1)], self.shape, *self._parameters_of(r), self.least)
+            for r in range(self.session.trials)
+        ]
+        y, mean, inverse = (
+            one[0].unsqueeze(0) if len(one) == 1 else torch.stack(one) for one in zip(*every, strict=True)
+        )
+        if self.session.recording:
+            self.moments.append((mean, inverse))
+        return y
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        call = next(number for number, own in enumerate(self.inputs) if own is a)
+        mean, inverse = self.moments[call]
+        found = [
+            torch.ops.aten.native_layer_norm_backward(
+                d[r], a[min(r, len(a) - 1)], self.shape, mean[r], inverse[r], *self._parameters_of(r),
+                [True, False, False],
+            )[0]
+            for r in range(self.session.trials)
+        ]  # fmt: skip
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
+
+    def recorded(self) -> list[tuple[Tensor, Tensor]]:
+        """Return (xhat, d) of every call that took part in the loss, as `Layer.recorded` returns (a, d)."""
+        found: list[tuple[Tensor, Tensor]] = []
+        for a, d, moments in zip(self.inputs, self.gradients, self.moments, strict=True):
+            if d is not None:
+                exact, mean, inverse = (x.to(self.session.exact) for x in (a, *moments))
+                normal = (exact - mean).mul_(inverse)
+                found += zip(self.by_copy(normal), self.by_copy(d.to(self.session.exact)), strict=True)
+        return found
+
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        super().zero_nonfinite(bad)
+        for index, moments in enumerate(self.moments):
+            every = bad if moments[0].shape[1] == bad.shape[1] else bad.repeat(1, moments[0].shape[1] // bad.shape[1])
+            mean, inverse = (one.masked_fill(aligned(every, one), 0.0) for one in moments)
+            self.moments[index] = mean, inverse
+
+    def forget(self) -> None:
+        super().forget()
+        self.moments.clear()
 
 
 class Shift(nn.Module):

@@ -19,6 +19,7 @@ The formulas are in the other files of this folder, one for each kind of layer; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,7 +33,49 @@ STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
 CLOSED_FORM = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
 OWN_GRADIENTS = "by each example's own gradient, which is held: its parameters times the rows of a batch"
 EITHER = "by a closed form, or each example's own gradient, whichever takes fewer operations"
+# On a CPU, Gram matrices of at least so many and so long rows are computed by halves.
+_PLACES, _WIDE = 64, 256
 _PLAIN = (bool, int, float, str, tuple)
+
+
+class Grams:
+    """Gram matrices of recorded tensors, each computed once for all layers that recorded the same numbers.
+
+    Queries, keys and values have one input, and embeddings that are added up have one output gradient. The last two
+    tensors are kept, so that their memory holds nothing else while their matrices may be asked for. Recorded tensors
+    do not change between a pass and the end of its norms; a new pass has a new object.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n)."""
+        place = x.data_ptr() if type(x) is Tensor else 0
+        if place == 0:  # a tensor that has no memory, or does not say where
+            return torch.matmul(x, x.transpose(-1, -2))
+        key = (place, x.dtype, x.shape, x.stride())
+        held = self._last.pop(key, None) or (x, _products(x))
+        self._last[key] = held
+        if len(self._last) > 2:
+            del self._last[next(iter(self._last))]
+        return held[1]
+
+
+def _products(x: Tensor) -> Tensor:
+    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); of long rows on a CPU, each pair once."""
+    places, width = x.shape[-2:]
+    if x.is_cuda or width < _WIDE or places < _PLACES or not x.is_contiguous():
+        return torch.matmul(x, x.transpose(-1, -2))
+    rows = x.view(-1, places, width)
+    found = rows.new_empty(len(rows), places, places)
+    step = -(-places // 4)
+    for start in range(0, places, step):
+        stop = min(start + step, places)
+        below = torch.bmm(rows[:, start:stop], rows[:, :stop].mT)
+        found[:, start:stop, :stop] = below
+        found[:, :start, start:stop] = below[..., :start].mT
+    return found.view(*x.shape[:-1], places)
 
 
 class Session:
@@ -40,11 +83,12 @@ class Session:
 
     `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `rounds`: passes are
     rounded. `exact`: dtype in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no
-    code may read a number. `passes`: what runs a user's code on one example at a time.
+    code may read a number. `passes`: what runs a user's code on one example at a time. `grams`: of the last pass.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
         self.passes = Passes()
+        self.grams = Grams()
         self.trials = trials
         self.rows = 0
         self.copies = 1
@@ -61,6 +105,7 @@ class Session:
         survive its pass until garbage collection, and a graph that torch captures must not wait for another stream.
         """
         self.recording = True
+        self.grams = Grams()
         self.anchor = self.anchor.detach().requires_grad_()
 
 
@@ -230,6 +275,10 @@ class Layer(nn.Module, ABC):
         """True if at least one recorded call took part in the loss."""
         return any(d is not None for d in self.gradients)
 
+    def uses(self, name: str) -> bool:
+        """Return True if a recorded call that took part in the loss used parameter `name`."""
+        return self.used
+
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """Return (a, d) of every call that took part in the loss: B rows each, one call per copy of the examples."""
         found: list[tuple[Tensor, Tensor]] = []
@@ -263,6 +312,10 @@ class Layer(nn.Module, ABC):
                 if a.shape[0] != every.shape[0]:
                     rows = rows & ~torch.isfinite(a.flatten(2)).all(dim=2)
                 self.inputs[index] = a.masked_fill(aligned(rows, a), 0.0)
+
+
+class UsedByItselfError(AttributeError):
+    """A trained parameter of a layer is used outside of its layer's call, where no rule clips it."""
 
 
 @dataclass(frozen=True)
@@ -334,12 +387,12 @@ class Described(Tensor):
                 return func(*args, **(kwargs or {}))
         for one in (*args, *(kwargs or {}).values()):
             if isinstance(one, Described):
-                raise AttributeError(one._said)
-        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+                raise UsedByItselfError(one._said)
+        raise UsedByItselfError("a trained parameter of a layer may not be used by itself; call the layer")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise AttributeError("a trained parameter of a layer may not be used by itself; call the layer")
+        raise UsedByItselfError("a trained parameter of a layer may not be used by itself; call the layer")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Described(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -356,7 +409,7 @@ _TELLS = {
 
 
 class Ruled(nn.Module):
-    """A module with a rule of its own, used instead of `RULES`; for modules that an audit adds to a model."""
+    """A module with a rule of its own, used instead of `RULES`: one that an audit adds to a model, or `rewritten.py`."""
 
     rule: ClassVar[type[Layer]]
 
@@ -388,24 +441,50 @@ class Each:
 
 
 class Instantiated(Layer, stated=False):
-    """A rule that computes every example's gradient explicitly."""
+    """A rule that computes every example's gradient explicitly, once: clipped sums are of the tensors in the norms."""
+
+    def __init__(self, source: nn.Module, session: Session) -> None:
+        super().__init__(source, session)
+        self._kept: dict[str, Tensor] | None = None
 
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:
         """Return each example's gradient (R, B, *shape) for every parameter, over all recorded calls."""
 
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """Each example's gradient of the recorded pass."""
+        if self._kept is None:
+            self._kept = self.per_example()
+        return self._kept
+
+    def forget(self) -> None:
+        super().forget()
+        self._kept = None
+
+    def zero_nonfinite(self, bad: Tensor) -> None:
+        super().zero_nonfinite(bad)
+        if self._kept is not None:
+            self._kept = {name: g.masked_fill(aligned(bad, g), 0.0) for name, g in self._kept.items()}
+
     def contributions(self, name: str) -> list[Outer | Each]:
-        return [Each(self.per_example()[name])]
+        return [Each(self.kept[name])] if name in self.kept else []
 
     def square_norms(self) -> Tensor:
-        return torch.stack(
-            # reshaped, not flattened: a parameter may have no dimension
-            [g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.per_example().values()]
-        ).sum(dim=0)
+        # reshaped, not flattened: a parameter may have no dimension
+        return added(g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.kept.values())
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        for name, g in self.per_example().items():
+        for name, g in self.kept.items():
             self.add(name, factors, g)
+
+
+def added(parts: Iterable[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape, of which there is at least one."""
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:

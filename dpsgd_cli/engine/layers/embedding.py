@@ -35,7 +35,8 @@ class Embedding(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
-        return torch.stack([F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)])
+        found = [F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)]
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         raise ModelError("the input of an Embedding must be integers that no layer computed")
@@ -47,7 +48,7 @@ class Embedding(Layer):
         for a, d in self.recorded():
             tokens.append(a.reshape(a.shape[0], rows, a.shape[2:].numel()).expand(trials, -1, -1))
             gradients.append(d.reshape(trials, rows, a.shape[2:].numel(), self.width))
-        token, gradient = torch.cat(tokens, 2), torch.cat(gradients, 2)
+        token, gradient = (one[0] if len(one) == 1 else torch.cat(one, 2) for one in (tokens, gradients))
         if self.padding is not None:
             gradient = gradient.masked_fill((token == self.padding).unsqueeze(-1), 0.0)
         return token, gradient
@@ -55,7 +56,7 @@ class Embedding(Layer):
     def square_norms(self) -> Tensor:
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)), self.width)
+        return gram_squares(same.to(d.dtype), self.session.grams.of(d), self.width)
 
     def contributions(self, name: str) -> list[Outer | Each]:
         tokens, d = self._flat()

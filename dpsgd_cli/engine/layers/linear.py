@@ -50,11 +50,11 @@ class Linear(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
-        rows = a.reshape(a.shape[0], -1, a.shape[-1])
         if self.session.trials == 1:
-            # in two dimensions: a batched product of one matrix is slower
-            y = F.linear(rows[0], weight[0], self.values["bias"][0] if self.has_bias else None)
-        elif a.shape[0] == 1:
+            # of one trial alone: a batched product of one matrix is slower
+            return F.linear(a[0], weight[0], self.values["bias"][0] if self.has_bias else None).unsqueeze(0)
+        rows = a.reshape(a.shape[0], -1, a.shape[-1])
+        if a.shape[0] == 1:
             y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
             y = y.transpose(0, 1)
             y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
@@ -76,8 +76,9 @@ class Linear(Layer):
         positions, inputs = a.shape[-2:]
 
         if gram_is_cheaper(positions, inputs, self.outputs):
-            products = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
-            return gram_squares(products, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
+            of_inputs, of_outputs = self.session.grams.of(a), self.session.grams.of(d)
+            of_inputs = of_inputs + 1.0 if self.has_bias else of_inputs
+            return gram_squares(of_inputs, of_outputs, max(inputs + 1, self.outputs))
         norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
         norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
         ones = positions * float(self.has_bias)
@@ -88,6 +89,9 @@ class Linear(Layer):
         if not pairs:
             raise RuntimeError("a layer without a recorded gradient was asked for one")
         inputs = [a.reshape(a.shape[0], a.shape[1], -1, a.shape[-1]) for a, _ in pairs]
+        if len(pairs) == 1:
+            d = pairs[0][1]
+            return inputs[0], d.reshape(*d.shape[:2], -1, self.outputs)
         widest = max(a.shape[0] for a in inputs)
         stretched = [a.expand(widest, *a.shape[1:]) for a in inputs]
         return torch.cat(stretched, dim=2), torch.cat(

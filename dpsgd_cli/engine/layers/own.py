@@ -26,6 +26,7 @@ from dpsgd_cli.engine.layers.base import (
     Layer,
     Outer,
     Session,
+    added,
     aligned,
 )
 from dpsgd_cli.engine.layers.embedding import Embedding
@@ -86,23 +87,24 @@ class Own(Instantiated):
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         return [(d, d) for d in self.gradients if d is not None]
 
+    def uses(self, name: str) -> bool:
+        pairs = zip(self.inputs, self.gradients, strict=True)
+        return any(d is not None and self.names[int(number)] == name for number, d in pairs)
+
     def per_example(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for number, d in zip(self.inputs, self.gradients, strict=True):
             if d is not None:
                 # a pass lends each parameter once
-                found[self.names[int(number)]] = torch.stack(self.by_copy(d.to(self.session.exact))).sum(dim=0)
+                found[self.names[int(number)]] = added(self.by_copy(d.to(self.session.exact)))
         return found
-
-    def contributions(self, name: str) -> list[Outer | Each]:
-        found = self.per_example()
-        return [Each(found[name])] if name in found else []
 
     def zero_nonfinite(self, bad: Tensor) -> None:
         for index, d in enumerate(self.gradients):
             if d is not None:
                 every = bad if d.shape[1] == bad.shape[1] else bad.repeat(1, d.shape[1] // bad.shape[1])
                 self.gradients[index] = d.masked_fill(aligned(every, d), 0.0)
+        self._kept = None
 
 
 class Matrix(Linear):

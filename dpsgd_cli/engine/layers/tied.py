@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpsgd_cli.engine.layers.base import Each, Layer, Outer, gram_squares
+from dpsgd_cli.engine.layers.base import Each, Layer, Outer, added, gram_squares
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Tied:
 
     def square_norms(self) -> Tensor:
         """Return the squared L2 norm (R, B) of each example's gradient for all parameters of all members."""
-        every = [
-            [part for layer, name in holders if layer.used for part in layer.contributions(name)]
-            for holders in self.shared
-        ]
-        return torch.stack([_square(parts) for parts in every if parts]).sum(dim=0)
+        users = [[(layer, name) for layer, name in holders if layer.uses(name)] for holders in self.shared]
+        if all(len(own) < 2 for own in users):
+            # no weight has calls in two layers, so each layer's own rule counts all of its weights
+            return added(layer.square_norms() for layer in self.members if layer.used)
+        every = ([part for layer, name in own for part in layer.contributions(name)] for own in users if own)
+        return added(_square(parts) for parts in every)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         """Add sum_b factors[r, b] * gradient[r, b] to the sums of all members."""
@@ -70,8 +71,7 @@ def _square(parts: list[Outer | Each]) -> Tensor:
         columns = _gram([part.columns for part in outer])
         rows = _gram([part.rows for part in outer]).to(columns.dtype)
         return gram_squares(rows, columns, max(part.columns.shape[-1] for part in outer))
-    total = sum(part.gradient if isinstance(part, Each) else part.instantiated() for part in parts)
-    assert isinstance(total, Tensor)
+    total = added(part.gradient if isinstance(part, Each) else part.instantiated() for part in parts)
     return total.reshape(*total.shape[:2], -1).square().sum(dim=2)
 
 

@@ -12,10 +12,13 @@ from functools import partial
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.run import (
     AheadSampler,
+    CyclicAllocationSampler,
     CyclicSampler,
     FullSampler,
+    SamePartitionSampler,
     Sampler,
     WrappedSampler,
     padded_to,
@@ -103,6 +106,10 @@ def _whole_sampler(context: Context) -> Sampler:
     groups = [1 if plan is None else plan.sampling.groups for plan in context.plans]
     if settings.batching == "poisson" and max(groups) > 1:
         return CyclicSampler(context.streams, context.lasting, records, settings.batch, groups)
+    if settings.batching == "random-allocation" and max(groups) > 1:
+        return CyclicAllocationSampler(context.streams, context.lasting, records, settings.batch, groups)
+    if settings.batching == "shuffle" and any(isinstance(p, Plan) and p.correlated is not None for p in context.plans):
+        return SamePartitionSampler(context.lasting, records, settings.batch)
     kind = BATCHINGS[settings.batching].sampler
     assert kind is not None, "batches of all records have no size"
     drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.further)

@@ -26,6 +26,7 @@ buys (`accounting/budget.py`), prices (`accountants/`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -33,27 +34,41 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, replace_factor
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, replace_factor
 from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Mechanism, Release, TruncatedSum
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.clipping.price import with_histogram
-from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
-from dpsgd_cli.noise.settings import BandedNoise, CorrelatedNoise, numbers_of_bands
+from dpsgd_cli.noise.settings import CorrelatedNoise, numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import Correlation
+    from dpsgd_cli.noise.price import Charge, Strategy
     from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
+
+
+def _charged(mechanism: Mechanism, use: Charge) -> Release:
+    """Return the uses of a correlated mechanism whose sum a record moves by root `use.squared` times as much."""
+    assert isinstance(mechanism, CorrelatedSums)
+    moved = math.sqrt(use.squared)
+    rate = 1.0 if use.batching == "full" else mechanism.sampling_rate
+    changed = replace(
+        mechanism,
+        noise_multiplier=mechanism.noise_multiplier / moved,
+        sensitivity=mechanism.sensitivity * moved,
+        batching=use.batching,
+        sampling_rate=rate,
+    )
+    return Release(changed, use.count)
 
 
 Together = Callable[[GaussianSum, int], Mechanism]
@@ -83,11 +98,11 @@ def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -
             f"method.batch_size is {batch}, more than the {facts.records} training records; make it smaller"
         )
     noise = privacy.correlated
-    _check_noise(privacy, method.batching, batch, facts.records)
-    groups = 1 if noise is None or _undecided(noise) else noise.groups
+    groups = 1 if noise is None else noise.groups_for(method.batching)
     sampling = Sampling(
         method.batching, facts.records, batch, recipe.adjacency, groups, **(getattr(method, "further", None) or {})
     )
+    _check_noise(privacy, sampling)
     if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
         raise PrivacyError(
             f"no guarantee for privacy.noise {noise.kind} on {method.batching} batches under replace-one adjacency: its"
@@ -115,12 +130,13 @@ def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
 
 def _undecided(noise: CorrelatedNoise | None) -> bool:
     """Return True if the plan has to choose the number of bands."""
-    return isinstance(noise, BandedNoise) and noise.bands == "auto"
+    return noise is not None and noise.bands == "auto"
 
 
-def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int) -> None:
+def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
     """Raise PrivacyError for correlated noise on batches, or of sensitivities, that its theorem does not cover."""
     noise, clipping = privacy.correlated, privacy.clipping
+    batching, steps = sampling.batching, sampling.steps_per_epoch
     if noise is None:
         return
     if clipping.moves:
@@ -128,17 +144,32 @@ def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int)
             f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
             " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
         )
-    if batching != noise.batching:
+    if noise.groups is not None and batching != "random-allocation":
+        raise PrivacyError(f"privacy.noise.groups is for random-allocation, not for {batching} batches; leave it out")
+    if sampling.participations > 1:
         raise PrivacyError(
-            f"no guarantee for privacy.noise {noise.kind} on {batching} batches: its theorem is about"
-            f" {noise.batching} ones; use method.batching: {noise.batching}, or leave privacy.noise out"
+            "no guarantee for privacy.noise with method.participations: its theorem is about one step of an epoch;"
+            " leave participations out, and train more epochs"
         )
-    most = records // batch
-    if not _undecided(noise) and noise.groups > most:
+    most = sampling.records // sampling.batch_size
+    if batching == "poisson" and sampling.groups > most:
         raise PrivacyError(
-            f"privacy.noise.bands is {noise.groups}: groups of {records} / {noise.groups} records hold no batches of"
-            f" {batch}; give at most {most} bands, or smaller batches"
+            f"privacy.noise.bands is {sampling.groups}: groups of {sampling.records} / {sampling.groups} records hold"
+            f" no batches of {sampling.batch_size}; give at most {most} bands, or smaller batches"
         )
+    if batching == "random-allocation" and steps % sampling.groups:
+        raise PrivacyError(
+            f"an epoch has {steps} steps, which {sampling.groups} groups of privacy.noise do not divide; give a number"
+            f" of groups (bands of banded noise) that does: {any_of([str(one) for one in _divisors(steps)])}"
+        )
+
+
+def _divisors(steps: int) -> list[int]:
+    return [groups for groups in range(1, steps + 1) if steps % groups == 0]
+
+
+_MOST_KEPT = 8
+"""Largest number of bands that `bands: auto` tries for strategies whose error hardly falls further."""
 
 
 def _check_sampler(sampling: Sampling, accountant: str) -> None:
@@ -198,11 +229,10 @@ class _Draft:
                 "privacy.noise.bands: auto compares predicted errors at one budget and length; give privacy.budget,"
                 " epochs as a number and one number of privacy.schedule as auto, or give bands"
             )
-        most = min(self.facts.records // self.sampling.batch_size, wanted * self.sampling.steps_per_epoch)
         tried: list[tuple[float, Plan]] = []
-        for bands in numbers_of_bands(most):
+        for bands in self._numbers_of_bands(wanted):
             plan = self._with_bands(bands).plan()
-            assert plan.correlated is not None and plan.correlated.error is not None
+            assert plan.correlated is not None
             tried.append((plan.correlated.error, plan))
             if len(tried) > 2 and tried[-3][0] < min(tried[-2][0], tried[-1][0]):
                 break
@@ -210,20 +240,31 @@ class _Draft:
         assert best.correlated is not None
         return replace(best, correlated=replace(best.correlated, independent=tried[0][0]))
 
+    def _numbers_of_bands(self, epochs: int) -> list[int]:
+        steps, banded = self.sampling.steps_per_epoch, self.privacy.required_correlated.kind == "banded"
+        if banded and self.sampling.batching == "random-allocation":
+            return _divisors(steps)
+        most = min(self.facts.records // self.sampling.batch_size, epochs * steps)
+        return numbers_of_bands(most if banded else min(most, _MOST_KEPT))
+
     def _with_bands(self, bands: int) -> _Draft:
-        assert isinstance(self.privacy.noise, BandedNoise)
-        noise = self.privacy.noise.changed(bands=bands)
-        privacy, sampling = self.privacy.changed(noise=noise), replace(self.sampling, groups=bands)
+        noise = self.privacy.required_correlated.changed(bands=bands)
+        sampling = replace(self.sampling, groups=noise.groups_for(self.sampling.batching))
+        _check_noise(privacy := self.privacy.changed(noise=noise), sampling)
         return replace(self, privacy=privacy, sampling=sampling)
 
     def _correlated(self, multipliers: Sequence[float]) -> PlannedNoise | None:
         """Return the correlation of the noise and its predicted error; None for independent noise."""
-        noise, steps = self.privacy.correlated, self.sampling.steps_per_epoch
-        if noise is None:
+        noise = self.privacy.correlated
+        if noise is None or not multipliers:
             return None
-        correlation: Correlation = named(noise.made)(noise, len(multipliers), steps)
-        error = None if self.privacy.schedule.adaptive else correlation.error(multipliers, steps)
-        return PlannedNoise(noise.kind, correlation, error)
+        own = self._strategy(len(multipliers))
+        return PlannedNoise(own, own.error(multipliers, noise.workload))
+
+    def _strategy(self, epochs: int) -> Strategy:
+        from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
+
+        return strategy(self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch)
 
     def adaptive(self, kind: Schedule) -> Plan:
         """Return a plan that follows the validation accuracy, within a budget that a filter can enforce.
@@ -232,6 +273,11 @@ class _Draft:
         """
         if not isinstance(kind, Validation):
             raise PrivacyError(f"privacy.schedule {kind.kind} chooses its noise while it runs, and has no plan")
+        if self.privacy.correlated is not None:
+            raise PrivacyError(
+                "privacy.schedule validation chooses the noise of an epoch while it runs, and privacy.noise correlates"
+                " it with that of earlier ones; leave privacy.noise out, or use a schedule that is known beforehand"
+            )
         allowed, cut = self.privacy.budget, self.recipe.data.validation
         if allowed is None:
             raise PrivacyError("privacy.schedule validation stops when the budget is spent: give privacy.budget")
@@ -256,7 +302,6 @@ class _Draft:
             release=self.release,
             look=look,
             most=most if wanted == "until-budget" else min(most, wanted),
-            correlated=self._correlated([kind.initial]),
             **self._settings,
         )
 
@@ -289,7 +334,7 @@ class _Draft:
         return self.privacy.clipping.norm_bound(self.facts.groups) * replace_factor(self.sampling.adjacency)
 
     def release(self, multiplier: float) -> Release:
-        """Return the release of one epoch at schedule value `multiplier`; `_epochs` adjusts correlated ones."""
+        """Return the release of one epoch at schedule value `multiplier`; `_charged` changes correlated ones."""
         numbers: dict[str, Any] = {
             "noise_multiplier": self.privacy.clipping.charged(multiplier, self.facts.groups),
             "adjacency": self.sampling.adjacency,
@@ -305,8 +350,8 @@ class _Draft:
             return Release(GroupSum(**numbers, size=unit.most_rows), self.sampling.releases_per_epoch)
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
-        bands = noise.block_length(self.sampling.steps_per_epoch)
-        return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
+        bands = self.sampling.groups if self.sampling.batching == "poisson" else self.sampling.steps_per_epoch
+        return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands))
 
     def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
         """Return the releases of each epoch; equal releases are one object."""
@@ -318,8 +363,15 @@ class _Draft:
             return ((Release(self.together(step, len(multipliers))),), *([()] * (len(multipliers) - 1)))
         if noise is None:
             return tuple((made[z],) for z in multipliers)
-        charged = noise.charges_by_epoch(multipliers, self.sampling.steps_per_epoch)
-        uses = {use: replace(made[use[0]], count=use[1]) for uses in charged for use in uses}
+        sampling = self.sampling
+        charged = (
+            self._strategy(len(multipliers)).charges(
+                sampling.batching, multipliers, sampling.steps_per_epoch, sampling.groups
+            )
+            if multipliers
+            else []
+        )
+        uses = {use: _charged(made[use.multiplier].mechanism, use) for uses in charged for use in uses}
         return tuple(tuple(uses[use] for use in epoch) for epoch in charged)
 
     def _excess(self, multipliers: Sequence[float]) -> float:

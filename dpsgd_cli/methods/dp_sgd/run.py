@@ -286,7 +286,7 @@ class DpSgd(GradientMethod):
         self.sensitivities = self.bounds.sensitivities
         self.moves = context.column([replace_factor(plan.sampling.adjacency) for plan in self.plans])
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
-        shapes = [None if plan.correlated is None else plan.correlated.correlation for plan in self.plans]
+        shapes = [None if plan.correlated is None else plan.correlated.strategy for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
@@ -402,7 +402,7 @@ class DpSgd(GradientMethod):
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
-            yield x if self.preconditioning is None else self.preconditioning.ready.units(x), y, mask
+            yield x if self.preconditioning is None else self.preconditioning.units(x), y, mask
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
@@ -431,7 +431,7 @@ class DpSgd(GradientMethod):
         dropped = Diagnostics(context.trials, context.pack.values.device)
         for start in range(rows.start, rows.stop, context.most_rows):
             x, y, mask = context.table.every(start, min(start + context.most_rows, rows.stop))
-            x = x if self.preconditioning is None else self.preconditioning.ready.units(x)
+            x = x if self.preconditioning is None else self.preconditioning.units(x)
             add_clipped_sums(context.pack, (x, y, mask), context.loss, clipping, dropped)
         context.pack.sums.zero_()
 
@@ -458,7 +458,7 @@ class DpSgd(GradientMethod):
             multipliers |= {z for plan in self.plans for z in plan.noise_multipliers}
             steps = self.epochs * self.steps
             moved = max(multipliers) / min(multipliers)
-            moved *= max(one.correlation.moved_by_rounding for one in known if one is not None)
+            moved *= max(one.strategy.moved_by_rounding for one in known if one is not None)
         numbers = pack.size + (0 if self.side_statistics is None else self.side_statistics.shape[1])
         return Grid.of(numbers * steps, self.context.table.summed, multipliers, moved)
 

@@ -68,7 +68,8 @@ class AffineRisk:
 
         Clip factors are computed from the norms of whole gradients. Diagnostics go to `seen`.
         """
-        labels = self.table.y[None, chunk].expand(len(t), -1)
+        labels = self.table.y[None, chunk]
+        labels = labels.expand(len(t), *labels.shape[1:])
         with torch.enable_grad():
             asked = t.detach().requires_grad_()
             losses = self.loss(asked, labels)

@@ -171,8 +171,8 @@ TABLE = [
     *(truncated(near, 1.0, 0.1, 100, largest) for near in EVERY for largest in (11, 60)),
     # the sum of all steps of an epoch is one Gaussian on one record
     *(ledger(GaussianSum(1.0, near, "random-allocation", 0.125), 1, gaussian(8**-0.5)) for near in GOES),
-    ledger(CorrelatedSums(2.0, "zero-out", "shuffle", bands=8, correlation="tree"), 3, gaussian(3**0.5 / 2)),
-    ledger(CorrelatedSums(60.0, "replace-one", "shuffle", bands=8, correlation="tree"), 3, gaussian(3**0.5 / 60)),
+    ledger(CorrelatedSums(2.0, "zero-out", "shuffle", bands=8, correlation="buffered"), 3, gaussian(3**0.5 / 2)),
+    ledger(CorrelatedSums(60.0, "replace-one", "shuffle", bands=8, correlation="buffered"), 3, gaussian(3**0.5 / 60)),
     ledger(CorrelatedSums(4.0, "add-remove", "poisson", 0.01, bands=4), 50, composed(4.0, 0.01, 50)),
     ledger(CorrelatedSums(300.0, "add-remove", "poisson", 0.0001, bands=4), 5, gaussian(1e-9)),
     *(ledger(PureDP(e, near, "pure"), n, responses(e, n)) for near in EVERY for e, n in ((0.7, 1), (0.004, 9))),
