@@ -40,7 +40,7 @@ class Charge(NamedTuple):
     multiplier: float
     squared: float
     batching: Batching
-    count: int
+    uses: int
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,10 @@ class Strategy:
     def charges(self, batching: Batching, multipliers: Sequence[float], steps: int, groups: int) -> list[list[Charge]]:
         """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers.
 
-        `CorrelatedSums` has the proof. The first charge of every epoch states the epoch's own noise. Charges up to any
-        epoch cover a training that ends after it.
+        `batching` is shuffle or random-allocation; `by_cycle` has those of Poisson batches. `CorrelatedSums` has the
+        proof. The first charge of every epoch states the epoch's own noise. Charges up to any epoch cover a training
+        that ends after it.
         """
-        if batching == "poisson":
-            return self._by_cycle(multipliers, steps, groups)
         found, far = [], (self.reach - 1 + steps - 1) // steps
         in_one_order = self._in_one_order(steps)
         for epoch, own in enumerate(multipliers):
@@ -163,27 +162,6 @@ class Strategy:
             found.append(float(own @ (own + 2 * earlier)))
         return found
 
-    def _by_cycle(self, multipliers: Sequence[float], steps: int, bands: int) -> list[list[Charge]]:
-        """Return one use per cycle of `bands` steps, charged in the epoch of its first step, before it is released.
-
-        A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
-        no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
-        which no cycle begins is charged no use.
-        """
-        last, found = len(multipliers) * steps - 1, []
-        for epoch, own in enumerate(multipliers):
-            begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
-            ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
-            # cycles from `across` on also move steps of later epochs
-            across = min(max(ended, begun), end)
-            counts = {own: across - begun}
-            for cycle in range(across, end):
-                reach = min((cycle + 2) * bands - 2, last) // steps
-                least = min(multipliers[epoch : reach + 1])
-                counts[least] = counts.get(least, 0) + 1
-            found.append([Charge(z, 1.0, "poisson", count) for z, count in counts.items()])
-        return found
-
     def variances(self, workload: Workload) -> Floats:
         """Return variances (steps,) of what the noise of the first 1, 2, ... steps adds, if y has variance 1."""
         from scipy.signal import lfilter
@@ -206,6 +184,30 @@ class Strategy:
         squares = np.square(np.asarray(multipliers, dtype=np.float64))
         left = self.variances(workload)[::-1]
         return math.sqrt(float(np.repeat(squares, self.steps // len(squares)) @ left) / self.steps)
+
+
+def by_cycle(multipliers: Sequence[float], steps: int, bands: int) -> list[list[Charge]]:
+    """Return the charges of each epoch on Poisson batches: one use per cycle, in the epoch of its first step.
+
+    A cycle has `bands` steps, as many as the groups of records. The first charge of every epoch states its own noise.
+
+    A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
+    no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
+    which no cycle begins is charged no use.
+    """
+    last, found = len(multipliers) * steps - 1, []
+    for epoch, own in enumerate(multipliers):
+        begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
+        ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
+        # cycles from `across` on also move steps of later epochs
+        across = min(max(ended, begun), end)
+        counts = {own: across - begun}
+        for cycle in range(across, end):
+            reach = min((cycle + 2) * bands - 2, last) // steps
+            least = min(multipliers[epoch : reach + 1])
+            counts[least] = counts.get(least, 0) + 1
+        found.append([Charge(z, 1.0, "poisson", count) for z, count in counts.items()])
+    return found
 
 
 def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> Strategy:

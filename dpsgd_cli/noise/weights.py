@@ -188,7 +188,7 @@ def _found(wanted: Wanted, start: Floats, at: Callable[[Floats], _Point]) -> tup
 
 def _rational(scales: Floats, decays: Floats) -> tuple[Floats, Floats]:
     """Return numerator and denominator of 1 + sum_i a_i x / (1 - l_i x), lowest power first."""
-    lower = np.poly(decays)
+    lower: Floats = np.asarray(np.poly(decays), dtype=np.float64)
     upper = lower.copy()
     for i, scale in enumerate(scales):
         upper[1:] += scale * np.poly(np.delete(decays, i))

@@ -19,7 +19,7 @@ from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.methods.descriptor import plan_for
-from dpsgd_cli.noise.price import Strategy, strategy
+from dpsgd_cli.noise.price import Strategy, by_cycle, strategy
 from dpsgd_cli.noise.settings import CorrelatedNoise
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -146,10 +146,9 @@ def banded(bands: int | str, **changes: Any) -> Plan:
 
 
 def cycles(bands: int, multipliers: list[float], steps: int) -> list[list[tuple[float, int]]]:
-    own = Strategy("banded", len(multipliers) * steps, (0.5,) * (bands - 1))
-    charges = own.charges("poisson", multipliers, steps, bands)
+    charges = by_cycle(multipliers, steps, bands)
     assert {(use.squared, use.batching) for epoch in charges for use in epoch} <= {(1.0, "poisson")}
-    return [[(use.multiplier, use.count) for use in epoch] for epoch in charges]
+    return [[(use.multiplier, use.uses) for use in epoch] for epoch in charges]
 
 
 @given(
@@ -209,7 +208,7 @@ def test_a_record_in_one_order_moves_no_more_than_is_charged(kind: str, steps: i
     charges = own.charges("shuffle", multipliers, steps, 1)
     noise = np.repeat(multipliers, steps)
     for done in range(1, len(multipliers) + 1):
-        price = sum(use.count * use.squared / use.multiplier**2 for epoch in charges[:done] for use in epoch)
+        price = sum(use.uses * use.squared / use.multiplier**2 for epoch in charges[:done] for use in epoch)
         rows = matrix(own)[: done * steps] / noise[: done * steps, None]
         worst = 0.0
         for place in range(steps):
@@ -222,7 +221,7 @@ def test_a_record_in_one_order_moves_no_more_than_is_charged(kind: str, steps: i
                 worst = max(worst, float(((columns @ vectors) ** 2).sum()))
         assert worst <= price * (1 + 1e-9)
     flat = own.charges("shuffle", [1.0] * 4, steps, 1)
-    price = sum(use.count * use.squared for epoch in flat for use in epoch)
+    price = sum(use.uses * use.squared for epoch in flat for use in epoch)
     attained = float((np.abs(matrix(own))[:, ::steps].sum(axis=1) ** 2).sum())
     assert price == pytest.approx(attained, rel=1e-12)
 
@@ -281,7 +280,7 @@ def released(own: Strategy, multipliers: list[float], steps: int, groups: int) -
             CorrelatedSums(
                 use.multiplier / math.sqrt(use.squared), "add-remove", use.batching, rates[use.batching], bands=steps
             ),
-            use.count,
+            use.uses,
         )
         for epoch in charges
         for use in epoch
@@ -403,6 +402,11 @@ def test_one_order_costs_one_gaussian_of_all_epochs(kind: str, adjacency: str) -
             "poisson batches under replace-one",
         ),
         ({"kind": "buffered"}, {"method": {"batching": "shuffle"}, "privacy": {"adjacency": "add-remove"}}, "shuffled"),
+        (
+            {"kind": "buffered", "bands": 3},
+            {"method": {"batching": "shuffle"}, "epochs": "until-budget", "privacy": {"budget": {"rho": 1}}},
+            "depends on the length",
+        ),
         ({"kind": "banded"}, {}, "bands: auto compares .* give privacy.budget, epochs as a number"),
     ],
 )
