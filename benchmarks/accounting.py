@@ -247,7 +247,10 @@ def _by_draws(noise: float, steps: int, draws: int = 20_000) -> dict[float, floa
                 parts = np.maximum(0, own - math.exp(epsilon)) / counts
                 return float(parts.mean()), float(parts.std()) / math.sqrt(draws)
 
-            epsilon = _where(lambda at, seen=seen: seen(at)[0], delta, float(np.log(own.max())))
+            def over(epsilon: float, seen: Any = seen) -> float:
+                return float(seen(epsilon)[0])
+
+            epsilon = _where(over, delta, float(np.log(own.max())))
             mean, error = seen(epsilon)
             if mean > 0 and error / mean < best:
                 best, found[delta] = error / mean, epsilon

@@ -33,6 +33,7 @@ KINDS = ("banded", "inverse-banded", "buffered")
 def matrix(own: Strategy) -> np.ndarray:
     """C, as a matrix, from its definition, in other words than `Strategy.column`."""
     below = np.eye(own.steps, k=-1)
+    found: Any
     powers = [np.linalg.matrix_power(below, j) for j in range(1, own.steps + 1)]
     if own.kind == "buffered":
         parts = [
@@ -47,7 +48,7 @@ def matrix(own: Strategy) -> np.ndarray:
 
 
 def made(kind: str, bands: int, steps: int, epochs: int = 1, batching: str = "shuffle", **further: Any) -> Strategy:
-    noise = CorrelatedNoise(kind=kind, bands=bands, **further)  # type: ignore[arg-type]
+    noise = CorrelatedNoise(kind=kind, bands=bands, **further)
     return strategy(noise, batching, epochs, steps)  # type: ignore[arg-type]
 
 
