@@ -3,7 +3,7 @@
 Notation: n steps; y_t independent normals of standard deviation s_t; C a lower triangular Toeplitz matrix, whose first
 column c is divided by its norm; noise x = C^-1 y is added to the sums g_1, ..., g_n. Then C (g + x) = C g + y: the
 release is a function of C g with independent noise. `mechanism.CorrelatedSums` proves the price from the products of
-columns of |C| that `Strategy.products` bounds; `noise/correlation.py` draws the noise.
+columns of |C| that `NoiseStrategy.products` bounds; `noise/correlation.py` draws the noise.
 
 Purpose: descent adds gradients up. The noise of a sum of the first t steps, sum x_1..x_t, is the noise of its weights
 after t steps of one length. The predicted error is the root mean square of its standard deviation over all t, in units
@@ -44,7 +44,7 @@ class Charge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Strategy:
+class NoiseStrategy:
     """Noise x_t = |c| y_t - b_t, where b_t is past noise that is taken back, over `steps` steps.
 
     Of x_1, x_2, ... (banded, buffered) or of u_t = |c| y_t (inverse-banded), call them v:
@@ -210,14 +210,14 @@ def by_cycle(multipliers: Sequence[float], steps: int, bands: int) -> list[list[
     return found
 
 
-def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> Strategy:
+def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> NoiseStrategy:
     """Return the strategy for `epochs` epochs of `steps` steps; `noise.bands` must be a number."""
     assert isinstance(noise.bands, int)
     # uses of a record are charged by themselves, unless columns of C reach from one to the next
     alone = batching == "poisson" or (batching == "random-allocation" and noise.kind == "banded")
     total = epochs * steps
     wanted = Wanted(min(noise.bands, total), total, total if alone else steps, noise.weights, noise.workload)
-    return Strategy(noise.kind, total, *_numbers(STRATEGIES[noise.kind].made, wanted))
+    return NoiseStrategy(noise.kind, total, *_numbers(STRATEGIES[noise.kind].made, wanted))
 
 
 @lru_cache(maxsize=64)

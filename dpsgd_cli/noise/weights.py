@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a `noise.price.Strategy`: what is taken back, and the decays of the buffers."""
+    """Numbers of a `noise.price.NoiseStrategy`: what is taken back, and the decays of the buffers."""
 
     taken: tuple[float, ...]
     decays: tuple[float, ...] = ()

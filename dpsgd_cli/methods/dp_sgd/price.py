@@ -50,7 +50,7 @@ from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, sol
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import Charge, Strategy
+    from dpsgd_cli.noise.price import Charge, NoiseStrategy
     from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
@@ -261,7 +261,7 @@ class _Draft:
         own = self._strategy(len(multipliers))
         return PlannedNoise(own, own.error(multipliers, noise.workload))
 
-    def _strategy(self, epochs: int) -> Strategy:
+    def _strategy(self, epochs: int) -> NoiseStrategy:
         from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
 
         return strategy(self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch)
