@@ -107,7 +107,7 @@ def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int)
 @pytest.mark.parametrize("kind", ["banded", "inverse-banded", "buffered"])
 def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged(kind: str) -> None:
     """Batches of every epoch are the same: steps of a record are 5 apart."""
-    changes = {"batching": "shuffle", "epochs": 4}
+    changes: dict[str, Any] = {"batching": "shuffle", "epochs": 4}
     trained = context([made(kind, **changes)])
     plan = trained.plans[0]
     assert plan is not None and plan.correlated is not None
