@@ -186,7 +186,7 @@ def test_a_falling_schedule_is_charged_the_epoch_it_is_in() -> None:
 
 
 MIXED = {
-    "banded": (0.9, -0.6, 0.3),
+    "banded": (0.2, -0.1, 0.8),
     "inverse-banded": (0.8, 0.1),
     "buffered": (0.4, 0.2),
 }
