@@ -214,7 +214,7 @@ def allocation_truth() -> None:
             for delta in _DELTAS:
                 release = [Release(GaussianSum(noise, "add-remove", "random-allocation", 1 / steps))]
                 stated, found = pld.epsilon(release, delta), (drawn.get(delta), convolved.get(delta))
-                known = next((one for one in reversed(found) if one is not None), None)
+                known = next((one for one in found if one is not None), None)
                 shown = "".join(f"{'-' if one is None else f'{one:.4f}':>10}" for one in found)
                 ratio = "-" if known is None else f"{stated / known:.4f}" if known > 1e-3 else f"{stated:.4f} / 0"
                 print(f"{noise:>5}{steps:>7}{delta:>9.0e}{stated:>10.4f}{shown}{ratio:>13}", flush=True)
@@ -247,7 +247,10 @@ def _by_draws(noise: float, steps: int, draws: int = 20_000) -> dict[float, floa
                 parts = np.maximum(0, own - math.exp(epsilon)) / counts
                 return float(parts.mean()), float(parts.std()) / math.sqrt(draws)
 
-            epsilon = _where(lambda at, seen=seen: seen(at)[0], delta, float(np.log(own.max())))
+            def over(epsilon: float, seen: Any = seen) -> float:
+                return float(seen(epsilon)[0])
+
+            epsilon = _where(over, delta, float(np.log(own.max())))
             mean, error = seen(epsilon)
             if mean > 0 and error / mean < best:
                 best, found[delta] = error / mean, epsilon
@@ -276,7 +279,7 @@ def _by_convolution(noise: float, steps: int, points: int = 1 << 22) -> dict[flo
         whole = np.fft.irfft(np.fft.rfft(tilted / tilted.sum()) ** steps, points)
         back = np.exp(np.minimum(steps * math.log(tilted.sum()) - tilt * sums, 600.0))
         law = np.maximum(whole, 0) * back
-        noisy = 1e-17 * float(whole.max()) * back
+        noisy = 1e-15 * float(whole.max()) * back
         for delta in _DELTAS:
 
             def over(at: float, masses: Any = law) -> float:

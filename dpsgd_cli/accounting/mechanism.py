@@ -160,8 +160,9 @@ class CorrelatedSums(GaussianSum):
 
     Theorem (any pattern). A record is in the steps of a set that is drawn from a public law, w_p for the set p, by
     itself and independently of all data. Let m_p = sum of the columns s in p of |C|, the matrix of absolute values.
-    Then P = sum_p w_p N(m_p, z^2 I) against Q = N(0, z^2 I) dominates all steps together, in both directions, however
-    each step's weights are computed from earlier releases (add-remove, zero-out; replace-one for S twice the bound).
+    Then P = sum_p w_p N(m_p, z^2 I) against Q = N(0, z^2 I) dominates all steps together, in both directions. It does
+    so however each step's weights are computed from earlier releases. Adjacency add-remove, zero-out; replace-one for
+    one set, with S twice the bound.
 
     Proof. Multiply by C and fix the others' sets, as above. Under Q the ratio of P to Q after row t is R_t = sum_p w_p
     L_p, where row t multiplies L_p by exp(<x, v_p> / z - |v_p|^2 / 2 z^2). Here x is standard normal and v_p = sum over

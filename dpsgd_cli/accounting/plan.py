@@ -20,7 +20,7 @@ from dpsgd_cli.accounting.mechanism import Mechanism, Release, merge
 from dpsgd_cli.common.text_format import count
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import Strategy
+    from dpsgd_cli.noise.price import NoiseStrategy
     from dpsgd_cli.schedules.settings import Schedule
 
 
@@ -96,13 +96,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class PlannedNoise:
-    """Noise that is correlated across steps, and its predicted error (`Strategy.error`).
+    """Noise that is correlated across steps, and its predicted error (`NoiseStrategy.error`).
 
     `independent` is the predicted error of independent noise on
     the same batches at the same budget; None if it was not computed.
     """
 
-    strategy: Strategy
+    strategy: NoiseStrategy
     error: float
     independent: float | None = None
 

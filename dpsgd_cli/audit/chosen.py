@@ -35,7 +35,7 @@ _WITHIN = 0.99
 
 @dataclass(frozen=True)
 class ChoiceClaim:
-    """What is claimed of a choice: the prices of `one` run and of the `choice`, and `mean`, the expected runs."""
+    """Claim on a choice: the prices of `one` run and of the `choice`, and `mean`, the expected number of runs."""
 
     one: Profile
     choice: Profile

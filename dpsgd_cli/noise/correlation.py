@@ -11,7 +11,7 @@ back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a
 2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism. A record moves its
 centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps,
 where c_0 = 1. An inverse-banded strategy stores v_t = w_t + b_t, with b_t as it was before it was rounded, so b_t is
-the sum of the same c_j w_{t-j}. `Strategy.moved_by_rounding` computes this sum, including what float64 loses of b_t.
+the sum of the same c_j w_{t-j}. `NoiseStrategy.moved_by_rounding` computes this sum, with what float64 loses of b_t.
 While |w| and |v| are below 2^47, which is beyond 30 standard deviations, a sum of k products loses less than k 2^-5,
 which C multiplies by at most |c|_1, and a buffer of decay l less than 2^-5 / (1 - l)^2. The stored numbers are the w or
 v times their steps, in float64.
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.noise.price import Strategy
+from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.noise.run import Grid, NoiseSource, put_on_grid
 
 
@@ -56,13 +56,13 @@ class StepNoise:
 
 
 class CorrelatedStepNoise(StepNoise):
-    """Noise x_t = |c| y_t - b_t of a `Strategy` for each trial, where y is `scale` times fresh normals.
+    """Noise x_t = |c| y_t - b_t of a `NoiseStrategy` for each trial, where y is `scale` times fresh normals.
 
     Guarantee: steps are added once each, in order from 0, or from the step that `load_state` restores. The noise of a
     step is a function of the fresh normals and scales of the steps so far, and of nothing else. b - 1 vectors are kept.
     """
 
-    def __init__(self, shapes: Sequence[Strategy], size: int, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[NoiseStrategy], size: int, device: torch.device) -> None:
         self._next = 0
         self._of_fresh = shapes[0].of_fresh
         longest = max(len(shape.taken) for shape in shapes)
@@ -129,7 +129,7 @@ class CorrelatedStepNoise(StepNoise):
         self._past.copy_(state["past"])
 
 
-def step_noise(shapes: Sequence[Strategy | None], size: int, device: torch.device) -> StepNoise:
+def step_noise(shapes: Sequence[NoiseStrategy | None], size: int, device: torch.device) -> StepNoise:
     """Return the StepNoise for sums (R, `size`) of trials with strategies `shapes` (None: independent noise).
 
     Raises PrivacyError unless all trials have one kind of strategy.

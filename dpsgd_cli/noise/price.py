@@ -3,7 +3,7 @@
 Notation: n steps; y_t independent normals of standard deviation s_t; C a lower triangular Toeplitz matrix, whose first
 column c is divided by its norm; noise x = C^-1 y is added to the sums g_1, ..., g_n. Then C (g + x) = C g + y: the
 release is a function of C g with independent noise. `mechanism.CorrelatedSums` proves the price from the products of
-columns of |C| that `Strategy.products` bounds; `noise/correlation.py` draws the noise.
+columns of |C| that `NoiseStrategy.products` bounds; `noise/correlation.py` draws the noise.
 
 Purpose: descent adds gradients up. The noise of a sum of the first t steps, sum x_1..x_t, is the noise of its weights
 after t steps of one length. The predicted error is the root mean square of its standard deviation over all t, in units
@@ -40,11 +40,11 @@ class Charge(NamedTuple):
     multiplier: float
     squared: float
     batching: Batching
-    count: int
+    uses: int
 
 
 @dataclass(frozen=True)
-class Strategy:
+class NoiseStrategy:
     """Noise x_t = |c| y_t - b_t, where b_t is past noise that is taken back, over `steps` steps.
 
     Of x_1, x_2, ... (banded, buffered) or of u_t = |c| y_t (inverse-banded), call them v:
@@ -124,11 +124,10 @@ class Strategy:
     def charges(self, batching: Batching, multipliers: Sequence[float], steps: int, groups: int) -> list[list[Charge]]:
         """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers.
 
-        `CorrelatedSums` has the proof. The first charge of every epoch states the epoch's own noise. Charges up to any
-        epoch cover a training that ends after it.
+        `batching` is shuffle or random-allocation; `by_cycle` has those of Poisson batches. `CorrelatedSums` has the
+        proof. The first charge of every epoch states the epoch's own noise. Charges up to any epoch cover a training
+        that ends after it.
         """
-        if batching == "poisson":
-            return self._by_cycle(multipliers, steps, groups)
         found, far = [], (self.reach - 1 + steps - 1) // steps
         in_one_order = self._in_one_order(steps)
         for epoch, own in enumerate(multipliers):
@@ -163,27 +162,6 @@ class Strategy:
             found.append(float(own @ (own + 2 * earlier)))
         return found
 
-    def _by_cycle(self, multipliers: Sequence[float], steps: int, bands: int) -> list[list[Charge]]:
-        """Return one use per cycle of `bands` steps, charged in the epoch of its first step, before it is released.
-
-        A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
-        no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
-        which no cycle begins is charged no use.
-        """
-        last, found = len(multipliers) * steps - 1, []
-        for epoch, own in enumerate(multipliers):
-            begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
-            ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
-            # cycles from `across` on also move steps of later epochs
-            across = min(max(ended, begun), end)
-            counts = {own: across - begun}
-            for cycle in range(across, end):
-                reach = min((cycle + 2) * bands - 2, last) // steps
-                least = min(multipliers[epoch : reach + 1])
-                counts[least] = counts.get(least, 0) + 1
-            found.append([Charge(z, 1.0, "poisson", count) for z, count in counts.items()])
-        return found
-
     def variances(self, workload: Workload) -> Floats:
         """Return variances (steps,) of what the noise of the first 1, 2, ... steps adds, if y has variance 1."""
         from scipy.signal import lfilter
@@ -208,14 +186,38 @@ class Strategy:
         return math.sqrt(float(np.repeat(squares, self.steps // len(squares)) @ left) / self.steps)
 
 
-def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> Strategy:
+def by_cycle(multipliers: Sequence[float], steps: int, bands: int) -> list[list[Charge]]:
+    """Return the charges of each epoch on Poisson batches: one use per cycle, in the epoch of its first step.
+
+    A cycle has `bands` steps, as many as the groups of records. The first charge of every epoch states its own noise.
+
+    A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
+    no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
+    which no cycle begins is charged no use.
+    """
+    last, found = len(multipliers) * steps - 1, []
+    for epoch, own in enumerate(multipliers):
+        begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
+        ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
+        # cycles from `across` on also move steps of later epochs
+        across = min(max(ended, begun), end)
+        counts = {own: across - begun}
+        for cycle in range(across, end):
+            reach = min((cycle + 2) * bands - 2, last) // steps
+            least = min(multipliers[epoch : reach + 1])
+            counts[least] = counts.get(least, 0) + 1
+        found.append([Charge(z, 1.0, "poisson", count) for z, count in counts.items()])
+    return found
+
+
+def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> NoiseStrategy:
     """Return the strategy for `epochs` epochs of `steps` steps; `noise.bands` must be a number."""
     assert isinstance(noise.bands, int)
     # uses of a record are charged by themselves, unless columns of C reach from one to the next
     alone = batching == "poisson" or (batching == "random-allocation" and noise.kind == "banded")
     total = epochs * steps
     wanted = Wanted(min(noise.bands, total), total, total if alone else steps, noise.weights, noise.workload)
-    return Strategy(noise.kind, total, *_numbers(STRATEGIES[noise.kind].made, wanted))
+    return NoiseStrategy(noise.kind, total, *_numbers(STRATEGIES[noise.kind].made, wanted))
 
 
 @lru_cache(maxsize=64)

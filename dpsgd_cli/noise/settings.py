@@ -33,7 +33,7 @@ class StrategyRecord:
     """Properties of a kind of strategy. No field has a default.
 
     `batchings`: those that a theorem covers. `made`: `module:name` of the function that makes the numbers of a
-    `noise.price.Strategy` from a `noise.weights.Wanted`.
+    `noise.price.NoiseStrategy` from a `noise.weights.Wanted`.
     """
 
     batchings: tuple[Batching, ...]

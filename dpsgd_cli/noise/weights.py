@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a `noise.price.Strategy`: what is taken back, and the decays of the buffers."""
+    """Numbers of a `noise.price.NoiseStrategy`: what is taken back, and the decays of the buffers."""
 
     taken: tuple[float, ...]
     decays: tuple[float, ...] = ()
@@ -188,7 +188,7 @@ def _found(wanted: Wanted, start: Floats, at: Callable[[Floats], _Point]) -> tup
 
 def _rational(scales: Floats, decays: Floats) -> tuple[Floats, Floats]:
     """Return numerator and denominator of 1 + sum_i a_i x / (1 - l_i x), lowest power first."""
-    lower = np.poly(decays)
+    lower: Floats = np.asarray(np.poly(decays), dtype=np.float64)
     upper = lower.copy()
     for i, scale in enumerate(scales):
         upper[1:] += scale * np.poly(np.delete(decays, i))

@@ -125,9 +125,9 @@ def heavy_weights(patch: Patch, folder: Path) -> None:
     """Columns of C whose norm is 1.25: noise is .8 of what it must be."""
 
     def made(shapes: Any, size: int, device: torch.device) -> Any:
-        made = step_noise(shapes, size, device)
-        made._unit = made._unit / 1.25
-        return made
+        heavy: Any = step_noise(shapes, size, device)
+        heavy._unit = heavy._unit / 1.25
+        return heavy
 
     patch.setattr(dp_sgd, "step_noise", made)
 

@@ -107,7 +107,7 @@ def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int)
 @pytest.mark.parametrize("kind", ["banded", "inverse-banded", "buffered"])
 def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged(kind: str) -> None:
     """Batches of every epoch are the same: steps of a record are 5 apart."""
-    changes = {"batching": "shuffle", "epochs": 4}
+    changes: dict[str, Any] = {"batching": "shuffle", "epochs": 4}
     trained = context([made(kind, **changes)])
     plan = trained.plans[0]
     assert plan is not None and plan.correlated is not None
@@ -130,8 +130,9 @@ def test_a_record_of_a_group_is_in_one_step_of_each_epoch(kind: str, groups: int
     sampler, found = method_of(trained).batches.sampler, []
     for step in range(5 * 40):
         batch = sampler.batch(step)
-        mask = np.ones(np.shape(batch.rows), bool) if batch.mask is None else np.asarray(batch.mask)
-        found.append(set(np.asarray(batch.rows)[mask].tolist()))
+        rows = np.asarray(batch.rows)
+        mask = np.ones(rows.shape, bool) if batch.mask is None else np.asarray(batch.mask)
+        found.append(set(rows[mask].tolist()))
     steps_of = {row: [step for step, rows in enumerate(found) if row in rows] for row in range(RECORDS)}
     assert all([step // 5 for step in steps] == list(range(40)) for steps in steps_of.values())
     residues = {row: {step % groups for step in steps} for row, steps in steps_of.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
-from dpsgd_cli.noise.price import Strategy
+from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.noise.run import NoiseSource
 from tests.noise.test_price import KINDS, made, matrix, strange
 
@@ -26,7 +26,7 @@ class Given(NoiseSource):
         return self.fresh
 
 
-def impulses(own: Strategy, steps: int) -> np.ndarray:
+def impulses(own: NoiseStrategy, steps: int) -> np.ndarray:
     """C^-1, column by column: what the normal of one step adds to every other."""
     columns = []
     for at in range(steps):
@@ -63,8 +63,8 @@ def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -
     return torch.stack(found)
 
 
-SHAPES: dict[str, list[Strategy]] = {
-    kind: [made(kind, 4, 20, weights="sqrt"), made(kind, 6, 20), Strategy(kind, 20)]  # type: ignore[arg-type]
+SHAPES: dict[str, list[NoiseStrategy]] = {
+    kind: [made(kind, 4, 20, weights="sqrt"), made(kind, 6, 20), NoiseStrategy(kind, 20)]  # type: ignore[arg-type]
     for kind in KINDS
 }
 

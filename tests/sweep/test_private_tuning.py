@@ -275,7 +275,10 @@ def test_error_rates_refute_at_a_confidence_only() -> None:
     errors = Errors(4, 100, 84, 100)
     at_one = {"price": lambda epsilon: 0.0 if epsilon >= 1 else 1.0, "farthest": 1.0}
     assert math.e * 0.04 < 0.16 and not chosen.passes(errors, confidence=0.95, **at_one)  # type: ignore[arg-type]
-    assert chosen.passes(Errors(40, 10_000, 8_400, 10_000), confidence=0.95, **at_one)  # type: ignore[arg-type]
+    many = Errors(40, 10_000, 8_400, 10_000)
+    assert chosen.passes(many, confidence=0.95, **at_one)  # type: ignore[arg-type]
+    assert chosen.passes(many, lambda epsilon: 0.055 if epsilon >= 1 else 1.0, 1.0, 0.95)
+    assert not chosen.passes(many, lambda epsilon: 0.16 if epsilon >= 1 else 1.0, 1.0, 0.95)
 
 
 def test_the_cheapest_cell_says_what_a_run_may_tell() -> None:

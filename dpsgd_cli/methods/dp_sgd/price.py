@@ -50,7 +50,7 @@ from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, sol
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import Charge, Strategy
+    from dpsgd_cli.noise.price import Charge, NoiseStrategy
     from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
@@ -68,7 +68,7 @@ def _charged(mechanism: Mechanism, use: Charge) -> Release:
         batching=use.batching,
         sampling_rate=rate,
     )
-    return Release(changed, use.count)
+    return Release(changed, use.uses)
 
 
 Together = Callable[[GaussianSum, int], Mechanism]
@@ -261,7 +261,7 @@ class _Draft:
         own = self._strategy(len(multipliers))
         return PlannedNoise(own, own.error(multipliers, noise.workload))
 
-    def _strategy(self, epochs: int) -> Strategy:
+    def _strategy(self, epochs: int) -> NoiseStrategy:
         from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
 
         return strategy(self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch)
@@ -363,16 +363,17 @@ class _Draft:
             return ((Release(self.together(step, len(multipliers))),), *([()] * (len(multipliers) - 1)))
         if noise is None:
             return tuple((made[z],) for z in multipliers)
-        sampling = self.sampling
-        charged = (
-            self._strategy(len(multipliers)).charges(
-                sampling.batching, multipliers, sampling.steps_per_epoch, sampling.groups
-            )
-            if multipliers
-            else []
-        )
+        charged = self._charges(multipliers) if multipliers else []
         uses = {use: _charged(made[use.multiplier].mechanism, use) for uses in charged for use in uses}
         return tuple(tuple(uses[use] for use in epoch) for epoch in charged)
+
+    def _charges(self, multipliers: Sequence[float]) -> list[list[Charge]]:
+        from dpsgd_cli.noise.price import by_cycle
+
+        sampling, steps = self.sampling, self.sampling.steps_per_epoch
+        if sampling.batching == "poisson":
+            return by_cycle(multipliers, steps, sampling.groups)
+        return self._strategy(len(multipliers)).charges(sampling.batching, multipliers, steps, sampling.groups)
 
     def _excess(self, multipliers: Sequence[float]) -> float:
         released = [release for epoch in self._epochs(multipliers) for release in epoch]
@@ -413,6 +414,11 @@ class _Draft:
         """Return how many epochs the budget allows. Raises InfeasibleBudget for none, or too many to count."""
         if self.privacy.budget is None:
             raise PrivacyError("epochs: until-budget needs privacy.budget")
+        if self.privacy.correlated is not None and self.sampling.batching != "poisson":
+            raise PrivacyError(
+                f"epochs: until-budget: on {self.sampling.batching} batches the strategy of privacy.noise depends on"
+                " the length; give epochs as a number"
+            )
         fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)
         if fitting == 0:
             raise InfeasibleBudget(
