@@ -14,14 +14,15 @@ Needs the extras `bench` and `transformers`.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -322,10 +323,10 @@ def in_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def peaks(name: str) -> dict[str, float]:
+def peaks(name: str, modes: Iterable[str] = tuple(MODES)) -> dict[str, float]:
     """Return the peak MiB of each mode above the process at rest, each in a process of its own."""
     found = {}
-    for mode in MODES:
+    for mode in modes:
         command = [sys.executable, "-m", "benchmarks.networks", "--one", mode, name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -340,6 +341,8 @@ def measure_memory(mode: str, name: str) -> None:
     torch.ones(2, 2).requires_grad_().mm(torch.ones(2, 2)).sum().backward()
     if mode.startswith("opacus"):
         import opacus.optimizers  # noqa: F401
+    MODES[mode](replace(task, x=task.x[:2]))()  # nor what its code takes
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = _peak()
     step = MODES[mode](task)

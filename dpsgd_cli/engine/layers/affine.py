@@ -1,8 +1,8 @@
 """Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
 
 The normalisation itself has no parameters and is left to autograd, but for layer normalisation: PyTorch's own operation
-does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over positions of
-d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
+does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over
+positions of d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned, stacked
 
 
 class Affine(Instantiated):
@@ -95,9 +95,7 @@ class Normalised(Affine):
             torch.native_layer_norm(a[min(r, len(a) - 1)], self.shape, *self._parameters_of(r), self.least)
             for r in range(self.session.trials)
         ]
-        y, mean, inverse = (
-            one[0].unsqueeze(0) if len(one) == 1 else torch.stack(one) for one in zip(*every, strict=True)
-        )
+        y, mean, inverse = map(stacked, zip(*every, strict=True))
         if self.session.recording:
             self.moments.append((mean, inverse))
         return y
@@ -112,7 +110,7 @@ class Normalised(Affine):
             )[0]
             for r in range(self.session.trials)
         ]  # fmt: skip
-        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
+        return stacked(found)
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """Return (xhat, d) of every call that took part in the loss, as `Layer.recorded` returns (a, d)."""

@@ -19,7 +19,7 @@ The formulas are in the other files of this folder, one for each kind of layer; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,7 +63,7 @@ class Grams:
 
 
 def _products(x: Tensor) -> Tensor:
-    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); of long rows on a CPU, each pair once."""
+    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); on a CPU, mostly each pair once."""
     places, width = x.shape[-2:]
     if x.is_cuda or width < _WIDE or places < _PLACES or not x.is_contiguous():
         return torch.matmul(x, x.transpose(-1, -2))
@@ -352,7 +352,7 @@ _TELLS = {
 
 
 class Ruled(nn.Module):
-    """A module with a rule of its own, used instead of `RULES`: one that an audit adds to a model, or `rewritten.py`."""
+    """A module with a rule of its own, used instead of `RULES`; an audit adds some, and `rewritten.py` makes some."""
 
     rule: ClassVar[type[Layer]]
 
@@ -468,6 +468,11 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     margin = (ours * theirs).sum(dim=-1).square() * (8 * numbers.eps)
     hidden = (ours.sum(dim=-1).square() + theirs.sum(dim=-1).square()) * (width * numbers.tiny)
     return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one shape along a new first axis; a single one without a copy."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 def aligned(numbers: Tensor, like: Tensor) -> Tensor:
