@@ -204,7 +204,7 @@ def sum_clipped(
 
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B)."""
-    pack.session.begin()
+    pack.session.begin(reduces=True)
     pack.session.copies = x.shape[1] // y.shape[1]
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):

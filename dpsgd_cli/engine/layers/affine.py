@@ -59,10 +59,21 @@ class Affine(Instantiated):
     def per_example(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for a, d in self.recorded():
-            found["weight"] = self._reduce(a * d) + found.get("weight", 0.0)
-            if "bias" in self.values:
-                found["bias"] = self._reduce(d) + found.get("bias", 0.0)
+            self._add_gradients(found, a, d)
         return found
+
+    def reduce(self, call: int) -> None:
+        if self.session.copies > 1:
+            return  # of which the rows are not told apart within a pass
+        ((a, d),) = self.of_call(call)
+        self._kept = self._kept or {}
+        self._add_gradients(self._kept, a, d)
+        self.inputs[call] = self.gradients[call] = d.new_empty(*d.shape[:2], 0)
+
+    def _add_gradients(self, found: dict[str, Tensor], a: Tensor, d: Tensor) -> None:
+        found["weight"] = self._reduce(a * d) + found.get("weight", 0.0)
+        if "bias" in self.values:
+            found["bias"] = self._reduce(d) + found.get("bias", 0.0)
 
     def _reduce(self, x: Tensor) -> Tensor:
         shape = self.values["weight"].shape[1:]
@@ -112,15 +123,13 @@ class Normalised(Affine):
         ]  # fmt: skip
         return stacked(found)
 
-    def recorded(self) -> list[tuple[Tensor, Tensor]]:
-        """Return (xhat, d) of every call that took part in the loss, as `Layer.recorded` returns (a, d)."""
-        found: list[tuple[Tensor, Tensor]] = []
-        for a, d, moments in zip(self.inputs, self.gradients, self.moments, strict=True):
-            if d is not None:
-                exact, mean, inverse = (x.to(self.session.exact) for x in (a, *moments))
-                normal = (exact - mean).mul_(inverse)
-                found += zip(self.by_copy(normal), self.by_copy(d.to(self.session.exact)), strict=True)
-        return found
+    def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
+        """Return xhat instead of the input."""
+        a, d, (mean, inverse) = self.inputs[call], self.gradients[call], self.moments[call]
+        assert d is not None
+        exact = self.session.exact
+        normal = (a.to(exact) - mean.to(exact)).mul_(inverse.to(exact))
+        return list(zip(self.by_copy(normal), self.by_copy(d.to(exact)), strict=True))
 
     def zero_nonfinite(self, bad: Tensor) -> None:
         super().zero_nonfinite(bad)
