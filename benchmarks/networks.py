@@ -1,8 +1,8 @@
 """How long does a private step of a user's network take beside a plain one, and beside Opacus, and in how much memory?
 
-    python benchmarks/networks.py                    # the table: processor time, memory, whole training, BERT-base
-    python benchmarks/networks.py BERT LSTM          # steps of these networks only
-    python benchmarks/networks.py --profile BERT     # where a private step spends its time
+    python -m benchmarks.networks                    # the table: processor time, memory, whole training, BERT-base
+    python -m benchmarks.networks BERT LSTM          # steps of these networks only
+    python -m benchmarks.networks --profile BERT     # where a private step spends its time
 
 Networks are random, in eval mode (without dropout, as a folder of transformers is loaded), on one thread. All modes
 of a network take turns in one process, and each ratio is of medians of processor time, which other work on the machine
