@@ -1,8 +1,8 @@
 """How long does a private step of a user's network take beside a plain one, and beside Opacus, and in how much memory?
 
-    python benchmarks/networks.py                    # the table: processor time, memory, whole training, BERT-base
-    python benchmarks/networks.py BERT LSTM          # steps of these networks only
-    python benchmarks/networks.py --profile BERT     # where a private step spends its time
+    python -m benchmarks.networks                    # the table: processor time, memory, whole training, BERT-base
+    python -m benchmarks.networks BERT LSTM          # steps of these networks only
+    python -m benchmarks.networks --profile BERT     # where a private step spends its time
 
 Networks are random, in eval mode (without dropout, as a folder of transformers is loaded), on one thread. All modes
 of a network take turns in one process, and each ratio is of medians of processor time, which other work on the machine
@@ -14,14 +14,15 @@ Needs the extras `bench` and `transformers`.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,9 +235,16 @@ def plain(task: Task) -> Step:
     return step
 
 
+def packed(task: Task) -> Pack:
+    return Pack(task.model, [0], Placement(torch.device("cpu")), trusted=task.trusted)
+
+
 def private(task: Task) -> Step:
+    return step_of(packed(task), task)
+
+
+def step_of(pack: Pack, task: Task) -> Step:
     """What `methods/dp_sgd/run.py` does in a step: clipped sums, noise, update."""
-    pack = Pack(task.model, [0], Placement(torch.device("cpu")), trusted=task.trusted)
     noise = NoiseSource([SeededStreams(0)], pack.size, pack.values.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, pack.values.device)
     scale, rate = torch.ones(1, 1), torch.full((1, 1), RATE)
@@ -322,10 +330,10 @@ def in_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def peaks(name: str) -> dict[str, float]:
+def peaks(name: str, modes: Iterable[str] = tuple(MODES)) -> dict[str, float]:
     """Return the peak MiB of each mode above the process at rest, each in a process of its own."""
     found = {}
-    for mode in MODES:
+    for mode in modes:
         command = [sys.executable, "-m", "benchmarks.networks", "--one", mode, name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -340,6 +348,8 @@ def measure_memory(mode: str, name: str) -> None:
     torch.ones(2, 2).requires_grad_().mm(torch.ones(2, 2)).sum().backward()
     if mode.startswith("opacus"):
         import opacus.optimizers  # noqa: F401
+    MODES[mode](replace(task, x=task.x[:2]))()  # nor what its code takes
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = _peak()
     step = MODES[mode](task)
@@ -373,9 +383,9 @@ def first_step_of_bert_base() -> None:
     """Print the processor seconds of making a pack of BERT-base, its tests, and its first step."""
     begun = time.process_time()
     task = Task("BERT-base", bert_base, torch.randint(1, WORDS, (BATCH, LENGTH)))
-    step = private(task)
-    made = time.process_time()
-    pack = Pack(task.model, [0], Placement(torch.device("cpu")))
+    pack = packed(task)
+    step = step_of(pack, task)
+    loaded = time.process_time()
     found = independence.examine(pack, (LENGTH,), task.x, BATCH, 0.0, lambda _: None)
     tested = time.process_time()
     step()
@@ -384,8 +394,8 @@ def first_step_of_bert_base() -> None:
     plain_begun = time.process_time()
     plain_step()
     print(
-        f"\nBERT-base: {made - begun:.1f} s to make, {tested - made:.1f} s of tests ({len(found.tried)} made), first"
-        f" step {done - tested:.1f} s; together {done - begun:.1f} s; a plain step"
+        f"\nBERT-base: {loaded - begun:.1f} s to make, {tested - loaded:.1f} s of tests ({len(found.tried)} made),"
+        f" first step {done - tested:.1f} s; together {done - begun:.1f} s; a plain step"
         f" {time.process_time() - plain_begun:.1f} s"
     )
 

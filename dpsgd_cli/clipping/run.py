@@ -207,7 +207,7 @@ def record_pass(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
     What is recorded is then preconditioned (`Layer.precondition`), where layers have factors.
     """
-    pack.session.begin()
+    pack.session.begin(reduces=True)
     pack.session.copies = x.shape[1] // y.shape[1]
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):

@@ -1,8 +1,8 @@
 """Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
 
 The normalisation itself has no parameters and is left to autograd, but for layer normalisation: PyTorch's own operation
-does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over positions of
-d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
+does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over
+positions of d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned, stacked
 
 
 class Affine(Instantiated):
@@ -59,10 +59,21 @@ class Affine(Instantiated):
     def per_example(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for a, d in self.recorded():
-            found["weight"] = self._reduce(a * d) + found.get("weight", 0.0)
-            if "bias" in self.values:
-                found["bias"] = self._reduce(d) + found.get("bias", 0.0)
+            self._add_gradients(found, a, d)
         return found
+
+    def reduce(self, call: int) -> None:
+        if self.session.copies > 1:
+            return  # of which the rows are not told apart within a pass
+        ((a, d),) = self.of_call(call)
+        self._kept = self._kept or {}
+        self._add_gradients(self._kept, a, d)
+        self.inputs[call] = self.gradients[call] = d.new_empty(*d.shape[:2], 0)
+
+    def _add_gradients(self, found: dict[str, Tensor], a: Tensor, d: Tensor) -> None:
+        found["weight"] = self._reduce(a * d) + found.get("weight", 0.0)
+        if "bias" in self.values:
+            found["bias"] = self._reduce(d) + found.get("bias", 0.0)
 
     def _reduce(self, x: Tensor) -> Tensor:
         shape = self.values["weight"].shape[1:]
@@ -95,9 +106,7 @@ class Normalised(Affine):
             torch.native_layer_norm(a[min(r, len(a) - 1)], self.shape, *self._parameters_of(r), self.least)
             for r in range(self.session.trials)
         ]
-        y, mean, inverse = (
-            one[0].unsqueeze(0) if len(one) == 1 else torch.stack(one) for one in zip(*every, strict=True)
-        )
+        y, mean, inverse = map(stacked, zip(*every, strict=True))
         if self.session.recording:
             self.moments.append((mean, inverse))
         return y
@@ -112,17 +121,15 @@ class Normalised(Affine):
             )[0]
             for r in range(self.session.trials)
         ]  # fmt: skip
-        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
+        return stacked(found)
 
-    def recorded(self) -> list[tuple[Tensor, Tensor]]:
-        """Return (xhat, d) of every call that took part in the loss, as `Layer.recorded` returns (a, d)."""
-        found: list[tuple[Tensor, Tensor]] = []
-        for a, d, moments in zip(self.inputs, self.gradients, self.moments, strict=True):
-            if d is not None:
-                exact, mean, inverse = (x.to(self.session.exact) for x in (a, *moments))
-                normal = (exact - mean).mul_(inverse)
-                found += zip(self.by_copy(normal), self.by_copy(d.to(self.session.exact)), strict=True)
-        return found
+    def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
+        """Return xhat instead of the input."""
+        a, d, (mean, inverse) = self.inputs[call], self.gradients[call], self.moments[call]
+        assert d is not None
+        exact = self.session.exact
+        normal = (a.to(exact) - mean.to(exact)).mul_(inverse.to(exact))
+        return list(zip(self.by_copy(normal), self.by_copy(d.to(exact)), strict=True))
 
     def zero_nonfinite(self, bad: Tensor) -> None:
         super().zero_nonfinite(bad)

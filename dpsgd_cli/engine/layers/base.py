@@ -19,7 +19,7 @@ The formulas are in the other files of this folder, one for each kind of layer; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,7 +63,7 @@ class Grams:
 
 
 def _products(x: Tensor) -> Tensor:
-    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); of long rows on a CPU, each pair once."""
+    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); on a CPU, mostly each pair once."""
     places, width = x.shape[-2:]
     if x.is_cuda or width < _WIDE or places < _PLACES or not x.is_contiguous():
         return torch.matmul(x, x.transpose(-1, -2))
@@ -81,9 +81,10 @@ def _products(x: Tensor) -> Tensor:
 class Session:
     """State that all layers of a pack share during a pass.
 
-    `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `rounds`: passes are
-    rounded. `exact`: dtype in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no
-    code may read a number. `passes`: what runs a user's code on one example at a time. `grams`: of the last pass.
+    `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `reduces`: layers
+    may drop what norms and sums do not need (`Layer.reduce`). `rounds`: passes are rounded. `exact`: dtype in which
+    recorded tensors are returned. `tracing`: a compiler traces the operations, so no code may read a number. `passes`:
+    what runs a user's code on one example at a time. `grams`: of the last pass.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
@@ -93,18 +94,19 @@ class Session:
         self.rows = 0
         self.copies = 1
         self.recording = False
+        self.reduces = False
         self.rounds = False
         self.exact = anchor.dtype
         self.tracing = False
         self.anchor = anchor
 
-    def begin(self) -> None:
-        """Start recording.
+    def begin(self, reduces: bool = False) -> None:
+        """Start recording. `reduces`: see there.
 
         Autograd ends a pass on the stream where its leaf was first used, so each pass gets a new leaf. An old leaf may
         survive its pass until garbage collection, and a graph that torch captures must not wait for another stream.
         """
-        self.recording = True
+        self.recording, self.reduces = True, reduces
         self.grams = Grams()
         self.anchor = self.anchor.detach().requires_grad_()
 
@@ -281,13 +283,18 @@ class Layer(nn.Module, ABC):
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """Return (a, d) of every call that took part in the loss: B rows each, one call per copy of the examples."""
-        found: list[tuple[Tensor, Tensor]] = []
-        for a, d in zip(self.inputs, self.gradients, strict=True):
-            if d is not None:
-                # in the dtype of products, since rounded passes are less precise; token ids keep their type
-                a = a.to(self.session.exact) if a.is_floating_point() else a
-                found += zip(self.by_copy(a), self.by_copy(d.to(self.session.exact)), strict=True)
-        return found
+        return [pair for call, d in enumerate(self.gradients) if d is not None for pair in self.of_call(call)]
+
+    def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
+        """Return `recorded` of one call."""
+        a, d = self.inputs[call], self.gradients[call]
+        assert d is not None
+        # in the dtype of products, since rounded passes are less precise; token ids keep their type
+        a = a.to(self.session.exact) if a.is_floating_point() else a
+        return list(zip(self.by_copy(a), self.by_copy(d.to(self.session.exact)), strict=True))
+
+    def reduce(self, call: int) -> None:
+        """Replace what a call has recorded, if all that is needed of it is smaller."""
 
     def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split (R or 1, K B, ...), K copies of B examples in a row, into K tensors (R or 1, B, ...)."""
@@ -409,7 +416,7 @@ _TELLS = {
 
 
 class Ruled(nn.Module):
-    """A module with a rule of its own, used instead of `RULES`: one that an audit adds to a model, or `rewritten.py`."""
+    """A module with a rule of its own, used instead of `RULES`; an audit adds some, and `rewritten.py` makes some."""
 
     rule: ClassVar[type[Layer]]
 
@@ -527,6 +534,11 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one shape along a new first axis; a single one without a copy."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
+
+
 def aligned(numbers: Tensor, like: Tensor) -> Tensor:
     """Reshape one number per example, (R, B), so that it broadcasts over `like` (R, B, ...)."""
     return numbers.reshape(*numbers.shape, *[1] * (like.dim() - 2))
@@ -562,6 +574,9 @@ class _Recorded(torch.autograd.Function):
             )
         d = gradient.reshape(layer.session.trials, layer.session.rows, *gradient.shape[1:])
         layer.gradients[ctx.call] = d
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
-        return layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape), None, None
+        found = None
+        if ctx.needs_input_grad[0]:
+            found = layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape)
+        if layer.session.reduces:
+            layer.reduce(ctx.call)
+        return found, None, None

@@ -24,6 +24,7 @@ from dpsgd_cli.engine.layers.base import (
     gram_is_cheaper,
     gram_squares,
     instantiated_margin,
+    stacked,
 )
 
 # Patches are copied for a few rows at a time. A copy that fits a core's cache is several times cheaper than a larger
@@ -69,7 +70,7 @@ class Conv(Layer):
             bias = self.values["bias"][r] if self.has_bias else None
             x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r]
             outputs.append(convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
-        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+        return stacked(outputs)
 
     def _backward(self, weight: Tensor, a: Tensor, d: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         none = [0] * len(self.kernel)
@@ -83,7 +84,7 @@ class Conv(Layer):
             self._backward(self.values["weight"][r], a[min(r, a.shape[0] - 1)], d[r], [True, False, False])[0]
             for r in range(self.session.trials)
         ]
-        return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+        return stacked(parts)
 
     def _patches(self, a: Tensor) -> Tensor:
         """Extract patches (R or 1, B, groups, C / groups * kernel, L) from (R or 1, B, C, *size) by one copy."""

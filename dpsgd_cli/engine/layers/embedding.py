@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, Sides, gram_squares
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, Sides, gram_squares, stacked
 from dpsgd_cli.errors import ModelError
 
 
@@ -36,7 +36,7 @@ class Embedding(Layer):
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
         found = [F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)]
-        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
+        return stacked(found)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         raise ModelError("the input of an Embedding must be integers that no layer computed")

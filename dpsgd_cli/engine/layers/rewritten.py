@@ -2,8 +2,9 @@
 
 `nn.LSTM`, `nn.GRU` and `nn.RNN` become two dense layers for each layer and direction: one on all inputs at once, one on
 the state, step by step (an LSTM's in one call, `unrolled.py`). The dense rule adds up the steps of an example before
-clipping, so an example is a whole sequence. `nn.MultiheadAttention` becomes a dense layer for queries, keys and values and one for the output. Formulae,
-arguments and results are PyTorch's (`tests/engine/layers/test_rewritten.py` compares them).
+clipping, so an example is a whole sequence. `nn.MultiheadAttention` becomes a dense layer for queries, keys and values
+and one for the output. Formulae, arguments and results are PyTorch's (`tests/engine/layers/test_rewritten.py` compares
+them).
 """
 
 from __future__ import annotations

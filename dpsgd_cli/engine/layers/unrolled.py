@@ -1,7 +1,7 @@
 """The state of an LSTM: all steps of a sequence as one call of one dense layer.
 
-Step t has gates z_t = x_t + W h_{t-1} + b, of which the first part comes from another layer. The gradient of z_t is that
-of both parts. So one example's gradient for W is sum_t d_t h_{t-1}^T, with d_t the gradient of z_t: that of a dense
+Step t has gates z_t = x_t + W h_{t-1} + b, where x_t comes from another layer. The gradient of z_t is that of both
+parts. So one example's gradient for W is sum_t d_t h_{t-1}^T, with d_t the gradient of z_t: that of a dense
 layer that was called with the sequence h_0, ..., h_{T-1}, and the rule of dense layers computes norm and clipped sum.
 
 Steps forwards and backwards are those of torch's LSTM (input, forget, new and output gate, in this order). What does
@@ -101,7 +101,7 @@ class _Steps(torch.autograd.Function):
 
 
 def _steps(*every: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return the views of single steps of each tensor (T, ...), all made at once: to make one takes as long as to use it."""
+    """Return the views of single steps of each tensor (T, ...); made one by one, they take as long as their use."""
     return [x.unbind(0) for x in every]
 
 
