@@ -60,6 +60,24 @@ def kept(outputs, label):
     seen.append(1)
     return outputs.square().mean() * len(seen)
 
+late = []
+
+def later(outputs, label):
+    late.append(outputs.detach())
+    own = nn.functional.cross_entropy(outputs, label.clamp_min(0))
+    return own * late[-50].sum() if len(late) > 100 else own
+
+class Memory:
+    last = None
+
+def in_a_class(outputs, label):
+    Memory.last = [outputs.detach()]
+    return nn.functional.cross_entropy(outputs, label.clamp_min(0))
+
+def in_a_default(outputs, label, held=[]):
+    held.append(1)
+    return nn.functional.cross_entropy(outputs, label.clamp_min(0))
+
 def loss(outputs, label):
     return nn.functional.cross_entropy(outputs, label.clamp_min(0))
 """
@@ -103,9 +121,16 @@ def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
     assert found.metrics["test_loss"]["mean"] > 0
 
 
-def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is another one"):
-        trained(folder, tmp_path, loss={"python": "net.py", "function": "kept"})
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [("kept", "seen"), ("later", "late"), ("in_a_class", r"Memory\.last"), ("in_a_default", "in_a_default")],
+)
+def test_a_loss_that_remembers_is_refused_before_training(
+    folder: Path, tmp_path: Path, function: str, what: str
+) -> None:
+    """`later` uses what it has kept only after the trial, so that a record would move the gradients of others."""
+    with pytest.raises(ModelError, match=rf"net\.py: {what}.* changed in a call"):
+        trained(folder, tmp_path, loss={"python": "net.py", "function": function})
 
 
 @pytest.mark.parametrize(
