@@ -178,7 +178,13 @@ def test_next_tokens_are_predicted_in_parts_with_the_perplexity_of_each_record(
     monkeypatch.setattr("dpsgd_cli.training.inference._MOST_NUMBERS", 100)
     held: list[int] = []
     usual = result.trained.decided
-    monkeypatch.setattr(type(result.trained), "decided", lambda self, own: held.append(own.size) or usual(own))
+
+    def watched(self: object, own: np.ndarray) -> np.ndarray:
+        held.append(own.size)
+        found: np.ndarray = usual(own)
+        return found
+
+    monkeypatch.setattr(type(result.trained), "decided", watched)
     told, perplexities = result.trained.predict_tokens(tokens, 0)
     assert max(held) <= 100 and len(held) > 20
     whole = result.trained.outputs(tokens, 0).astype(np.float64)
