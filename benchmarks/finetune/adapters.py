@@ -17,7 +17,7 @@ from benchmarks.pages import RESULTS
 
 ADAPTERS = RESULTS / "finetune" / "adapters.csv"
 WORDS = 4000
-SIZES = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
 LORA = {"rank": 8, "alpha": 16, "targets": ["query", "value"]}
 
 
