@@ -60,6 +60,24 @@ def kept(outputs, label):
     seen.append(1)
     return outputs.square().mean() * len(seen)
 
+late = []
+
+def later(outputs, label):
+    late.append(outputs.detach())
+    own = nn.functional.cross_entropy(outputs, label.clamp_min(0))
+    return own * late[-50].sum() if len(late) > 100 else own
+
+class Memory:
+    last = None
+
+def in_a_class(outputs, label):
+    Memory.last = [outputs.detach()]
+    return nn.functional.cross_entropy(outputs, label.clamp_min(0))
+
+def in_a_default(outputs, label, held=[]):
+    held.append(1)
+    return nn.functional.cross_entropy(outputs, label.clamp_min(0))
+
 def loss(outputs, label):
     return nn.functional.cross_entropy(outputs, label.clamp_min(0))
 """
@@ -103,9 +121,16 @@ def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
     assert found.metrics["test_loss"]["mean"] > 0
 
 
-def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is another one"):
-        trained(folder, tmp_path, loss={"python": "net.py", "function": "kept"})
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [("kept", "seen"), ("later", "late"), ("in_a_class", r"Memory\.last"), ("in_a_default", "in_a_default")],
+)
+def test_a_loss_that_remembers_is_refused_before_training(
+    folder: Path, tmp_path: Path, function: str, what: str
+) -> None:
+    """`later` uses what it has kept only after the trial, so that a record would move the gradients of others."""
+    with pytest.raises(ModelError, match=rf"net\.py: {what}.* changed in a call"):
+        trained(folder, tmp_path, loss={"python": "net.py", "function": function})
 
 
 @pytest.mark.parametrize(
@@ -153,7 +178,13 @@ def test_next_tokens_are_predicted_in_parts_with_the_perplexity_of_each_record(
     monkeypatch.setattr("dpsgd_cli.training.inference._MOST_NUMBERS", 100)
     held: list[int] = []
     usual = result.trained.decided
-    monkeypatch.setattr(type(result.trained), "decided", lambda self, own: held.append(own.size) or usual(own))
+
+    def watched(self: object, own: np.ndarray) -> np.ndarray:
+        held.append(own.size)
+        found: np.ndarray = usual(own)
+        return found
+
+    monkeypatch.setattr(type(result.trained), "decided", watched)
     told, perplexities = result.trained.predict_tokens(tokens, 0)
     assert max(held) <= 100 and len(held) > 20
     whole = result.trained.outputs(tokens, 0).astype(np.float64)

@@ -37,6 +37,7 @@ def stand_in(card: Card, owner: str | None = None) -> RawDataset:
         count = RECORDS * len(files)
         if not files:
             return None
+        x: np.ndarray
         if card.layout.integers:
             x = rng.integers(0, 50, (count, *card.layout.shape))
         elif card.layout.columns is None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
+from benchmarks.finetune.adapters import ADAPTERS
 from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
 from benchmarks.pages.drawing import errorbars, over_epsilon
@@ -42,7 +43,7 @@ CASES = [
     for epsilon in EPSILONS
 ]
 METRICS = ("test_accuracy", "test_auc", "seconds")
-QUOTED = "0.3"
+QUOTED = "0.3 80.5"
 NONPRIVATE = RESULTS / "finetune" / "nonprivate.csv"
 
 
@@ -68,7 +69,32 @@ def said(rows: Rows) -> Mapping[str, str]:
             ("without privacy", "test accuracy, percent"),
             [(name, f"{100 * value:.2f}") for name, value in _nonprivate()] or [(MISSING, "")],
         ),
+        "numbers": f"{_numbers():,}",
+        "adapters": markdown(
+            ("what trains", "numbers trained", "bytes of the result's model", "test accuracy, percent"),
+            _adapters() or [(MISSING, "", "", "")],
+        ),
     }
+
+
+def _numbers() -> int:
+    """Return how many numbers the transformer has: it is built as its recipe says."""
+    from dpsgd_cli.common.plugins import load_attribute, trusting
+    from dpsgd_cli.engine.settings import PythonModel
+    from dpsgd_cli.recipe.loading import load_recipe
+
+    loaded = load_recipe(TRANSFORMER)
+    model, text = loaded.recipe.model, loaded.recipe.data.text
+    assert isinstance(model, PythonModel) and text is not None
+    with trusting():
+        made = load_attribute(loaded.base / model.file, model.factory)((text.length,), 2, **model.arguments)
+    return sum(own.numel() for own in made.parameters())
+
+
+def _adapters() -> list[tuple[str, ...]]:
+    if not ADAPTERS.is_file():
+        return []
+    return [tuple(map(str, row)) for row in pd.read_csv(ADAPTERS, dtype=str).itertuples(index=False, name=None)]
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:

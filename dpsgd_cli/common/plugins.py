@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ from dpsgd_cli.errors import RecipeError, UsageError
 Logger = Callable[[str], None]
 _trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
+OWN_FILES = "dpsgd_recipe_"
+"""How the names of modules of files that a recipe names begin."""
+_PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -76,6 +80,21 @@ def named(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def own_modules() -> list[types.ModuleType]:
+    """Return the modules of a user's own code: files that recipes named, and what was imported from their folders."""
+    loaded = {name: module for name, module in list(sys.modules.items()) if name != "__main__"}
+    named = [Path(str(module.__file__)) for name, module in loaded.items() if name.startswith(OWN_FILES)]
+    folders = tuple({f"{path}{os.sep}" for file in named for path in (file.absolute().parent, file.resolve().parent)})
+    found = []
+    for name, module in loaded.items():
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or "site-packages" in file or name.partition(".")[0] == _PACKAGE:
+            continue
+        if name.startswith(OWN_FILES) or file.startswith(folders):
+            found.append(module)
+    return found
+
+
 def load_attribute(path: Path, name: str) -> Any:
     """Execute the Python file at `path` and return its attribute `name`.
 
@@ -84,7 +103,7 @@ def load_attribute(path: Path, name: str) -> Any:
     """
     if not path.is_file():
         raise RecipeError(f"{path}: no such Python file; `file:` is relative to the recipe")
-    module_name = f"dpsgd_recipe_{path.stem}_{abs(hash(str(path.resolve()))):x}"
+    module_name = f"{OWN_FILES}{path.stem}_{abs(hash(str(path.resolve()))):x}"
     if path.suffix != ".py":
         raise RecipeError(f"{path}: not a Python file (it must end in .py)")
     try:

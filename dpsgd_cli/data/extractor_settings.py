@@ -150,7 +150,7 @@ class FileFeatures(Section):
     )
     sha256: Sha256 | None = Field(
         None,
-        description="Of file: needed with a shipped card, refused beside data.path, where it would tell of records.",
+        description="Of file: needed with a shipped card, refused beside data.path, where it reveals them.",
     )
     test_sha256: Sha256 | None = Field(None, description="The same of test_file.")
     producer: str = Field(
@@ -171,7 +171,7 @@ class FileFeatures(Section):
     def _declared(self) -> FileFeatures:
         if not self.public:
             raise ValueError(
-                "public: features that other records shaped tell of them; true declares that the producer is public and"
+                "public: features that other records shaped reveal them; true declares that the producer is public and"
                 " that each record's features were made from that record alone"
             )
         return self

@@ -10,7 +10,8 @@ every later label with other features, and all of them would change.
 
 What is checked: the numbers of rows, equal; with `aligned: {column: C}` that the file repeats C of each record, or its
 SHA-256; and with `decides: true` that rows with equal C have equal features, which those that a batch decides often
-have not. A refusal tells of the records to the person who runs the command, as in `opening.py`. What is left is
+have not. A
+refusal reveals something of the records to the person who runs the command, as in `opening.py`. What is left is
 declared, and in the result.
 
 The SHA-256 of a file of features is a function of all records. It is in a recipe, which is published, only beside a

@@ -58,6 +58,8 @@ class Extract(Step, stated=False):
     """Step from rows (N, C, side, side) or (N, D) to features. Subclasses define the network."""
 
     rows_at_once = ROWS_AT_ONCE
+    probed = False
+    """The network is made of more than `made_from` says, so the cache's key has its features of a fixed record."""
 
     def bounded(self, length: Length, before: Layout) -> Length:
         """Return no bound: a network's features have none that is public."""
@@ -91,11 +93,15 @@ class Extract(Step, stated=False):
         network: list[Network] = []
 
         def transform(x: np.ndarray) -> np.ndarray:
-            place = cache.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
+            nonlocal network
+            told = [VERSION, self.settings.model_dump(), self.made_from, x.shape, str(x.dtype)]
+            if self.probed:
+                network = network or [self.network(layout.shape)]
+                told.append(_probe(self, network[0], layout))
+            place = cache.place("features", told, [x])
             out = cache.load(place)
             if out is None:
-                if not network:
-                    network.append(self.network(layout.shape))
+                network = network or [self.network(layout.shape)]
                 out = self.extract(network[0], x)
                 cache.keep(place, out)
             return out
@@ -126,6 +132,14 @@ class Extract(Step, stated=False):
                     f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
                 ) from error
             return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
+
+
+def _probe(step: Extract, network: Network, layout: Layout) -> str:
+    """Return the SHA-256 of the features of a record that is the same for all data sets."""
+    drawn = np.random.default_rng(0)
+    whole = layout.integers
+    record = drawn.integers(0, 2, (1, *layout.shape)) if whole else drawn.random((1, *layout.shape), np.float32)
+    return hashlib.sha256(step.extract(network, record).tobytes()).hexdigest()
 
 
 def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
@@ -303,6 +317,7 @@ class OwnNetwork(Extract):
 
     settings: PythonFeatures
     fitted_on = "nothing"
+    probed = True
 
     def __init__(self, settings: PythonFeatures, base: Path) -> None:
         super().__init__(settings, base)
@@ -385,7 +400,8 @@ class Join(Step):
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
-            told = [VERSION, [part.settings.model_dump() for part in self.parts], self.made_from, x.shape]
+            told = [VERSION, [part.settings.model_dump() for part in self.parts], self.made_from, x.shape, str(x.dtype)]
+            told += [_probe(part, part.network(layout.shape), layout) for part in self.parts if part.probed]
             place = cache.place("features", told, [x])
             out = cache.load(place)
             if out is None:

@@ -6,9 +6,9 @@ Guarantee: the number of an example depends on that example's outputs and labels
 sequence is divided by the number of places of that sequence that count, never by a number of the batch. Then one
 record moves a clipped sum by at most the clip norm, whatever the loss is: no bound on its slope is needed. The price of
 a training is the same for every loss. A loss of the user's own is called with one example at a time
-(`torch.func.vmap`), so it has no other example to look at. Before training it is called twice on the same examples,
-which finds what it keeps and uses at once. What it keeps in its module's globals and uses only later is not found, as
-in a model (`state.py`).
+(`torch.func.vmap`), so it has no other example to look at. Before training it is called several times on the same
+examples, which finds what it keeps and uses at once, and what its file keeps is compared (`state.py`), which finds what
+it would use later.
 
 To add a loss: its name and tasks in `engine/settings.py`, and its record in `OUTPUT_LOSSES`. `tests/engine/
 test_output_losses.py` tries each for what the guarantee says.
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.common.plugins import load_attribute
+from dpsgd_cli.engine import state
 from dpsgd_cli.engine.losses import Loss, cross_entropy
 from dpsgd_cli.engine.settings import LossName, LossSettings, PythonLoss
 from dpsgd_cli.errors import ModelError
@@ -157,11 +158,13 @@ class LossOf:
     """A loss as a training calls it: outputs (R, B, ..., K) and labels (R, B, ...) to (R, B).
 
     `of_arrays`: the label of one example is an array. `clamps`: targets are clamped to [-1, 1], their public bounds.
+    `own`: the function of the user's own, or None.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     of_arrays: bool
     clamps: bool = False
+    own: Callable[..., Any] | None = None
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.function(outputs, labels.clamp(-1, 1) if self.clamps else labels)
@@ -181,7 +184,7 @@ def made(
     """
     if isinstance(settings, PythonLoss):
         own = load_attribute(base / settings.python, settings.function)
-        return LossOf(one_by_one(own, settings.python), of_arrays, clamps)
+        return LossOf(one_by_one(own, settings.python), of_arrays, clamps, own)
     kind: LossName = USUAL[task] if settings is None else settings if isinstance(settings, str) else settings.kind
     of = OUTPUT_LOSSES[kind].of
     return LossOf(lambda outputs, labels: of(outputs, labels, options), of_arrays, clamps)
@@ -223,8 +226,10 @@ def check_apart(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Try a loss for mixing, as a model is tried: on synthetic outputs (R, B, ..., K) and labels (R, B, ...), B > 1.
 
     Each example's number must be the same alone and with others, its gradient zero in all other rows, and two equal
-    calls must agree. Raises ModelError otherwise.
+    calls must agree, and a function of the user's own must keep nothing. Raises ModelError otherwise.
     """
+    own = [loss.own] if isinstance(loss, LossOf) and loss.own is not None else []
+    before = state.of_code(own)
     with torch.enable_grad():
         given = outputs.detach().clone().requires_grad_()
         first = loss(given, labels)
@@ -240,6 +245,9 @@ def check_apart(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
             slopes[:, row] = 0
             if bool((slopes != 0).any()):
                 raise _mixed("the loss of one example has a gradient in the outputs of another")
+    kept = state.changed(before, state.of_code(own))
+    if kept is not None:
+        raise _mixed(f"{kept} changed in a call, so a later example's loss may depend on this one")
     for other, how in ((again, "in another order"), (alone, "alone"), (twice, "in a second call")):
         if not torch.allclose(first, other, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise _mixed(f"the loss of an example is another one {how}")

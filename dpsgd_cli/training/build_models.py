@@ -29,6 +29,7 @@ from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.common.plugins import own_modules
 from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
@@ -234,6 +235,7 @@ def _step_seconds(pack: Pack, loaded: LoadedRecipe, batch: Tensor, label: tuple[
 def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
     """Return the SHA-256 of what the tests of a model depend on: code, shapes, device and versions."""
     code = [path.read_bytes() for _, path in sorted(loaded.own_code.items())]
+    code += [Path(file).read_bytes() for file in sorted({str(module.__file__) for module in own_modules()})]
     ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
     versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
     shapes = (tuple(train.input_shape), str(train.x.dtype), train.x.device.type, outputs, most)

@@ -263,3 +263,29 @@ def test_a_network_of_the_users_own_sees_one_record(tmp_path: Path) -> None:
     assert step.declaration is not None and "net.py" in step.declaration
     with pytest.raises(ValueError, match="no free extractor"):
         PythonFeatures(file="net.py", public=False)
+
+
+BESIDE = """
+import json
+import pathlib
+
+def build(shape):
+    scale = json.loads((pathlib.Path(__file__).parent / "scale.json").read_text())
+    return lambda x: x.flatten(1)[:, :1] * scale
+"""
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_features_follow_what_a_network_reads_beside_its_file(tmp_path: Path, joined: bool) -> None:
+    """The cache knows nothing of what a file loads, so its key has what the network makes of a record."""
+    (tmp_path / "net.py").write_text(BESIDE)
+    told = {"kind": "python", "file": "net.py", "public": True}
+    rows, found = images(3), []
+    for scale in (1.0, 2.0):
+        (tmp_path / "scale.json").write_text(str(scale))
+        data_section = Data.model_validate({"name": "digits", "features": [told] if joined else told})
+        with trusting():
+            step = features.step_of(data_section, tmp_path)
+            assert step is not None
+            found.append(step.transform(Layout(rows.shape[1:]), None)(rows))
+    assert np.allclose(found[1], 2 * found[0], rtol=1e-2) and found[0].any()

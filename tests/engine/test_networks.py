@@ -61,10 +61,10 @@ def bert(kind: str = "BertForSequenceClassification") -> nn.Module:
     return Tokens(getattr(transformers, kind)(transformers.BertConfig(**ENCODER)))
 
 
-def lora(build: Callable[[], nn.Module], *targets: str) -> nn.Module:
+def lora(build: Callable[[], nn.Module], *targets: str, saved: list[str] | None = None) -> nn.Module:
     """`build`'s model with adapters by peft, whose second factors are not zero, as after a first step."""
     made: Any = build()
-    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(targets), lora_dropout=0.1)
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(targets), lora_dropout=0.1, modules_to_save=saved)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(9)  # frozen parameters are those of a file, and so of every trial
         for parameter in made.parameters():
@@ -129,6 +129,7 @@ OF_TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "ViT": (vit, "pixels"),
     "ConvNeXt": (convnext, "pixels"),
     "BERT with LoRA": (lambda: lora(bert, "query", "value"), "tokens"),
+    "BERT with LoRA and its head": (lambda: lora(bert, "query", saved=["classifier"]), "tokens"),
     "GPT-2 with LoRA": (lambda: lora(gpt2, "c_attn"), "tokens"),
     "BERT, frozen but for a head": (frozen_but_for_a_head, "tokens"),
 }  # fmt: skip

@@ -49,7 +49,8 @@ GIVEN: dict[str, tuple[Tensor, Tensor, LossOptions, Callable[[Tensor, Tensor], T
         lambda o, y: F.huber_loss(o[0], y, delta=0.3),
     ),
     "poisson": (
-        NUMBERS[..., :1].abs().clamp(max=0.9), NUMBERS[..., 0].flip(1).clamp(-1, 1), LossOptions(low=0.0, high=8.0),
+        NUMBERS[..., :1].abs().clamp(max=0.9), NUMBERS[..., 0].flip(1).clamp(-1, 1),
+        LossOptions(low=(0.0,), high=(8.0,)),
         lambda o, y: F.poisson_nll_loss(4 * o[0] + 4, 4 * y + 4, log_input=False, eps=0.0),
     ),
 }  # fmt: skip
@@ -95,7 +96,7 @@ def test_a_sequence_is_divided_by_its_own_places_whatever_is_in_the_batch() -> N
 
 
 def test_the_poisson_loss_is_finite_and_falls_towards_the_edge() -> None:
-    loss = made("poisson", "regression", LossOptions(low=0.0, high=8.0), False, False, Path())
+    loss = made("poisson", "regression", LossOptions(low=(0.0,), high=(8.0,)), False, False, Path())
     outputs = torch.tensor([[[-3.0], [-1.0], [-0.9]]], requires_grad=True)
     found = loss(outputs, torch.zeros(1, 3))
     assert found.isfinite().all()
