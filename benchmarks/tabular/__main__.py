@@ -82,7 +82,7 @@ def measure(out: Path, asked: argparse.Namespace) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             problem = problems.opened(name, Path(folder))
-            most = (asked.repeats, problem.deals, peer and peer.deals)
+            most = (asked.repeats, problem.deals, None if peer is None else peer.deals)
             deals = min(one for one in most if one is not None)
             if peer is not None:
                 part = of_peer(peer, problem, epsilon, deals)

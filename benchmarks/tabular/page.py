@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Measure:
 MEASURES = {
     one.name: one
     for one in (
-        Measure("accuracy", "accuracy %", 100.0, 2),
+        Measure("accuracy", "accuracy", 100.0, 2),
         Measure("auc", "AUC"),
         Measure("r2", "R2"),
         Measure("mae", "MAE", less=True),
@@ -107,7 +108,7 @@ def overview(rows: pd.DataFrame, of_numbers: bool) -> str:
     for data, of_data in own.groupby("data", sort=False):
         cells = [_best(of_data, names, epsilon, first, second) for names in tools.values() for epsilon in EPSILONS]
         cells.append(_best(of_data, ["boosting without privacy"], math.inf, first, second))
-        folds = int(of_data[of_data["tool"] == RULE].groupby("epsilon").size().max())
+        folds = of_data[of_data["tool"] == RULE]["trial"].nunique()
         lines.append(f"| {data} | {folds} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -183,6 +184,23 @@ def findings(rows: pd.DataFrame) -> str:
     )
 
 
+def declines(rows: pd.DataFrame) -> str:
+    """Where the rule does worse at a larger epsilon, on the same folds, by more than the interval of differences."""
+    found, asked = [], 0
+    for data, own in rows[(rows["tool"] == RULE)].groupby("data", sort=False):
+        for measure in measures_of(own):
+            trials = own.pivot_table(index="trial", columns="epsilon", values=measure.name)
+            for less, more in itertools.combinations(sorted(trials), 2):
+                gained = (trials[more] - trials[less]).dropna() * (-1 if measure.less else 1)
+                mean, half = interval(gained)
+                asked += 1
+                if mean < -half:
+                    one, other = (measure.shown(trials[epsilon].mean()) for epsilon in (less, more))
+                    found.append(f"{data}, {measure.words} {one} at {less:g} and {other} at {more:g}")
+    head = f"With more budget it does worse in {len(found)} of {asked} pairs of budgets, by more than that interval"
+    return f"{head}: {'; '.join(found)}." if found else f"{head}."
+
+
 def short(rows: pd.DataFrame) -> str:
     """Where the rule misses what was aimed at, and whether the aim is within the interval over folds."""
     found, asked = [], 0
@@ -216,6 +234,7 @@ def write(out: Path) -> None:
     parts = {
         "findings": findings(rows),
         "short": short(rows),
+        "declines": declines(rows),
         "classes": overview(rows, of_numbers=False),
         "numbers": overview(rows, of_numbers=True),
         "missing": told,

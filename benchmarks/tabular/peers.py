@@ -48,13 +48,18 @@ class Rows:
         """Which columns are codes of categories."""
         return [column.values is not None for column in self.columns]
 
-    def expanded(self) -> tuple[np.ndarray, float]:
-        """Columns scaled to [0, 1] by their bounds and one-hot codes, and the bound on a row's norm."""
+    def expanded(self, every: bool = True) -> tuple[np.ndarray, float]:
+        """Columns scaled to [0, 1] by their bounds and one-hot codes, and the bound on a row's norm.
+
+        Unless `every` category gets a feature, a column's first one and that of gaps, of which there are none, do not:
+        a regression without penalty needs features that do not add up to a constant.
+        """
         parts = []
         for index, column in enumerate(self.columns):
             values = self.x[:, index]
             if column.values is not None:
-                parts.append(np.eye(len(column.values))[values.astype(int)])
+                kept = [at for at, value in enumerate(column.values) if every or (at and value)]
+                parts.append(np.eye(len(column.values))[values.astype(int)][:, kept])
             else:
                 low, high = column.bounds
                 parts.append(np.clip((values - low) / (high - low), 0, 1)[:, None])
@@ -148,7 +153,7 @@ def diffprivlib_linear(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon:
     """Logistic regression by objective perturbation, linear by noisy sums (diffprivlib's defaults; pure epsilon)."""
     from diffprivlib.models import LinearRegression, LogisticRegression
 
-    x, norm = rows.expanded()
+    x, norm = rows.expanded(every=not rows.of_numbers)
     if rows.of_numbers:
         fitted = LinearRegression(epsilon=epsilon, bounds_X=(0.0, 1.0), bounds_y=(-1.0, 1.0), random_state=seed)
         return np.asarray(fitted.fit(x[train], rows.y[train].clip(-1, 1)).predict(x[test]))

@@ -13,9 +13,8 @@ from benchmarks import real
 
 SHIPPED = ("adult", "bank", "ipums")
 DETAILED = 10
-DEALS = 2
-LARGE = 100_000
-"""Records from which all are dealt to five folds once only."""
+DEALS = 1
+"""How often the records of the listed tables are dealt to five folds; ten times those of the shipped ones."""
 
 
 @dataclass(frozen=True)
@@ -60,4 +59,4 @@ def opened(name: str, folder: Path) -> Problem:
         "seed": 0,
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return Problem(str(folder / "recipe.yaml"), DEALS if len(rows) < LARGE else 1)
+    return Problem(str(folder / "recipe.yaml"), DEALS)

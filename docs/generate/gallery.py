@@ -165,7 +165,8 @@ def peers() -> str:
     found: dict[str, dict[float, list[float]]] = {}
     with (ROOT / "results" / "tabular" / "trials.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["data"] == "adult" and not row["tool"].startswith("dpsgd, by rule,"):
+            private = float(row["epsilon"]) in EPSILONS
+            if private and row["data"] == "adult" and not row["tool"].startswith("dpsgd, by rule,"):
                 tool = found.setdefault(row["tool"].replace("by rule", "automatic"), {})
                 tool.setdefault(float(row["epsilon"]), []).append(float(row["accuracy"]))
     chart = Chart(

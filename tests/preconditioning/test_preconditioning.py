@@ -18,6 +18,7 @@ from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_gd.run import DpGd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import NoiseSource
+from dpsgd_cli.preconditioning import maps
 from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import context, points, recipe, run
@@ -189,7 +190,7 @@ def test_a_trial_does_not_see_its_pack(kind: str) -> None:
 def test_rows_of_full_batches_are_moved_once(kind: str, folds: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     full = {"kind": "dp-sgd", "batching": "full"}
     kept, anew = (DpSgd(context(made(preconditioner=kind, method=full, folds=folds))) for _ in range(2))
-    way = preconditioning.Preconditioner if kind == "second-moment" else preconditioning.BlockMap
+    way = maps.Preconditioner if kind == "second-moment" else maps.BlockMap
     moved, units = list[int](), way.units
 
     def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
