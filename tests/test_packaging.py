@@ -39,9 +39,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_recipe_and_card(wheel: Path) -> None:
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dpsgd_cli").rglob("*.py")}
     for folder in ("recipes", "datasets"):
-        expected |= {
-            f"dpsgd_cli/shipped/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.yaml")
-        }
+        files = [path for ending in ("yaml", "py") for path in (ROOT / folder).rglob(f"*.{ending}")]
+        expected |= {f"dpsgd_cli/shipped/{path.relative_to(ROOT).as_posix()}" for path in files}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
     assert "dpsgd_cli/shipped/recipes/yu2019/mnist-step.yaml" in held

@@ -150,9 +150,14 @@ class FileFeatures(Section):
     )
     sha256: Sha256 | None = Field(
         None,
-        description="Of file: needed with a shipped card, refused beside data.path, where it reveals them.",
+        description="Of file: needed with a shipped card, refused beside data.path, where it reveals records.",
+        examples=["ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920"],
     )
-    test_sha256: Sha256 | None = Field(None, description="The same of test_file.")
+    test_sha256: Sha256 | None = Field(
+        None,
+        description="The same of test_file.",
+        examples=["831169c7e2e429d6026e1bdbb542f33b636e3e596caad9602ebc953c205928b7"],
+    )
     producer: str = Field(
         description="What made them, with its version; a file that names a producer must name this one.",
         examples=["all-MiniLM-L6-v2@c9745ed1"],

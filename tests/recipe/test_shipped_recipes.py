@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.common.package_files import shipped
-from dpsgd_cli.recipe.loading import load_recipe, question, shipped_recipes
+from dpsgd_cli.recipe.loading import load_recipe, own_code, question, shipped_recipes
 
-ALL = sorted(path for path in shipped("recipes").rglob("*") if path.is_file())
+EVERY = sorted(path for path in shipped("recipes").rglob("*") if path.is_file())
+ALL = [path for path in EVERY if path.suffix != ".py"]
 FILES = [path for path in ALL if path.parent.name != "sweeps"]  # those are checked in tests/sweep
 COMMAND = re.compile(r"^#   (dpsgd train .*)$", re.MULTILINE)
 
@@ -25,6 +26,8 @@ def named(file: Path) -> str:
 
 def test_every_file_is_a_recipe_that_can_be_named() -> None:
     assert {named(file): file for file in FILES} == shipped_recipes()
+    code = {file.parent / name for file in FILES for name in own_code(load_recipe(str(file)).recipe)}
+    assert code == {*EVERY} - {*ALL}, "a recipe names each file of code"
 
 
 @pytest.mark.parametrize("file", FILES, ids=named)
