@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ def _sizes(**more: int) -> dict[str, int]:
 
 
 def bert(**more: int) -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**_sizes(**more))))
 
 
@@ -76,8 +76,7 @@ def bert_base() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=WIDTH, n_layer=2, n_head=4, use_cache=False, **ends
@@ -86,8 +85,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     config = transformers.LlamaConfig(
         **_sizes(num_key_value_heads=2, bos_token_id=1, eos_token_id=1), use_cache=False, tie_word_embeddings=False
     )
@@ -95,8 +93,7 @@ def llama() -> nn.Module:
 
 
 def lora() -> nn.Module:
-    import peft
-
+    peft: Any = import_module("peft")
     made: Any = bert()
     made.requires_grad_(False)
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"])
