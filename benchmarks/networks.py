@@ -5,8 +5,8 @@
     python -m benchmarks.networks --profile BERT     # where a private step spends its time
 
 Networks are random, in eval mode (without dropout, as a folder of transformers is loaded), on one thread. All modes
-of a network take turns in one process, and each ratio is of medians of processor time, which other work on the machine
-disturbs least. Memory is the peak above the process at rest, in a fresh process for each mode. Opacus is run as its
+of a network take turns in one process, and each ratio is of the least processor times: other work on the machine only
+adds to them. Memory is the peak above the process at rest, in a fresh process for each mode. Opacus is run as its
 documentation says (hooks and ghost clipping); where it raises an error, the error's first words are the entry.
 Needs the extras `bench` and `transformers`.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ def _sizes(**more: int) -> dict[str, int]:
 
 
 def bert(**more: int) -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**_sizes(**more))))
 
 
@@ -77,8 +76,7 @@ def bert_base() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=WIDTH, n_layer=2, n_head=4, use_cache=False, **ends
@@ -87,8 +85,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     config = transformers.LlamaConfig(
         **_sizes(num_key_value_heads=2, bos_token_id=1, eos_token_id=1), use_cache=False, tie_word_embeddings=False
     )
@@ -96,8 +93,7 @@ def llama() -> nn.Module:
 
 
 def lora() -> nn.Module:
-    import peft
-
+    peft: Any = import_module("peft")
     made: Any = bert()
     made.requires_grad_(False)
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"])
@@ -302,12 +298,12 @@ MODES: dict[str, Callable[[Task], Step]] = {
 }
 
 
-def started(task: Task) -> tuple[dict[str, Step], dict[str, str]]:
+def started(task: Task, modes: Iterable[str]) -> tuple[dict[str, Step], dict[str, str]]:
     """Return the modes that run, and what the others said."""
     steps, failed = {}, {}
-    for name, make in MODES.items():
+    for name in modes:
         try:
-            steps[name] = make(task)
+            steps[name] = MODES[name](task)
             steps[name]()
         except Exception as error:  # a peer's errors have no common type
             if name in ("plain", "dpsgd"):
@@ -319,7 +315,7 @@ def started(task: Task) -> tuple[dict[str, Step], dict[str, str]]:
 
 
 def in_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Return the median of each mode's processor seconds: two steps a round, of which the second counts."""
+    """Return the least of each mode's processor seconds: two steps a round, of which the second counts."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -327,10 +323,10 @@ def in_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
             begun = time.process_time()
             step()
             taken[name].append(time.process_time() - begun)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return {name: min(times) for name, times in taken.items()}
 
 
-def peaks(name: str, modes: Iterable[str] = tuple(MODES)) -> dict[str, float]:
+def peaks(name: str, modes: Iterable[str]) -> dict[str, float]:
     """Return the peak MiB of each mode above the process at rest, each in a process of its own."""
     found = {}
     for mode in modes:
@@ -364,13 +360,13 @@ def _peak() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def table(chosen: list[Task], rounds: int) -> None:
-    print(f"torch {torch.__version__}, one thread, batch {BATCH}, {LENGTH} tokens, median of {rounds} rounds\n")
+def table(chosen: list[Task], modes: list[str], rounds: int) -> None:
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}, {LENGTH} tokens, least of {rounds} rounds\n")
     print("| network | mode | processor ms | over plain | peak MiB | over plain |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for task in chosen:
-        steps, failed = started(task)
-        times, memory = in_turns(steps, rounds), peaks(task.name)
+        steps, failed = started(task, modes)
+        times, memory = in_turns(steps, rounds), peaks(task.name, steps)
         for mode, taken in times.items():
             held = memory.get(mode, float("nan"))
             ratios = taken / times["plain"], held / memory["plain"]
@@ -416,6 +412,7 @@ def profile(task: Task) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", help="networks of the table; all, training and BERT-base by default")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("MODE", "NETWORK"), help=argparse.SUPPRESS)
@@ -432,7 +429,7 @@ def main() -> None:
         for task in chosen:
             profile(task)
         return
-    table(chosen, arguments.rounds)
+    table(chosen, arguments.modes, arguments.rounds)
     if not arguments.networks:
         compare_training(20, 3)
         first_step_of_bert_base()

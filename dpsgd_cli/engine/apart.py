@@ -191,7 +191,8 @@ class _Operations(TorchFunctionMode):
                 with self.passes.watched(args[0]) as answers:
                     self.passes.true.update([place] * bool(answers.any()))
             return False
-        if func is F.linear and all(map(_is_constant, (*args[1:], *kwargs.values()))):
+        fixed = func is F.linear and all(map(_is_constant, (*args[1:], *kwargs.values())))
+        if fixed and args and self._is_own(args[0]):
             # on all examples at once, as each row's product is its own: vmap would take the sum with the bias apart
             return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
@@ -201,6 +202,11 @@ class _Operations(TorchFunctionMode):
                 y = known[1](matrix[0])
                 return y if matrix[2] is None else y + matrix[2]
         return func(*args, **kwargs)
+
+    def _is_own(self, x: Any) -> bool:
+        """Return True for a tensor of each example's own numbers, outside of a vmap of the model's own."""
+        batched = isinstance(x, Tensor) and _functorch.is_batchedtensor(x)
+        return batched and _functorch.maybe_get_level(x) == self.passes.level
 
     def _dropout(
         self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

@@ -7,6 +7,8 @@ positions of d * xhat (scale) and of d (shift). It is as small as the parameters
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,13 @@ class Affine(Instantiated):
     Weight and bias are (R, *shape); shape is the normalised trailing shape or the channels (axis 1).
     """
 
-    kinds = (nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (
+        nn.RMSNorm,
+        nn.GroupNorm,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
+    )
     clipped = OWN_GRADIENTS
     holds_gradients = True
     rounds = True

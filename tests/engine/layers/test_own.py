@@ -281,3 +281,21 @@ def test_copies_of_an_example_have_one_gradient() -> None:
     clipping = Clipping(torch.full((1, 1), bound, dtype=torch.float64))
     add_clipped_sums(pack, (x[None], torch.zeros(1, 2), None), linear_loss, clipping, Diagnostics(1, CPU))
     torch.testing.assert_close(pack.sums[0], wanted)
+
+
+FIXED, SHIFT = numbers(4, 3), numbers(4)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, x: m.last(F.linear(x, FIXED, bias=SHIFT)),
+        lambda m, x: m.last(F.linear(input=x, weight=FIXED)),
+        lambda m, x: m.last(F.linear(x, FIXED) + F.linear(FIXED[0], FIXED, SHIFT)),
+        lambda m, x: m.last(torch.func.vmap(lambda row: F.linear(row, FIXED, SHIFT))(x)),
+        lambda m, x: m.last(F.linear(x.squeeze(0), FIXED)).unsqueeze(0) if len(x) == 1 else m.last(F.linear(x, FIXED)),
+    ],
+    ids=["of rows", "by name", "of a constant", "in a vmap of its own", "of one row"],
+)
+def test_products_with_constants_are_each_examples_own(run: Any) -> None:
+    Case(lambda: Of(run, last=nn.Linear(4, 2)), numbers(1, 5, 3), torch.arange(5)[None], norms=(0.5,)).check()
