@@ -263,7 +263,7 @@ def _by_convolution(noise: float, steps: int, points: int = 1 << 22) -> dict[flo
     Masses are tilted by e^(t v) before they are transformed, so that rare sums are not lost in rounding. Of several t
     the one counts whose rounding is least beside delta; above 1% nothing is known.
     """
-    width = (steps + 3 * math.exp(9.5 / noise - 0.5 / noise**2)) / points
+    width = (2 * steps + 3 * math.exp(9.5 / noise - 0.5 / noise**2)) / points
     edges = (np.arange(points + 1) - 0.5) * width
     edges[0] = 0.0
     with np.errstate(divide="ignore"):
