@@ -112,7 +112,9 @@ class KroneckerFactors:
     def _cut(self, calls: list[Tensor]) -> Tensor:
         """Return C (R or 1, n, k) of the vectors (R or 1, N, n) of all calls; 0 if any of them is not finite."""
         vectors = torch.cat([one.expand(max(map(len, calls)), -1, -1) for one in calls], dim=1)
-        vectors = torch.where(vectors.isfinite().flatten(1).all(dim=1)[:, None, None], vectors, 0.0)
+        # factors do not depend on the scale, and products of large numbers would overflow
+        largest = vectors.abs().amax(dim=(1, 2), keepdim=True)
+        vectors = torch.where(largest.isfinite() & (largest > 0), vectors / largest, 0.0)
         values, directions = _largest(vectors, min(RANK, vectors.shape[-1]))
         damping, total = self.settings.damping, vectors.double().square().sum(dim=(1, 2)).unsqueeze(1)
         size, kept = vectors.shape[-1], values.shape[1]

@@ -197,6 +197,19 @@ def test_a_pass_that_is_not_finite_leaves_gradients_as_they_are() -> None:
     assert not layer.cuts.inputs.any() and not layer.cuts.outputs.any() and bool((layer.cuts.scale == 1).all())
 
 
+def test_factors_do_not_depend_on_the_scale_of_inputs() -> None:
+    """Not even of inputs whose squares overflow."""
+    rows = torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for scale in (1.0, 1e30):
+        pack = Pack(lambda: nn.Linear(3, 3), [0], Placement(torch.device("cpu"), torch.float32), trusted=True)
+        KroneckerFactors(pack, rows * scale, cross_entropy, INPUTS).renew(0)
+        cuts = pack.members[0].cuts
+        assert cuts is not None
+        found.append(matrix(cuts.inputs, 0, 3))
+    torch.testing.assert_close(*found)
+
+
 def made_recipe(**changes: Any) -> Recipe:
     method = {"kind": "dp-sgd", "batch_size": 20, "learning_rate": 1, "preconditioner": KFAC} | changes.pop(
         "method", {}
