@@ -231,7 +231,10 @@ def write(out: Path) -> None:
             page = page.replace(f"<!-- {data} -->", table(rows, data))
     missing = [name for name in peers.PEERS if name not in set(rows["tool"])]
     told = f"Could not be imported where this page was made, so left out: {', '.join(missing)}." if missing else ""
+    later = [name for name in problems.names() if name not in set(rows["data"])]
+    unmeasured = f"Of `tables.yaml`, these tables were not measured yet: {'; '.join(later)}." if later else ""
     parts = {
+        "unmeasured": unmeasured,
         "findings": findings(rows),
         "short": short(rows),
         "declines": declines(rows),
