@@ -198,7 +198,7 @@ def declines(rows: pd.DataFrame) -> str:
                     one, other = (measure.shown(trials[epsilon].mean()) for epsilon in (less, more))
                     found.append(f"{data}, {measure.words} {one} at {less:g} and {other} at {more:g}")
     head = f"With more budget it does worse in {len(found)} of {asked} pairs of budgets, by more than that interval"
-    return f"{head}: {'; '.join(found)}." if found else f"{head}."
+    return _listed(head, found)
 
 
 def short(rows: pd.DataFrame) -> str:
@@ -219,7 +219,11 @@ def short(rows: pd.DataFrame) -> str:
                         f"{data} at epsilon {epsilon:g}: {measure.words} {measure.shown(mean)} of {measure.shown(aim)},"
                         f" {inside} the interval"
                     )
-    return f"{asked - len(found)} of {asked} aims are met (missed: {'; '.join(found) or 'none'})."
+    return _listed(f"{asked - len(found)} of {asked} aims are met; missed", found)
+
+
+def _listed(head: str, found: list[str]) -> str:
+    return "\n".join([f"{head}:", "", *(f"- {one}" for one in found)]) if found else f"{head}: none."
 
 
 def write(out: Path) -> None:
