@@ -15,6 +15,7 @@ import pickle
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,13 @@ def held(model: nn.Module, beside: Any = None) -> State:
     }
     if torch.cuda.is_initialized():
         found["torch's global generator of the GPU"] = torch.cuda.get_rng_state()
-    reach = _reach()
+    own = own_modules()
+    reach = Reach(one.__name__ for one in own)
     reach.skip(beside, "the package")
     modules = list(model.named_modules())
     for name, module in modules:
         reach.skip(module, name)
-    _add_code(reach, (type(module).forward for _, module in modules if _is_own(type(module))))
+    _add_code(reach, own, (type(module).forward for _, module in modules if _is_own(type(module))))
     for name, module in modules:
         held_by = [vars(module)["_buffers"], vars(module)["_parameters"]]
         left_out = {"_modules", "_buffers", "_parameters", *_overwritten(module)}
@@ -81,22 +83,19 @@ def of_code(functions: Iterable[Any] = ()) -> State:
     `functions` are looked at too, with the globals of their files, which a second loading of a file replaces.
     Raises ModelError for an object that cannot be looked into.
     """
-    reach = _reach()
-    _add_code(reach, functions)
+    own = own_modules()
+    reach = Reach(one.__name__ for one in own)
+    _add_code(reach, own, functions)
     return reach.found
 
 
-def _add_code(reach: Reach, functions: Iterable[Any]) -> None:
+def _add_code(reach: Reach, own: Iterable[ModuleType], functions: Iterable[Any]) -> None:
     for function in functions:
         inner = function.func if isinstance(function, functools.partial) else function
         file = Path(str(getattr(inner, "__globals__", {}).get("__file__", ""))).name
         reach.add(f"{file}: {getattr(inner, '__name__', type(inner).__name__)}", function)
-    for module in own_modules():
+    for module in own:
         reach.add_space(vars(module))
-
-
-def _reach() -> Reach:
-    return Reach(module.__name__ for module in own_modules())
 
 
 def _overwritten(module: nn.Module) -> frozenset[str]:
