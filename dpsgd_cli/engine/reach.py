@@ -191,7 +191,9 @@ class Reach:
         kind = type(value)
         if self._is_own(kind.__module__):
             yield f"{name}'s class", kind
-        if issubclass(kind, _CODE):
+        if issubclass(kind, _CODE) or (kind in _HOLDERS and kind is not functools.partial):
+            return
+        if issubclass(kind, _FIXED) and kind is not torch.jit.ScriptFunction:
             return
         held = _dict_of(value)
         if issubclass(kind, logging.Logger):
