@@ -277,7 +277,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 def _slots(kind: type) -> list[tuple[str, Any]]:
     """Return the places of `__slots__` in a class; classes of C have others, which may be shorter than a word."""
     bases = [base for base in kind.__mro__ if base.__flags__ & _MADE_BY_PYTHON]
-    every = [item for base in bases for item in vars(base).items() if item[0] != "__dict__"]
+    every = [item for base in bases for item in vars(base).items() if item[0][:2] != "__"]
     return [(name, slot) for name, slot in every if isinstance(slot, types.MemberDescriptorType)]
 
 
