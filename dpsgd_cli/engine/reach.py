@@ -195,6 +195,8 @@ class Reach:
             return
         if issubclass(kind, _FIXED) and kind is not torch.jit.ScriptFunction:
             return
+        if kind in (type(Path()), type(PurePath())):  # they cache their text
+            return
         held = _dict_of(value)
         if issubclass(kind, logging.Logger):
             held = {own: part for own, part in held.items() if own not in _OF_EVERY_LOGGER}
