@@ -216,9 +216,8 @@ class Reach:
             yield from ((f"{name}[{key!r}]", part) for key, part in pairs)
             yield from ((f"{name}'s keys", key) for key, _ in pairs if type(key) not in _SIMPLE)
             return
-        for base in (list, tuple, deque, set, frozenset):
-            if isinstance(value, base):
-                items = list(base.__iter__(value))  # type: ignore[attr-defined]
+        base: Any = next(one for one in (list, tuple, deque, set, frozenset) if isinstance(value, one))
+        items = list(base.__iter__(value))
         if isinstance(value, set | frozenset):
             items.sort(key=repr)
         if all(type(part) in _SIMPLE for part in items):
