@@ -61,6 +61,12 @@ def masked(m: Any, x: Tensor) -> Tensor:
     return y
 
 
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith(names))
+    return module
+
+
 CASES: dict[str, tuple[Run, Callable[[], nn.Module]]] = {
     **{
         f"{kind.__name__}, {told}": (run, lambda kind=kind, given=given: kind(4, 3, **given))  # type: ignore[misc]
@@ -72,6 +78,22 @@ CASES: dict[str, tuple[Run, Callable[[], nn.Module]]] = {
     },
     "LSTM from a state, projected": (from_a_state, lambda: nn.LSTM(4, 3, proj_size=2, batch_first=True)),
     "GRU's last states": (last_states, lambda: nn.GRU(4, 3, 2, batch_first=True)),
+    **{
+        f"{kind.__name__} with frozen {', '.join(names)}": (
+            first,
+            lambda kind=kind, names=names: frozen(kind(4, 3, 2, batch_first=True), *names),  # type: ignore[misc]
+        )
+        for kind, *names in (
+            (nn.LSTM, *(f"{what}_l0" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))),
+            (nn.LSTM, "weight_hh"),
+            (nn.LSTM, "weight_ih", "bias_hh"),
+            (nn.GRU, "bias_ih", "weight_hh"),
+        )
+    },
+    "attention with a frozen bias": (
+        attention_with_weights,
+        lambda: frozen(nn.MultiheadAttention(4, 2, batch_first=True), "in_proj_bias"),
+    ),
     "attention": (attention_with_weights, lambda: nn.MultiheadAttention(4, 2, batch_first=True)),
     "causal attention": (causal, lambda: nn.MultiheadAttention(4, 2, batch_first=True)),
     "attention to others": (crossed, lambda: nn.MultiheadAttention(4, 2, batch_first=True, bias=False)),
@@ -97,7 +119,10 @@ def test_outputs_and_sums_are_those_of_pytorchs_own(name: str) -> None:
     def build() -> nn.Module:
         made = Of(run, layer=layer())
         for parameter in made.parameters():
-            nn.init.normal_(parameter, std=0.5)
+            if parameter.requires_grad:
+                nn.init.normal_(parameter, std=0.5)
+            else:  # the same for all seeds
+                parameter.data = torch.arange(parameter.numel()).view_as(parameter).sin() / 2
         return made
 
     model = build()
