@@ -114,7 +114,7 @@ def load_attribute(path: Path, name: str) -> Any:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
     _check_trusted(path, code)
     module = types.ModuleType(module_name)
-    module.__file__ = str(path)
+    module.__file__ = str(path.absolute())
     sys.modules[module_name] = module
     try:
         exec(compile(code, str(path), "exec"), module.__dict__)

@@ -75,6 +75,9 @@ def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: 
     source = _open(data, base, check_layout)
     if data.features_file is not None:
         source = feature_files.joined(source, data, base)
+    if data.text is not None and data.text.folder is not None:
+        cut_by = {data.text.folder: texts.hash_of_tokenizer(base / data.text.folder)}
+        source = replace(source, sha256=source.sha256 | cut_by)
     if data.unit is None:
         return source
     parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]

@@ -47,7 +47,7 @@ def kinds(schema: Schema) -> dict[str, Schema]:
     if "discriminator" not in schema:
         return {}
     options = [resolve(option) for option in schema["oneOf"]]
-    return {option["properties"]["kind"]["const"]: option for option in options}
+    return {name: option for option in options for name in literals(option["properties"]["kind"])}
 
 
 def literals(schema: Schema) -> list[str]:

@@ -59,22 +59,20 @@ class Evaluated:
 def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Evaluated:
     """Return the records that the resolved `data` section (`tested_section`) is tested on.
 
-    `identities` maps each file that was read to an identity of its content (a SHA-256). Preprocessing, features and
-    validation records do not change the test records. Raises DataError if `data` is not a valid section.
+    `identities` maps each file that was read to an identity of its content (a SHA-256). Preprocessing, computed
+    features and validation records do not change the test records. Raises DataError if `data` is not a valid section.
     """
     files_of(data)  # raises DataError if the section is invalid
+    judges = f"{_records(data, folds)}{_made(data, folds, identities)}"
     card = data.get("name")
     if card is not None:
-        told = data.get("features")
-        made = (
-            {"features", *(told.get(key) for key in ("file", "test_file"))} if isinstance(told, dict) else {"features"}
-        )
+        made = {"features", *_made_from(data)}
         found = sorted(content for file, content in identities.items() if file not in made)
-        return Evaluated(str(card), ("card", card, *found), _records(data, folds))
+        return Evaluated(str(card), ("card", card, *found), judges)
     # a column has no hash, so its name is compared
     own = (identities.get(str(data.get(key)), str(data.get(key))) for key in OWN_FILES)
     name = PurePath(str(data.get("path"))).name
-    return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
+    return Evaluated(name, ("own", data.get("task", "classification"), *own), judges)
 
 
 def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
@@ -92,6 +90,46 @@ def files_of(data: Mapping[str, Any]) -> list[str]:
         raise DataError(f"{'.'.join(('data', *map(str, told['loc'])))}: {told['msg']}") from None
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
+
+
+def read_from(data: Mapping[str, Any]) -> list[str]:
+    """Return the files, and the tokenizer's folder, that the resolved `data` section reads records from."""
+    return list(dict.fromkeys([*files_of(data), *_made_from(data)]))
+
+
+def _made_from(data: Mapping[str, Any]) -> list[str]:
+    tokenizer = _tokenizer(data)
+    return [*_features_files(data), *([] if tokenizer is None else [tokenizer])]
+
+
+def _features_files(data: Mapping[str, Any]) -> list[str]:
+    told = data.get("features")
+    if not isinstance(told, Mapping) or told.get("kind") != "file":
+        return []
+    return [told[key] for key in ("file", "test_file") if told.get(key) is not None]
+
+
+def _tokenizer(data: Mapping[str, Any]) -> str | None:
+    told = data.get("text")
+    return told.get("folder") if isinstance(told, Mapping) else None
+
+
+def _made(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> str:
+    """Return words for the files that a record's numbers are read from, if coins of these numbers cut records; or "".
+
+    With other features, or another tokenizer, other records are held out (`data/splits.py`).
+    """
+    made = _made_from(data)
+    if not made or not _cut_by_content(data, folds):
+        return ""
+    told = [identities.get(file, file) for file in made]
+    return f", made from {sha256(json.dumps(told).encode()).hexdigest()[:8]}"
+
+
+def _cut_by_content(data: Mapping[str, Any], folds: int | None) -> bool:
+    """Return True if coins of a record's content decide whether it is held out."""
+    cut = folds or data.get("split") or data.get("validation") or data.get("public") or _usual_cut(data)
+    return cut is not None and COINS not in data and OWNER not in data
 
 
 def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +215,7 @@ def _usual_cut(data: Mapping[str, Any]) -> Split | None:
 
 def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Records | None:
     """Return the records of a resolved recipe's `data:` and `folds:`; None if `identities` lacks one of its files."""
-    if any(file not in identities for file in files_of(data)):
+    if any(file not in identities for file in read_from(data)):
         return None
     tested = evaluated_on(data, folds, identities)
     read = _read_as(data) if folds is None else ""
@@ -191,8 +229,7 @@ def _read_as(data: Mapping[str, Any]) -> str:
     With other settings (a column less, another list of classes) other records are held out (`data/splits.py`). The
     content of a user's own table does not depend on bounds, unless they fill missing values.
     """
-    cut = data.get("split") or data.get("validation") or data.get("public") or _usual_cut(data)
-    if cut is None or COINS in data or OWNER in data:
+    if not _cut_by_content(data, None):
         return ""
     fixed = {key: value for key, value in data.items() if key not in _NOT_READING}
     if "path" in data and not data.get("missing"):
@@ -205,6 +242,6 @@ def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     recipe = loaded.recipe
     alike = recipe if trials is None else recipe.changed(repeats=trials, folds=None)
     data = tested_section(resolved(recipe))
-    places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
+    places = {file: str((loaded.base / file).resolve()) for file in read_from(data)}
     adjacency = None if recipe.privacy is None else adjacency_label(recipe.adjacency, recipe.privacy.unit)
     return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

@@ -28,7 +28,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
-from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
+from dpsgd_cli.results.evaluated import read_from, records_of, tested_section
 from dpsgd_cli.results.guarantee import scope
 from dpsgd_cli.results.result import (
     Released,
@@ -294,7 +294,7 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         return {**dict.fromkeys(keys), "declarations": []}
     data, unit = tested_section(resolved(recipe)), recipe.data.unit
     # all trials use the same files, so that file names identify contents here
-    records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
+    records = records_of(data, recipe.folds, {file: file for file in read_from(data)})
     trusted = [
         f"The code of {name} is trusted: it is public and does not use training data by other ways."
         for name in released.loaded.own_code

@@ -235,7 +235,8 @@ def _step_seconds(pack: Pack, loaded: LoadedRecipe, batch: Tensor, label: tuple[
 def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
     """Return the SHA-256 of what the tests of a model depend on: code, shapes, device and versions."""
     code = [path.read_bytes() for _, path in sorted(loaded.own_code.items())]
-    code += [Path(file).read_bytes() for file in sorted({str(module.__file__) for module in own_modules()})]
+    imported = sorted({Path(str(module.__file__)) for module in own_modules()})
+    code += [path.read_bytes() if path.is_file() else str(path).encode() for path in imported]
     ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
     versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
     shapes = (tuple(train.input_shape), str(train.x.dtype), train.x.device.type, outputs, most)

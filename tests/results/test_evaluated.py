@@ -78,3 +78,26 @@ def test_records_cut_by_content_are_the_same_only_if_they_are_read_alike() -> No
     assert out(missing={"a": 1}) != out(missing={"a": 1}, bounds=[0, 2])
     for fixed in ({"coins": "place"}, {"unit": "who"}, {"test_path": "u.csv"}):
         assert out(**fixed) == out(**fixed, drop=["a"])
+
+
+FILE = {"kind": "file", "file": "a.npz", "producer": "p", "public": True, "aligned": "order"}
+
+
+@pytest.mark.parametrize(
+    ("told", "file"),
+    [({"features": FILE}, "a.npz"), ({"text": {"length": 8, "folder": "bert", "public": True}}, "bert")],
+)
+def test_records_whose_numbers_come_from_another_file_are_cut_otherwise(told: dict[str, Any], file: str) -> None:
+    """Coins of features, or of tokens, hold out other records where the file of them is another: no joint statement.
+    Coins by place, and a test file, hold out the same; a file that is not known is no statement at all."""
+
+    def out(content: str, folds: int | None = None, **change: Any) -> str:
+        found = records_of({**OWN, **told, **change}, folds, {**HASHES, "tests.csv": "tt", file: content})
+        assert found is not None
+        return found.left_out
+
+    assert out("x") == out("x") != out("y")
+    assert out("x", 5) == out("x", 5) != out("y", 5)
+    for fixed in ({"coins": "by place"}, {"test_path": "tests.csv"}):
+        assert out("x", **fixed) == out("y", **fixed)
+    assert records_of({**OWN, **told}, None, HASHES) is None

@@ -165,7 +165,7 @@ def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descen
     moved = reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / plan.sampling.records
     assert moved == pytest.approx(0.5 * 0.2, rel=1e-4)
     rich = found(own, *given, "privacy.budget.epsilon=1e5").recipe
-    assert rich.method.learning_rate == pytest.approx(0.8) and rich.method.learning_rate < 2 * (1 + 0.9) / 2
+    assert rich.method.learning_rate == pytest.approx(0.4) and rich.method.learning_rate < 2 * (1 + 0.9) / 2
     assert rich.method.optimizer.momentum == 0.9 and rich.epochs == 1000
     assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
     assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
