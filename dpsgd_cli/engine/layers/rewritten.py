@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.apart import attention
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Described, Layer, Ruled, Session
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Described, Layer, Ruled, Session, Sides
 from dpsgd_cli.engine.layers.linear import Linear
 from dpsgd_cli.engine.layers.unrolled import State, Unrolled
 from dpsgd_cli.errors import ModelError
@@ -29,7 +29,7 @@ class Bias(Linear):
     clipped = CLOSED_FORM
     holds_gradients = False
     rounds = True
-    sides = None
+    sides: Sides | None = None  # type: ignore[assignment]
 
     def __init__(self, source: Shift, session: Session) -> None:
         super().__init__(source, session)
@@ -69,7 +69,7 @@ def _dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linea
 
 def _holding(kind: type[nn.Linear], weight: Tensor | None, bias: Tensor | None) -> nn.Linear:
     shape = (1, len(bias)) if weight is None and bias is not None else weight.T.shape  # type: ignore[union-attr]
-    layer = kind(*shape, bias is not None, device="meta")
+    layer = kind(shape[0], shape[1], bias is not None, device="meta")
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
     return layer
 
