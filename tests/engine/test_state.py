@@ -184,7 +184,12 @@ def test_what_cannot_be_looked_into_is_refused_and_a_tensor_of_a_pass_is_a_chang
         with pytest.raises(ModelError, match=r"^KEPT\[0\] is of type \w+, which cannot be looked into"):
             Reach().add("KEPT", [unseen])
     kept: list[Tensor] = []
-    torch.func.vmap(lambda x: (kept.append(x), x)[1])(torch.zeros(2))
+
+    def keeping(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    torch.func.vmap(keeping)(torch.zeros(2))
     reach = Reach()
     reach.add("KEPT", kept)
     assert changed(reach.found, reach.found) == "KEPT[0]"

@@ -98,6 +98,7 @@ def test_records_whose_numbers_come_from_another_file_are_cut_otherwise(told: di
 
     assert out("x") == out("x") != out("y")
     assert out("x", 5) == out("x", 5) != out("y", 5)
-    for fixed in ({"coins": "by place"}, {"test_path": "tests.csv"}):
+    for key, value in (("coins", "by place"), ("test_path", "tests.csv")):
+        fixed: dict[str, Any] = {key: value}
         assert out("x", **fixed) == out("y", **fixed)
     assert records_of({**OWN, **told}, None, HASHES) is None

@@ -67,6 +67,12 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
     return module
 
 
+FROZEN: tuple[tuple[type[nn.RNNBase], tuple[str, ...]], ...] = (
+    (nn.LSTM, ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")),
+    (nn.LSTM, ("weight_hh",)),
+    (nn.LSTM, ("weight_ih", "bias_hh")),
+    (nn.GRU, ("bias_ih", "weight_hh")),
+)
 CASES: dict[str, tuple[Run, Callable[[], nn.Module]]] = {
     **{
         f"{kind.__name__}, {told}": (run, lambda kind=kind, given=given: kind(4, 3, **given))  # type: ignore[misc]
@@ -83,12 +89,7 @@ CASES: dict[str, tuple[Run, Callable[[], nn.Module]]] = {
             first,
             lambda kind=kind, names=names: frozen(kind(4, 3, 2, batch_first=True), *names),  # type: ignore[misc]
         )
-        for kind, *names in (
-            (nn.LSTM, *(f"{what}_l0" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))),
-            (nn.LSTM, "weight_hh"),
-            (nn.LSTM, "weight_ih", "bias_hh"),
-            (nn.GRU, "bias_ih", "weight_hh"),
-        )
+        for kind, names in FROZEN
     },
     "attention with a frozen bias": (
         attention_with_weights,
