@@ -82,8 +82,6 @@ def named(name: str) -> Any:
 
 def own_modules() -> list[types.ModuleType]:
     """Return the modules of a user's own code: files that recipes named, and what was imported from their folders."""
-    if not any(name.startswith(OWN_FILES) for name in list(sys.modules)):
-        return []
     loaded = {name: module for name, module in list(sys.modules.items()) if name != "__main__"}
     named = [Path(str(module.__file__)) for name, module in loaded.items() if name.startswith(OWN_FILES)]
     folders = tuple({f"{path}{os.sep}" for file in named for path in (file.absolute().parent, file.resolve().parent)})

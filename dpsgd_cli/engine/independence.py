@@ -354,7 +354,7 @@ def _run(subject: Pack | Plain, x: Tensor, losses: Sequence[int] = ()) -> _Run:
     Raises ModelError if the pass changes the model's state.
     """
     module = subject.template if isinstance(subject, Pack) else subject.module
-    before = state.held(module, subject)
+    before = state.held(module)
     try:
         found = _recorded(subject, x, losses) if isinstance(subject, Pack) else _plain(subject, x, losses)
     except ModelError:
@@ -365,7 +365,7 @@ def _run(subject: Pack | Plain, x: Tensor, losses: Sequence[int] = ()) -> _Run:
             raise DoesNotRunError(f"{where}{error}") from error
         said = f"{where}the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
         raise DoesNotRunError(said) from error
-    own = state.changed(before, state.held(module, subject))
+    own = state.changed(before, state.held(module))
     if own is not None:
         raise _mixes(f"{own} changed in a pass, which nothing clips and no noise hides")
     return found
