@@ -63,16 +63,16 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     features and validation records do not change the test records. Raises DataError if `data` is not a valid section.
     """
     files_of(data)  # raises DataError if the section is invalid
-    judges = f"{_records(data, folds)}{_made(data, folds, identities)}"
+    judges, made = _records(data, folds), _made(data, folds, identities)
     card = data.get("name")
     if card is not None:
-        made = {"features", *_made_from(data)}
-        found = sorted(content for file, content in identities.items() if file not in made)
-        return Evaluated(str(card), ("card", card, *found), judges)
+        computed = {"features", *_made_from(data)}
+        found = sorted(content for file, content in identities.items() if file not in computed)
+        return Evaluated(str(card), ("card", card, *found, *made), judges)
     # a column has no hash, so its name is compared
     own = (identities.get(str(data.get(key)), str(data.get(key))) for key in OWN_FILES)
     name = PurePath(str(data.get("path"))).name
-    return Evaluated(name, ("own", data.get("task", "classification"), *own), judges)
+    return Evaluated(name, ("own", data.get("task", "classification"), *own, *made), judges)
 
 
 def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
@@ -114,16 +114,13 @@ def _tokenizer(data: Mapping[str, Any]) -> str | None:
     return told.get("folder") if isinstance(told, Mapping) else None
 
 
-def _made(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> str:
-    """Return words for the files that a record's numbers are read from, if coins of these numbers cut records; or "".
+def _made(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> tuple[str, ...]:
+    """Return identities of the files that a record's numbers are read from, if coins of these numbers cut records.
 
-    With other features, or another tokenizer, other records are held out (`data/splits.py`).
+    With other features, or another tokenizer, other records are held out (`data/splits.py`). They are a function of all
+    records, so they are part of `Evaluated.source`, which is compared and never printed.
     """
-    made = _made_from(data)
-    if not made or not _cut_by_content(data, folds):
-        return ""
-    told = [identities.get(file, file) for file in made]
-    return f", made from {sha256(json.dumps(told).encode()).hexdigest()[:8]}"
+    return tuple(identities.get(file, file) for file in _made_from(data)) if _cut_by_content(data, folds) else ()
 
 
 def _cut_by_content(data: Mapping[str, Any], folds: int | None) -> bool:

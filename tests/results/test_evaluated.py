@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dpsgd_cli.accounting.joint_composition import Records
 from dpsgd_cli.results.evaluated import evaluated_on, records_of
 
 OWN: dict[str, Any] = {"path": "folder/mine.csv", "target": "y", "task": "classification"}
@@ -87,18 +88,26 @@ FILE = {"kind": "file", "file": "a.npz", "producer": "p", "public": True, "align
     ("told", "file"),
     [({"features": FILE}, "a.npz"), ({"text": {"length": 8, "folder": "bert", "public": True}}, "bert")],
 )
-def test_records_whose_numbers_come_from_another_file_are_cut_otherwise(told: dict[str, Any], file: str) -> None:
+def test_records_whose_numbers_come_from_another_file_are_other_data(told: dict[str, Any], file: str) -> None:
     """Coins of features, or of tokens, hold out other records where the file of them is another: no joint statement.
-    Coins by place, and a test file, hold out the same; a file that is not known is no statement at all."""
+    Coins by place, and a test file, hold out the same; a file that is not known is no statement at all. The words,
+    which are printed, name no content of a file: that of private features reveals them."""
 
-    def out(content: str, folds: int | None = None, **change: Any) -> str:
+    def read(content: str, folds: int | None = None, **change: Any) -> Records:
         found = records_of({**OWN, **told, **change}, folds, {**HASHES, "tests.csv": "tt", file: content})
         assert found is not None
-        return found.left_out
+        return found
 
-    assert out("x") == out("x") != out("y")
-    assert out("x", 5) == out("x", 5) != out("y", 5)
+    assert read("x") == read("x") and read("x").data != read("y").data
+    assert read("x").left_out == read("y").left_out
+    assert read("x", 5).data != read("y", 5).data
     for key, value in (("coins", "by place"), ("test_path", "tests.csv")):
         fixed: dict[str, Any] = {key: value}
-        assert out("x", **fixed) == out("y", **fixed)
+        assert read("x", **fixed) == read("y", **fixed)
     assert records_of({**OWN, **told}, None, HASHES) is None
+
+
+def test_features_of_another_file_are_other_data_of_a_card_that_is_cut_by_content() -> None:
+    data = {"name": "digits", "features": FILE | {"sha256": "0" * 64}}
+    one, other = (evaluated_on(data, None, {"digits": "aa", "a.npz": content}) for content in "xy")
+    assert one.source != other.source and one.records == other.records
