@@ -29,7 +29,8 @@ Published = Callable[[float, float, int], np.ndarray]
 """The scores (n,) that n sweeps publish, -inf for none, if a run's score is normal around the first argument, and the
 threshold, where there is one, is the second."""
 _EPSILONS = 61
-_LEAST_DELTA = 1e-9
+LEAST_DELTA = 1e-9
+"""Deltas below this say nothing to an attack that draws scores."""
 _WITHIN = 0.99
 
 
@@ -66,7 +67,7 @@ def largest_mu(price: Profile, farthest: float) -> float:
     0.5
     """
     asked = [(float(at), price(float(at))) for at in np.linspace(0, max(farthest, 1.0), _EPSILONS)]
-    told = [(at, delta) for at, delta in asked if delta > _LEAST_DELTA]
+    told = [(at, delta) for at, delta in asked if delta > LEAST_DELTA]
 
     def too_large(mu: float) -> bool:
         return any(gaussian_delta(mu, at) > delta * (1 + 1e-9) for at, delta in told)

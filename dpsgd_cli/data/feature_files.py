@@ -8,10 +8,9 @@ removed, added or replaced with it, and no other row changes. So neighbouring da
 joining costs no privacy. Both conditions count: if row i belonged to another record, one that is removed would pair
 every later label with other features, and all of them would change.
 
-What is checked: the numbers of rows, equal; with `aligned: {column: C}` that the file repeats C of each record, or its
-SHA-256; and with `decides: true` that rows with equal C have equal features, which those that a batch decides often
-have not. A
-refusal reveals something of the records to the person who runs the command, as in `opening.py`. What is left is
+Checked: the file has as many rows as there are records. With `aligned: {column: C}` it repeats C of each record, or its
+SHA-256. With `decides: true` rows with equal C have equal features, which features that depend on a batch often have
+not. A refusal reveals something of the records to the person who runs the command, as in `opening.py`. The rest is
 declared, and in the result.
 
 The SHA-256 of a file of features is a function of all records. It is in a recipe, which is published, only beside a

@@ -26,7 +26,7 @@ _STEEPNESS = 100.0
 
 
 class Wanted(NamedTuple):
-    """What the weights are chosen for.
+    """Facts that the weights are chosen by.
 
     `bands` b; `steps` of the whole training; `distance`: steps between two uses of a record, all of which move C g
     together, or `steps` if one use is charged by itself.

@@ -24,7 +24,6 @@ from dpsgd_cli.sweep.pricing import Spent
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.sweep.settings import RandomStopping
 
-_LEAST_DELTA = 1e-9
 _QUICK, _USUAL = 3000, 20_000
 _SEED = 37
 
@@ -84,7 +83,7 @@ def claim_of(select: RandomStopping, cells: Sequence[Spent], epsilon: float, del
     Every cell is drawn equally often, and runs of all tell as much: what the cheapest allows, all allow.
     """
     releases = [pricing.unscaled(one.releases) for one in cells]
-    ones = [accountants.get("pld").profile(own, _LEAST_DELTA) for own in dict.fromkeys(map(tuple, releases))]
+    ones = [accountants.get("pld").profile(own, chosen.LEAST_DELTA) for own in dict.fromkeys(map(tuple, releases))]
     whole = pricing.BestOfCells(select.priced).profile_of_any(releases)
     return chosen.ChoiceClaim(lambda at: min(one(at) for one in ones), whole, epsilon, delta, select.mean)
 

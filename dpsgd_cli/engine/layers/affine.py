@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, aligned, stacked
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, added, aligned, stacked
 
 
 class Affine(Instantiated):
@@ -152,7 +152,7 @@ class Normalised(Affine):
 
 
 class Shift(nn.Module):
-    """Layer that adds one learned tensor of `shape` to every example: y = x + value."""
+    """Layer that adds one learned tensor of `shape` to every example, or to every item of it: y = x + value."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -163,9 +163,9 @@ class Shift(nn.Module):
 
 
 class Offset(Instantiated):
-    """Rule for `Shift` (learned positions and class tokens). Value (R, *shape), the shape of one example.
+    """Rule for `Shift` (learned positions, class tokens, single biases). Value (R, *shape), the shape of one item.
 
-    One example's gradient is the gradient d of its output, summed over calls.
+    One example's gradient is the gradient d of its output, summed over calls, and over items where it has several.
     """
 
     kinds = (Shift,)
@@ -174,17 +174,17 @@ class Offset(Instantiated):
     rounds = True
 
     def item_axes(self, axes: int) -> tuple[int, bool]:
-        return self.values["value"].dim() - 1, False
+        return self.values["value"].dim() - 1, True
 
     def compute(self, a: Tensor) -> Tensor:
-        return a + self.values["value"].unsqueeze(1)
+        value = self.values["value"]
+        return a + value.view(len(value), *[1] * (a.dim() - value.dim()), *value.shape[1:])
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         del a
         return d
 
     def per_example(self) -> dict[str, Tensor]:
-        (_, total), *others = self.recorded()
-        for _, d in others:
-            total = total + d
-        return {"value": total}
+        item = self.values["value"].dim() - 1
+        every = (d.flatten(2, -item - 1) if d.dim() > 2 + item else d.unsqueeze(2) for _, d in self.recorded())
+        return {"value": added(d.sum(dim=2) for d in every)}

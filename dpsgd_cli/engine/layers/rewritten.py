@@ -10,50 +10,16 @@ them).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.apart import attention
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Described, Layer, Ruled, Session, Sides
-from dpsgd_cli.engine.layers.linear import Linear
+from dpsgd_cli.engine.layers.affine import Shift
+from dpsgd_cli.engine.layers.base import Described, Session
 from dpsgd_cli.engine.layers.unrolled import State, Unrolled
 from dpsgd_cli.errors import ModelError
-
-
-class Bias(Linear):
-    """Rule for a trained vector (R, O) that is added: a dense layer from the number 1."""
-
-    kinds = ()
-    clipped = CLOSED_FORM
-    holds_gradients = False
-    rounds = True
-    sides: Sides | None = None  # type: ignore[assignment]
-
-    def __init__(self, source: Shift, session: Session) -> None:
-        super().__init__(source, session)
-        self.has_bias = False
-
-    def turned(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"weight": views["bias"].unsqueeze(-1)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x.new_ones(*x.shape[:-1], 1))
-
-
-class Shift(nn.Linear):
-    """A dense layer of which only the bias is left: y = x + b."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x + b."""
-        return x + self.bias
-
-
-class TrainedShift(Shift, Ruled):
-    """A shift that `Bias` takes."""
-
-    rule: ClassVar[type[Layer]] = Bias
 
 
 def _dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linear) -> nn.Module:
@@ -62,14 +28,10 @@ def _dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linea
     A rule takes all parameters of a module, so `kind` is only used where all are trained.
     """
     if bias is not None and weight.requires_grad != bias.requires_grad:
-        shift = _holding(TrainedShift if bias.requires_grad else Shift, None, bias)
-        return nn.Sequential(_holding(nn.Linear, weight, None), shift)
-    return _holding(kind if weight.requires_grad else nn.Linear, weight, bias)
-
-
-def _holding(kind: type[nn.Linear], weight: Tensor | None, bias: Tensor | None) -> nn.Linear:
-    shape = (1, len(bias)) if weight is None and bias is not None else weight.T.shape  # type: ignore[union-attr]
-    layer = kind(shape[0], shape[1], bias is not None, device="meta")
+        shift = Shift(len(bias))
+        shift.value = bias  # type: ignore[assignment]
+        return nn.Sequential(_dense(weight, None), shift)
+    layer = (kind if weight.requires_grad else nn.Linear)(weight.shape[1], weight.shape[0], bias is not None, "meta")
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
     return layer
 
