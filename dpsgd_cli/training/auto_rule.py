@@ -95,7 +95,7 @@ MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
 OF_TARGETS = 0.2
-RESOLVED = 0.005
+RESOLVED = 0.01
 """Size of a residual, in units of half a target's bounds, below which steps on a quantile loss do not resolve it."""
 WAVES = (4, 8, 16, 32)
 """Numbers of cosines of a column; the rule takes the most within sqrt(n mu), or within this share of it:"""
