@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from dpsgd_cli.common.plugins import trusting
+from dpsgd_cli.common.plugins import OWN_FILES, trusting
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import ResultContent
@@ -128,9 +129,12 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def own_code_is_trusted(_own_cache_folder: None) -> Iterator[None]:
-    """Tests run Python files that they wrote themselves; `tests/test_trust.py` is about those of others."""
+    """Tests run Python files that they wrote themselves, and forget them; `tests/test_trust.py` is about others'."""
+    before = set(sys.modules)
     with trusting():
         yield
+    for name in [name for name in sys.modules if name.startswith(OWN_FILES) and name not in before]:
+        del sys.modules[name]
 
 
 @pytest.fixture

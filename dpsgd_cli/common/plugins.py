@@ -31,6 +31,8 @@ _trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
 OWN_FILES = "dpsgd_recipe_"
 """How the names of modules of files that a recipe names begin."""
+_folders: dict[str, set[str]] = {}
+"""Folders of each file that was loaded, by the name of its module."""
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -82,15 +84,15 @@ def named(name: str) -> Any:
 
 def own_modules() -> list[types.ModuleType]:
     """Return the modules of a user's own code: files that recipes named, and what was imported from their folders."""
-    loaded = {name: module for name, module in list(sys.modules.items()) if name != "__main__"}
-    named = [Path(str(module.__file__)) for name, module in loaded.items() if name.startswith(OWN_FILES)]
-    folders = tuple({f"{path}{os.sep}" for file in named for path in (file.absolute().parent, file.resolve().parent)})
+    folders = tuple({folder for name in sys.modules for folder in _folders.get(name, ())})
+    if not folders:
+        return []
     found = []
-    for name, module in loaded.items():
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or "site-packages" in file or name.partition(".")[0] == _PACKAGE:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # getattr of the module itself may import, and is slow
+        if not isinstance(file, str) or not file.startswith(folders) or "site-packages" in file:
             continue
-        if name.startswith(OWN_FILES) or file.startswith(folders):
+        if name != "__main__" and name.partition(".")[0] != _PACKAGE:
             found.append(module)
     return found
 
@@ -114,6 +116,7 @@ def load_attribute(path: Path, name: str) -> Any:
     module = types.ModuleType(module_name)
     module.__file__ = str(path.absolute())
     sys.modules[module_name] = module
+    _folders[module_name] = {f"{place.parent}{os.sep}" for place in (path.absolute(), path.resolve())}
     try:
         exec(compile(code, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
