@@ -12,6 +12,7 @@ Callers check the attribute. `named` imports the package's own code that setting
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -84,17 +85,24 @@ def named(name: str) -> Any:
 
 def own_modules() -> list[types.ModuleType]:
     """Return the modules of a user's own code: files that recipes named, and what was imported from their folders."""
-    folders = tuple({folder for name in sys.modules for folder in _folders.get(name, ())})
-    if not folders:
+    named = tuple(name for name in _folders if name in sys.modules)
+    if not named:
         return []
+    return list(_imported(named, len(sys.modules), next(reversed(sys.modules))))
+
+
+@functools.lru_cache(maxsize=1)
+def _imported(named: tuple[str, ...], count: int, newest: str) -> tuple[types.ModuleType, ...]:
+    """Return the modules below the folders of the files `named`; all modules are looked at again after an import."""
+    folders = tuple({folder for name in named for folder in _folders[name]})
     found = []
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")  # getattr of the module itself may import, and is slow
+        file = getattr(module, "__dict__", {}).get("__file__")  # getattr of the module itself may import
         if not isinstance(file, str) or not file.startswith(folders) or "site-packages" in file:
             continue
         if name != "__main__" and name.partition(".")[0] != _PACKAGE:
             found.append(module)
-    return found
+    return tuple(found)
 
 
 def load_attribute(path: Path, name: str) -> Any:
@@ -115,6 +123,7 @@ def load_attribute(path: Path, name: str) -> Any:
     _check_trusted(path, code)
     module = types.ModuleType(module_name)
     module.__file__ = str(path.absolute())
+    sys.modules.pop(module_name, None)  # so that it becomes the newest
     sys.modules[module_name] = module
     _folders[module_name] = {f"{place.parent}{os.sep}" for place in (path.absolute(), path.resolve())}
     try:
