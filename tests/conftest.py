@@ -68,6 +68,7 @@ LONG = (
     "engine/test_independence.py::test_models_that_keep_examples_apart_pass[dtype0-seeds1-",
     "engine/test_independence.py::test_models_that_keep_examples_apart_pass[dtype1-seeds1-",
     "engine/test_processes.py::test_an_end_of_one_process_is_the_end_of_all",
+    "engine/test_processes.py::test_torchrun_runs_the_command",
     "sweep/test_kills.py::test_kills_lose_nothing_and_repeat_nothing",
     "sweep/test_sweeping.py::test_two_sweeps_at_once_agree",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[by content-users]",
@@ -81,13 +82,16 @@ LONG = (
     "test_pages.py::test_a_page_is_what_its_rows_say[pate]",
     "test_pages.py::test_a_page_is_what_its_rows_say[yu2019]",
     "test_recipes_run.py::test_a_recipe_trains[beyond/cifar10-",
+    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-allocation",
+    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-buffered",
+    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-normalised",
     "test_recipes_run.py::test_a_recipe_trains[frontier/cifar10]",
     "test_recipes_run.py::test_a_recipe_trains[pate/mnist-confident]",
     "test_sklearn.py::test_a_search_over_parameters_is_refused[2]",
     "training/test_auto_settings.py::test_the_rule_tells_skewed_numbers_better_than_a_constant",
     "training/test_explain.py::test_the_band_is_the_spread_of_many_trainings_or_above_it",
 )
-"""Single tests that CI leaves to `make test-long`; each takes seven seconds or more."""
+"""Single tests that CI leaves to `make test-long`; each takes five seconds or more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
