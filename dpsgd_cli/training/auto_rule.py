@@ -11,7 +11,7 @@ Notation:
 - u, the largest residual: 1, or sqrt(2) if each class has an output of its own; max(q, 1 - q) for a quantile q.
 - h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber; times the
   mean of class weights, the largest of which is 1, if a prior gives it. A quantile loss has none: its slope of at most
-  u counts as reached at a residual of .005, so h is u / .005.
+  u counts as reached at a residual of .01, so h is u / .01.
 - For an MLP nothing is known beforehand, so R, u and h are 1.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
