@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every mode runs (only the MLP is compiled, which
                                                       # takes minutes otherwise); no number means anything
 
-Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak
-memory; 1,000 logistic regressions at once beside one; and for each the floor, which is its operations over the rate
-that matrix products reached in the same run. The peers train the same network with ordinary convolutions in place
-of standardised ones, which they have no fast rule for: less work than ours.
+Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak memory; 1,000 logistic
+regressions at once beside one; eight trials of a network beside one; and for each the floor, which is its operations
+over the rate that matrix products reached in the same run. The peers train the same network with ordinary convolutions
+in place of standardised ones, which they have no fast rule for: less work than ours.
 
 Not here: a CPU's numbers (`step.py`).
 """
@@ -34,7 +34,7 @@ from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.engine.settings import CnnModel, MlpModel, VitModel, WrnModel
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.risks.losses import margin_loss
@@ -115,13 +115,15 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
             yield
 
 
-def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
+def private(
+    task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None, trials: int = 1
+) -> Step:
     """Return the step of `methods/dp_sgd/run.py`: clipped sums, `piece` rows at a time, noise, update."""
-    pack = Pack(task.build, [0], Placement(task.device), trusted=True)
+    pack = Pack(task.build, range(trials), Placement(task.device), trusted=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
-    noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
-    clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
+    noise = NoiseSource([*map(SeededStreams, range(trials))], pack.size, task.device, torch.float32)
+    clipping, seen = Clipping(torch.ones(1, trials, device=task.device)), Diagnostics(trials, task.device)
     function = Compiled() if compiles else sum_clipped
     count = 0
 
@@ -280,6 +282,22 @@ def logistic(device: torch.device, tiny: bool, rounds: int) -> None:
         print(f"| {trials} | {1e3 * taken:.3f} | {trials * alone / taken:.0f} | {taken / reading:.1f} |")
 
 
+def packs(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Eight trials of a network at once, beside one: each operation is one for all of them."""
+    side, dim = (16, 8) if tiny else (32, 64)
+    vit = VitModel(dim=dim, depth=2, heads=4, patch=4)
+    images = torch.randn(16 if tiny else 256, 1, side, side, device=device)
+    labels = torch.randint(0, 10, (len(images),), device=device)
+    print("\n| network | ms of one trial | ms of eight | over one |\n| --- | ---: | ---: | ---: |")
+    for name, build in (
+        ("tanh CNN", lambda: models.cnn(CnnModel(), (1, side, side), 10)),
+        ("ViT", lambda: models.BUILT_IN["vit"](vit, (1, side, side), 10)),
+    ):
+        task = Task(name, build, images, labels)
+        one, eight = (1e3 * seconds(private(task, trials=trials), device, rounds) for trials in (1, 8))
+        print(f"| {name} | {one:.3f} | {eight:.3f} | {eight / one:.2f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -328,6 +346,7 @@ def main() -> int:
     modes["torch.func"] = lambda: torch_func(wide)
     table(wide, modes, side, max(3, settings.rounds // 6))
     logistic(device, settings.tiny, settings.rounds)
+    packs(device, settings.tiny, settings.rounds)
     return 0
 
 

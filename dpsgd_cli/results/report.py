@@ -297,7 +297,8 @@ def _metrics(found: _Read) -> list[Block]:
     trials = len(found.document["trials"])
     several = f"Means over {trials} trials with 95% intervals. " if trials > 1 else ""
     beside = any(name.startswith(_CONSTANT) for name in metrics)
-    of_all, of_class = [], []
+    of_all: list[list[str]] = []
+    of_class: list[list[str]] = []
     for name in names:
         constant = metrics.get(_CONSTANT + name.partition("_")[2])
         best = "" if constant is None else _metric(constant)
@@ -305,7 +306,7 @@ def _metrics(found: _Read) -> list[Block]:
         (of_class if is_of_class(name) else of_all).append(row)
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
-    by_class = [Text("By class:"), TableBlock(header, of_class)] if of_class else []
+    by_class: list[Block] = [Text("By class:"), TableBlock(header, of_class)] if of_class else []
     return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *_no_better(metrics), *by_class]
 
 
