@@ -38,6 +38,11 @@ def to_device(here: Tensor, device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
+def to_host(there: Tensor) -> Tensor:
+    """Return a copy of a tensor on the host: what is kept of training between epochs takes no memory of a GPU."""
+    return there.detach().to("cpu", copy=True)
+
+
 @dataclass(frozen=True)
 class Table:
     """Examples of all trials: inputs (N, ...), or (R, N, ...) if `per_trial`, and labels (N,) or (N, ...).

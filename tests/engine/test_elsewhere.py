@@ -294,13 +294,20 @@ def test_rows_that_stay_on_disk_train_the_same_weights(gpu: Rule, tmp_path: Path
 
 
 def test_a_checkpoint_on_the_host_is_taken_up(gpu: Rule) -> None:
+    """A snapshot makes no second copy of weights, optimizer and average on the device."""
     wanted = case((6,), method={"optimizer": {"kind": "adam"}, "averaging": {"kind": "ema"}})
     whole, stopped, resumed = (started(wanted, "cuda").method for _ in range(3))
     for epoch in range(2):
         whole.run_epoch(epoch)
     stopped.run_epoch(0)
+    gpu.named.clear()
     kept = stopped.state()
-    resumed.load_state({name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in kept.items()})
+    assert gpu.named == {"detach": 4, "_to_copy": 4}
+    assert {name for name, x in kept.items() if isinstance(x, torch.Tensor) and x.device.type == "cpu"} == {
+        "values", "update.first", "update.second", "average",
+    }  # fmt: skip
+    stopped.run_epoch(1)
+    resumed.load_state(kept)
     resumed.run_epoch(1)
     torch.testing.assert_close(resumed.output.cpu(), whole.output.cpu(), rtol=0, atol=0)
 

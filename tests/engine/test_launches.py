@@ -1,4 +1,4 @@
-"""Operations of a step on a GPU, counted on the device of `elsewhere.py`: trials of a pack share all of them."""
+"""Operations of a step on a GPU, counted on the device of `elsewhere.py`, which the trials of a pack share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpsgd_cli.clipping import run as clipping
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
+from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from tests.engine.conftest import Of, weighted_output
 from tests.engine.elsewhere import installed
@@ -58,13 +60,13 @@ def made(build: Callable[[], nn.Module], trials: int, device: torch.device, trus
     return Pack(build, range(trials), Placement(device), trusted=trusted)
 
 
-def clip(pack: Pack, x: Tensor) -> Tensor:
+def clip(pack: Pack, x: Tensor, loss: Loss = weighted_output) -> Tensor:
     """Clipped sums (R, P) of one step, some of whose gradients are longer than their bound."""
     device = pack.values.device
     y = torch.arange(ROWS).float().expand(len(x), ROWS).to(device)
-    clipping, seen = Clipping(torch.full((1, pack.trials), 5.0, device=device)), Diagnostics(pack.trials, device)
+    bounds, seen = Clipping(torch.full((1, pack.trials), 5.0, device=device)), Diagnostics(pack.trials, device)
     pack.sums.zero_()
-    add_clipped_sums(pack, (x.to(device), y, None), weighted_output, clipping, seen)
+    add_clipped_sums(pack, (x.to(device), y, None), loss, bounds, seen)
     return pack.sums
 
 
@@ -103,3 +105,30 @@ def test_trials_share_the_operations_of_a_modules_own_code() -> None:
             clip(pack, torch.randn(trials, ROWS, 6))
         counted.append(mode.ran)
     assert counted[0] == counted[1] > 20
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_large_pass_is_asked_once_instead_of_copied(name: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is not finite adds nothing in either way."""
+    build, rows = NETWORKS[name]
+    torch.manual_seed(0)
+    x = rows(2)
+    if bad and x.is_floating_point():
+        x[1, 3] = torch.inf
+    loss = (lambda y, labels: weighted_output(y, labels) / (labels - 2)) if bad else weighted_output
+    wanted, copies = clip(made(build, 2, CPU), x, loss), {}
+    with installed(monkeypatch) as rule:
+        for least in (0, 1 << 24):
+            monkeypatch.setattr(clipping, "WORTH_ASKING", least)
+            pack = made(build, 2, GPU)
+            rule.named.clear()
+            rule.waits = 0
+            found = clip(pack, x, loss)
+            assert rule.waits == (least == 0)
+            copies[least] = rule.named["masked_fill"]
+            torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    assert bool(wanted.isfinite().all()) and bool(wanted.any())
+    padding = name == "tokens"
+    assert copies[1 << 24] > 5
+    assert bad or copies[0] <= 2 * padding
