@@ -5,9 +5,9 @@
                                                       # takes minutes otherwise); no number means anything
 
 Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak memory; 1,000 logistic
-regressions at once beside one; eight trials of a network beside one; and for each the floor, which is its operations
-over the rate that matrix products reached in the same run. The peers train the same network with ordinary convolutions
-in place of standardised ones, which they have no fast rule for: less work than ours.
+regressions at once beside one; eight trials of a network beside one; what is kept of an epoch; images as bytes. For
+steps also the floor: operations over the rate that matrix products reached in the same run. The peers train the same
+network with ordinary convolutions in place of standardised ones, which they have no fast rule for: less work than ours.
 
 Not here: a CPU's numbers (`step.py`).
 """
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,7 +38,7 @@ from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, VitModel, WrnModel
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.engine.tensors import to_host
+from dpsgd_cli.engine.tensors import Batch, Table, to_host
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk
@@ -325,6 +326,19 @@ def snapshots(device: torch.device, tiny: bool, rounds: int) -> None:
         print(f"| {name} | {1e3 * taken:.1f} | {there / 2**20:.0f} |")
 
 
+def rows(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Images that stay bytes on the device, beside floats: what they take, and reading a batch of 4,096."""
+    count = 500 if tiny else 50_000
+    images = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32)).astype(np.float32) / 255
+    batch = Batch(np.random.default_rng(1).integers(0, count, (1, 64 if tiny else 4096)))
+    print("\n| images | MiB of the device | ms a batch |\n| --- | ---: | ---: |")
+    for name, small in (("float32", False), ("bytes", True)):
+        table = Table.load(images, np.zeros(count, np.int64), False, device, torch.float32, small)
+        taken = seconds(lambda table=table: list(table.chunks(batch, 1 << 20)), device, rounds)  # type: ignore[misc]
+        size = table.stored.numel() * table.stored.element_size()
+        print(f"| {name} | {size / 2**20:.0f} | {1e3 * taken:.3f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -376,6 +390,7 @@ def main() -> int:
     logistic(device, settings.tiny, settings.rounds)
     packs(device, settings.tiny, settings.rounds)
     snapshots(device, settings.tiny, settings.rounds)
+    rows(device, settings.tiny, settings.rounds)
     return 0
 
 

@@ -74,7 +74,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     made = Recipe.model_validate(content | {"runtime": content["runtime"] | {"device": device}})
     loaded, rng = LoadedRecipe(made, Path(), "fake"), np.random.default_rng(0)
     convex = made.model.kind == "convex"
-    x = rng.random((RECORDS + 13, *shape), dtype=np.float32)
+    x = rng.integers(0, 256, (RECORDS + 13, *shape)).astype(np.float32) / 255
     y = rng.integers(0, 2 if convex else CLASSES, RECORDS + 13)
     classes = tuple(range(2 if convex else CLASSES))
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
@@ -253,6 +253,21 @@ def test_other_methods_release_what_they_release_on_a_cpu(wanted: Case, monkeypa
     torch.testing.assert_close(ours, weights, rtol=1e-3, atol=1e-4)
     assert_close(told, history, 1e-3)
     assert gpu.ran
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [
+        (case(IMAGES, {"kind": "cnn"}, repeats=1, epochs=1), torch.uint8),
+        (case((6,), {"kind": "linear"}), torch.float32),
+        (case((6,), folds=4, repeats=1), torch.float32),
+    ],
+    ids=["images", "rows of a linear model", "folds"],
+)
+def test_images_stay_bytes_where_steps_read_batches_only(gpu: Rule, wanted: Case, kept: torch.dtype) -> None:
+    context = started(wanted, "cuda").context
+    assert context.table.stored.dtype == kept
+    assert context.table.every(0, 2)[0].dtype == torch.float32
 
 
 def test_trials_that_are_over_stay_as_they_are_and_nothing_waits(gpu: Rule) -> None:
