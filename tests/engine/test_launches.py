@@ -23,11 +23,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def images() -> nn.Module:
-    """Convolutions with and without groups and bias, with strides and dilation; two norms; one layer used twice."""
+    """Convolutions with and without groups and bias, with strides and dilation, one used twice; `wide` by its Gram."""
     return Of(
-        lambda m, x: m.line(m.norm(m.twice(m.twice(m.plain(x)))).relu().flatten(2)).flatten(1),
+        lambda m, x: m.line(m.wide(m.norm(m.twice(m.twice(m.plain(x))))).relu().flatten(2)).flatten(1),
         plain=nn.Conv2d(2, 4, 3, stride=2, padding=1), twice=nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2),
-        norm=nn.GroupNorm(2, 4), line=nn.Conv1d(4, 3, 2, bias=False),
+        norm=nn.GroupNorm(2, 4), wide=nn.Conv2d(4, 8, 3, stride=2, padding=1), line=nn.Conv1d(8, 3, 2, bias=False),
     )  # fmt: skip
 
 
@@ -57,7 +57,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 
 
 def made(build: Callable[[], nn.Module], trials: int, device: torch.device, trusted: bool = True) -> Pack:
-    return Pack(build, range(trials), Placement(device), trusted=trusted)
+    """A pack whose trials all differ from the first values of layers, such as gains of 1."""
+    pack = Pack(build, range(trials), Placement(device), trusted=trusted)
+    moves = torch.rand(8, pack.size, generator=torch.Generator().manual_seed(0))[:trials]
+    moves = moves.to(device)
+    pack.values.mul_(0.5 + moves).add_(0.2 * moves)
+    return pack
 
 
 def clip(pack: Pack, x: Tensor, loss: Loss = weighted_output) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.engine.tensors import Batch, Table, to_host
 
 CPU = torch.device("cpu")
 
@@ -122,6 +122,14 @@ def test_rows_that_are_stored_small_are_the_same_rows(x: np.ndarray, stored: tor
     for batch in (Batch(None), Batch(np.array([[3, 1], [9, 9]]))):
         for one, other in zip(small.chunks(batch, 5), plain.chunks(batch, 5), strict=True):
             assert one[0].dtype == other[0].dtype and torch.equal(one[0].nan_to_num(7), other[0].nan_to_num(7))
+
+
+def test_what_is_kept_on_the_host_is_a_copy() -> None:
+    values = torch.ones(2, requires_grad=True)
+    kept = to_host(values)
+    with torch.no_grad():
+        values.zero_()
+    assert kept.tolist() == [1, 1] and not kept.requires_grad
 
 
 def test_labels_keep_their_kind() -> None:
