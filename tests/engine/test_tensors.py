@@ -113,10 +113,12 @@ TOKENS = np.arange(-1, 63).reshape(32, 2)
         (np.zeros((32, 2)), torch.float32),
     ],
 )
-def test_rows_that_are_stored_small_are_the_same_rows(x: np.ndarray, stored: torch.dtype) -> None:
+@pytest.mark.parametrize("per_trial", [False, True])
+def test_rows_that_are_stored_small_are_the_same_rows(x: np.ndarray, stored: torch.dtype, per_trial: bool) -> None:
     """Bit for bit, in every way in which a step reads them."""
     y = np.zeros(len(x), np.int64)
-    plain, small = (Table.load(x, y, False, CPU, torch.float32, small) for small in (False, True))
+    x = np.stack([x, x[::-1]]) if per_trial else x
+    plain, small = (Table.load(x, y, per_trial, CPU, torch.float32, small) for small in (False, True))
     assert small.stored.dtype == stored and small.like.dtype == plain.x.dtype
     assert torch.equal(small.x.nan_to_num(7), plain.x.nan_to_num(7)) and small.input_shape == plain.input_shape
     for batch in (Batch(None), Batch(np.array([[3, 1], [9, 9]]))):
