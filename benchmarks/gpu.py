@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every mode runs (only the MLP is compiled, which
                                                       # takes minutes otherwise); no number means anything
 
-Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak
-memory; 1,000 logistic regressions at once beside one; and for each the floor, which is its operations over the rate
-that matrix products reached in the same run. The peers train the same network with ordinary convolutions in place
-of standardised ones, which they have no fast rule for: less work than ours.
+Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak memory; 1,000 logistic
+regressions at once beside one; eight trials of a network beside one; what is kept of an epoch; images as bytes. For
+steps also the floor: operations over the rate that matrix products reached in the same run. The peers train the same
+network with ordinary convolutions in place of standardised ones, which they have no fast rule for: less work than ours.
 
 Not here: a CPU's numbers (`step.py`).
 """
@@ -23,19 +23,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpsgd_cli.batching.memory import rows_that_fit
+from dpsgd_cli.clipping import run as clipping_room
 from dpsgd_cli.clipping.compiling import Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.engine.settings import CnnModel, MlpModel, VitModel, WrnModel
 from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.engine.tensors import Batch, Table, to_host
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk
@@ -115,13 +118,15 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
             yield
 
 
-def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
+def private(
+    task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None, trials: int = 1
+) -> Step:
     """Return the step of `methods/dp_sgd/run.py`: clipped sums, `piece` rows at a time, noise, update."""
-    pack = Pack(task.build, [0], Placement(task.device), trusted=True)
+    pack = Pack(task.build, range(trials), Placement(task.device), trusted=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
-    noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
-    clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
+    noise = NoiseSource([*map(SeededStreams, range(trials))], pack.size, task.device, torch.float32)
+    clipping, seen = Clipping(torch.ones(1, trials, device=task.device)), Diagnostics(trials, task.device)
     function = Compiled() if compiles else sum_clipped
     count = 0
 
@@ -136,6 +141,19 @@ def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: i
         count += 1
 
     return step
+
+
+def _never_asking(step: Step) -> Step:
+    """Return the step that copies what is recorded, to set rows that are not finite to 0, without asking for one."""
+
+    def copying() -> None:
+        usual, clipping_room.WORTH_ASKING = clipping_room.WORTH_ASKING, sys.maxsize
+        try:
+            step()
+        finally:
+            clipping_room.WORTH_ASKING = usual
+
+    return copying
 
 
 def opacus(task: Task, ghost: bool) -> Step:
@@ -280,6 +298,47 @@ def logistic(device: torch.device, tiny: bool, rounds: int) -> None:
         print(f"| {trials} | {1e3 * taken:.3f} | {trials * alone / taken:.0f} | {taken / reading:.1f} |")
 
 
+def packs(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Eight trials of a network at once, beside one: each operation is one for all of them."""
+    side, dim = (16, 8) if tiny else (32, 64)
+    vit = VitModel(dim=dim, depth=2, heads=4, patch=4)
+    images = torch.randn(16 if tiny else 256, 1, side, side, device=device)
+    labels = torch.randint(0, 10, (len(images),), device=device)
+    print("\n| network | ms of one trial | ms of eight | over one |\n| --- | ---: | ---: | ---: |")
+    for name, build in (
+        ("tanh CNN", lambda: models.cnn(CnnModel(), (1, side, side), 10)),
+        ("ViT", lambda: models.BUILT_IN["vit"](vit, (1, side, side), 10)),
+    ):
+        task = Task(name, build, images, labels)
+        one, eight = (1e3 * seconds(private(task, trials=trials), device, rounds) for trials in (1, 8))
+        print(f"| {name} | {one:.3f} | {eight:.3f} | {eight / one:.2f} |")
+
+
+def snapshots(device: torch.device, tiny: bool, rounds: int) -> None:
+    """What is kept of weights and Adam's two moments at the end of each epoch: on the host, beside a second copy."""
+    numbers = 1000 if tiny else 100_000_000
+    held = [torch.randn(1, numbers, device=device) for _ in range(3)]
+    print(f"\n| state of {numbers:,} weights by Adam, kept | ms an epoch | MiB of the device |\n| --- | ---: | ---: |")
+    for name, keep in (("on the host", to_host), ("on the device", torch.clone)):
+        kept = [keep(x) for x in held]
+        taken = seconds(lambda keep=keep: [keep(x) for x in held], device, max(3, rounds // 6))  # type: ignore[misc]
+        there = sum(x.numel() * x.element_size() for x in kept if x.device.type != "cpu")
+        print(f"| {name} | {1e3 * taken:.1f} | {there / 2**20:.0f} |")
+
+
+def rows(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Images that stay bytes on the device, beside floats: what they take, and reading a batch of 4,096."""
+    count = 500 if tiny else 50_000
+    images = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32)).astype(np.float32) / 255
+    batch = Batch(np.random.default_rng(1).integers(0, count, (1, 64 if tiny else 4096)))
+    print("\n| images | MiB of the device | ms a batch |\n| --- | ---: | ---: |")
+    for name, small in (("float32", False), ("bytes", True)):
+        table = Table.load(images, np.zeros(count, np.int64), False, device, torch.float32, small)
+        taken = seconds(lambda table=table: list(table.chunks(batch, 1 << 20)), device, rounds)  # type: ignore[misc]
+        size = table.stored.numel() * table.stored.element_size()
+        print(f"| {name} | {size / 2**20:.0f} | {1e3 * taken:.3f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -322,12 +381,16 @@ def main() -> int:
         )
     if not settings.tiny:
         modes["dpsgd float32, compiled"] = lambda: private(wide, compiles=True)
+    modes["dpsgd float32, rows set to 0 without asking"] = lambda: _never_asking(private(wide))
     modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
     modes["opacus ghost"] = lambda: opacus(wide, ghost=True)
     modes["opacus hooks"] = lambda: opacus(wide, ghost=False)
     modes["torch.func"] = lambda: torch_func(wide)
     table(wide, modes, side, max(3, settings.rounds // 6))
     logistic(device, settings.tiny, settings.rounds)
+    packs(device, settings.tiny, settings.rounds)
+    snapshots(device, settings.tiny, settings.rounds)
+    rows(device, settings.tiny, settings.rounds)
     return 0
 
 

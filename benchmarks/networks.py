@@ -431,7 +431,7 @@ def main() -> None:
         return
     table(chosen, arguments.modes, arguments.rounds)
     if not arguments.networks:
-        compare_training(20, 3)
+        compare_training(20, 3, time.process_time)
         first_step_of_bert_base()
 
 

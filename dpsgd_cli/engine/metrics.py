@@ -190,10 +190,19 @@ def of_counts(of: np.ndarray, told: np.ndarray, right: np.ndarray, labels: Seque
 
     Counts are by class, (K,): places of the class, answers of it, and both at once. `labels` names the classes.
     """
+    each = _f1_of(of, told, right)
     there = of + told > 0
-    each = np.divide(2 * right, of + told, out=np.zeros(len(of)), where=there)
     mean = float(each[there].mean()) if there.any() else 0.0
-    return {"label_f1": mean} | {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
+    return {"label_f1": mean} | _by_label("label_f1", labels, each)
+
+
+def _f1_of(of: np.ndarray, told: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the F1 score of each class (K,) from counts as in `of_counts`; 0 for one that does not occur."""
+    return np.divide(2 * right, of + told, out=np.zeros(len(of)), where=of + told > 0)
+
+
+def _by_label(name: str, labels: Sequence[object], each: np.ndarray) -> dict[str, float]:
+    return {f"{name}_{label}": float(own) for label, own in zip(labels, each, strict=True)}
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -245,9 +254,12 @@ def _accuracy(answers: Answers) -> float:
     return float((answers.truth == answers.told).mean())
 
 
-def _counts_of_classes(answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts by class, (K,) each: records of the class, predictions of it, and both at once."""
-    classes = int(max(answers.truth.max(), answers.told.max())) + 1
+def _counts_of_classes(answers: Answers, classes: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return counts by class, (K,) each: records of the class, predictions of it, and both at once.
+
+    K is `classes`, or one more than the largest index that occurs, if that is more.
+    """
+    classes = max(classes, int(max(answers.truth.max(), answers.told.max())) + 1)
     both = answers.truth[answers.truth == answers.told]
     of, told, right = (np.bincount(column, minlength=classes) for column in (answers.truth, answers.told, both))
     return of, told, right
@@ -276,7 +288,7 @@ def _f1(answers: Answers) -> float:
     if answers.scores is None or answers.scores.ndim == 1:
         of, told, right = of[1:], told[1:], right[1:]
     there = of + told > 0
-    return float((2 * right[there] / (of + told)[there]).mean()) if there.any() else 0.0
+    return float(_f1_of(of, told, right)[there].mean()) if there.any() else 0.0
 
 
 def _auc(answers: Answers) -> float:
@@ -423,17 +435,19 @@ def metrics_of(task: str) -> dict[str, Metric]:
 def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    All are NaN if an answer or a score is not finite. With several labels or targets a record, `labels` names them, and
-    each has metrics of its own: the F1 score (0 where neither truth nor answers hold it), or all of a regression.
+    All are NaN if an answer or a score is not finite. `labels` names the classes, or a record's several labels or
+    targets. Each then has metrics of its own: the F1 score (0 where neither truth nor answers hold it), or all of a
+    regression.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
     if not sound:
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
+    if task == "classification" and labels is not None:
+        found |= _by_label("f1", labels, _f1_of(*_counts_of_classes(answers, len(labels))))
     if task == "multi-label" and labels is not None:
-        each = np.nan_to_num(f1_of_labels(answers))
-        found |= {f"label_f1_{label}": float(own) for label, own in zip(labels, each, strict=True)}
+        found |= _by_label("label_f1", labels, np.nan_to_num(f1_of_labels(answers)))
     if task == "regression" and labels is not None:
         columns = zip(labels, answers.truth.T, answers.told.T, strict=True)
         found |= {
@@ -445,12 +459,12 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
 
 
 def _of_column(column: str) -> tuple[Metric | None, str]:
-    """Return the metric of a column, and the label or target that it is of: `weight` for `test_mae_weight`, or ""."""
+    """Return the metric of a column, and the class, label or target that it is of: `a` for `test_f1_a`, or ""."""
     place = next((place for place in PLACES if column.startswith(place)), "")
     name = column.removeprefix(place)
     if name in METRICS or not place:
         return METRICS.get(name), ""
-    whole = next((known for known in ("label_f1", "mae", "rmse", "r2") if name.startswith(f"{known}_")), None)
+    whole = next((known for known in ("label_f1", "f1", "mae", "rmse", "r2") if name.startswith(f"{known}_")), None)
     return (None, "") if whole is None else (METRICS[whole], name.removeprefix(f"{whole}_"))
 
 
@@ -475,6 +489,16 @@ def less_is_better(column: str) -> bool:
     """
     metric, _ = _of_column(column)
     return metric is not None and metric.less_is_better
+
+
+def is_of_class(column: str) -> bool:
+    """Return True for a column of one class of a classification alone, which summaries leave to tables.
+
+    >>> is_of_class("test_f1_a"), is_of_class("test_f1"), is_of_class("test_label_f1_a")
+    (True, False, False)
+    """
+    metric, label = _of_column(column)
+    return bool(label) and metric is METRICS["f1"]
 
 
 def usual_metric(columns: list[str]) -> str | None:

@@ -19,6 +19,7 @@ large.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -93,16 +94,7 @@ class Noised:
 
     def ratio(self, over: np.ndarray, under: np.ndarray, least: float, most: float) -> Estimate:
         """Return the estimate of `over` @ x / `under` @ x, with weights (cells,), a metric in [least, most]."""
-        over, under = over.ravel(), under.ravel()
-        noise = {"over": over @ self.root, "under": under @ self.root}
-        x = self.projected
-        squares = float(x @ over**2 + noise["over"] @ noise["over"])
-        shared = float(x @ (over * under) + noise["over"] @ noise["under"])
-        below = float(x @ under**2 + noise["under"] @ noise["under"])
-        low, high = fieller(float(over @ self.linear), float(under @ self.linear), squares, shared, below, least, most)
-        total = float(under @ x)
-        point = min(max(float(over @ x) / total, least), most) if total > 0 else None
-        return self.shown(Estimate(point, low, high))
+        return self.shown(ratio_of([self], over.reshape(1, -1), under.reshape(1, -1), least, most))
 
     def shown(self, found: Estimate) -> Estimate:
         """Return an estimate without its point if the noise is larger than the sampling error, else with it inside.
@@ -131,8 +123,8 @@ class Measured:
     (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
     and R2 clamp errors; None for classes. `users`: a metric is a mean over users of the means of their rows. `groups`:
     by column and value. `confusion`: by true class, the share that each class is predicted for; `classes` are their
-    public names. `curve`: sensitivity and specificity of predicting the second class from each probability.
-    `released`: the noisy vectors that all else is computed from.
+    public names, `f1` their F1 scores. `curve`: sensitivity and specificity of predicting the second class from each
+    probability. `released`: the noisy vectors that all else is computed from.
     """
 
     kind: str
@@ -142,9 +134,15 @@ class Measured:
     users: bool = False
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
     confusion: list[list[Estimate]] = field(default_factory=list)
+    f1: list[Estimate] = field(default_factory=list)
     curve: list[tuple[float, Estimate, Estimate]] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     released: tuple[np.ndarray, ...] = ()
+
+    @property
+    def f1_by_name(self) -> dict[str, Estimate]:
+        """The F1 score of each class, by the name of its metric."""
+        return {f"f1_{name}": one for name, one in zip(self.classes, self.f1, strict=False)}
 
     def without_probabilities(self) -> Measured:
         """Return the measurement without metrics of probabilities, for a model that has none."""
@@ -172,6 +170,7 @@ class Measured:
         if self.confusion:
             found["classes"] = list(self.classes)
             found["confusion"] = [[one.record() for one in row] for row in self.confusion]
+            found["f1_by_class"] = [one.record() for one in self.f1]
         if self.curve:
             found["curve"] = [[at, sensitive.record(), specific.record()] for at, sensitive, specific in self.curve]
         if self.groups:
@@ -183,6 +182,24 @@ class Measured:
                 for column, values in self.groups.items()
             }
         return found
+
+
+def ratio_of(parts: Sequence[Noised], over: np.ndarray, under: np.ndarray, least: float, most: float) -> Estimate:
+    """Return the estimate of sum_k `over`_k @ x_k / sum_k `under`_k @ x_k, a metric in [least, most].
+
+    `parts` hold disjoint cells with independent noise, so variances add up; weights are (parts, cells).
+    """
+    point, linear = np.zeros(2), np.zeros(2)
+    squares = np.zeros((2, 2))
+    for one, weights in zip(parts, np.stack([over, under], axis=1), strict=True):
+        noise, x = weights @ one.root, one.projected
+        squares += (weights * x) @ weights.T + noise @ noise.T
+        linear += weights @ one.linear
+        point += weights @ x
+    (of_over, shared), (_, of_under) = squares.tolist()
+    low, high = fieller(float(linear[0]), float(linear[1]), of_over, shared, of_under, least, most)
+    value = min(max(float(point[0] / point[1]), least), most) if point[1] > 0 else None
+    return Estimate(value, low, high)
 
 
 def fieller(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dpsgd_cli.evaluation import groups
-from dpsgd_cli.evaluation.estimates import Estimate, Noised, Z, fieller, in_range, mean_of
+from dpsgd_cli.evaluation.estimates import Estimate, Noised, Z, fieller, in_range, mean_of, ratio_of
 from dpsgd_cli.evaluation.strategy import (
     BINS,
     EDGES,
@@ -31,6 +31,7 @@ MOMENTS = 5
 """Length of a record's vector of moments."""
 _EVERY = np.ones((2, BINS))
 _OF_CLASS = (_EVERY * [[1.0], [0.0]], _EVERY * [[0.0], [1.0]])
+_PREDICTED = (_EVERY * np.repeat([1.0, 0.0], BINS // 2), _EVERY * np.repeat([0.0, 1.0], BINS // 2))
 
 
 def of_two_classes(noised: Noised) -> dict[str, Estimate]:
@@ -63,8 +64,13 @@ def of_two_classes(noised: Noised) -> dict[str, Estimate]:
 
 def confusion_of_two(noised: Noised) -> list[list[Estimate]]:
     """Return for each true class the share of its records that each class is predicted for."""
-    told = [1 - np.repeat([0.0, 1.0], BINS // 2), np.repeat([0.0, 1.0], BINS // 2)]
-    return [[noised.ratio(own * one, own, 0.0, 1.0) for one in told] for own in _OF_CLASS]
+    return [[noised.ratio(own * one, own, 0.0, 1.0) for one in _PREDICTED] for own in _OF_CLASS]
+
+
+def f1_of_two(noised: Noised) -> list[Estimate]:
+    """Return each class's F1 score: twice what is predicted right, over records of the class plus predictions of it."""
+    pairs = zip(_OF_CLASS, _PREDICTED, strict=True)
+    return [noised.ratio(2 * own * told, own + told, 0.0, 1.0) for own, told in pairs]
 
 
 def curve_of(noised: Noised) -> list[tuple[float, Estimate, Estimate]]:
@@ -113,17 +119,24 @@ def _gap_of_many(noised: Noised, confidence: float, deviation: float) -> Estimat
     return Estimate(point, low, high)
 
 
-def confusion_of_many(table: np.ndarray, deviation: float) -> list[list[Estimate]]:
-    """Return the confusion matrix from unbiased counts `table` (true class, predicted class), a block of its own.
+def confusion_of_many(table: np.ndarray, deviation: float) -> tuple[list[list[Estimate]], list[Estimate]]:
+    """Return the confusion matrix, and each class's F1 score as in `f1_of_two`.
 
-    `deviation`: of the noise in the block's released numbers.
+    Both are functions of the unbiased counts `table` (true class, predicted class), a block of its own, whose released
+    numbers have noise of standard deviation `deviation`.
     """
     classes = len(table)
     inverse = groups.unmixing(classes)
     mixed = Strategy(np.linalg.inv(inverse) * SLACK, inverse / SLACK, inverse @ inverse.T)
     rows = [Noised(own, mixed, deviation) for own in table]
-    every = np.ones(classes)
-    return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows]
+    every, f1 = np.ones(classes), []
+    for own, row in enumerate(rows):
+        right, either = np.zeros((2, classes, classes))
+        right[own, own] = 2.0
+        either[own] += 1.0
+        either[:, own] += 1.0
+        f1.append(row.shown(ratio_of(rows, right, either, 0.0, 1.0)))
+    return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows], f1
 
 
 def _average_precision(noised: Noised) -> Estimate:

@@ -115,10 +115,10 @@ def measure_counts(
 
     of_all = None if confidences is None else groups.total(confidences)
     noised, found = estimated(groups.total(counts), of_all, partial(groups.of_total, _sizes(held)))
-    confusion = metrics.confusion_of_two(noised) if two else []
+    confusion, f1 = (metrics.confusion_of_two(noised), metrics.f1_of_two(noised)) if two else ([], [])
     if confused:
         (table,) = groups.decoded(noisy[-1:], None, groups.OF_CONFUSION)
-        confusion = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
+        confusion, f1 = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
         found["balanced_accuracy"] = mean_of([row[own] for own, row in enumerate(confusion)])
 
     def group(column: int, value: int) -> Group:
@@ -131,7 +131,7 @@ def measure_counts(
     kind = "two-classes" if two else "classes"
     curve = metrics.curve_of(noised) if two else []
     by_value, vector = _by_value(held, group), _joined(noisy)
-    return Measured(kind, noised, found, None, held.users, by_value, confusion, curve, released=(vector,))
+    return Measured(kind, noised, found, None, held.users, by_value, confusion, f1, curve, released=(vector,))
 
 
 def measure_numbers(

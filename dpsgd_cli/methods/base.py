@@ -19,7 +19,7 @@ from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.plugins import load_attribute, named, refusal_of_call
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.engine.tensors import Table, to_host
 from dpsgd_cli.errors import RecipeError, UsageError
 
 
@@ -115,8 +115,11 @@ class Method(ABC):
         return True
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides seeds, as tensors and plain values; at least the weights."""
-        return {"values": self.context.pack.values.clone()}
+        """Return what a resumed run needs besides seeds, as tensors on the host and plain values; at least the weights.
+
+        Further training does not change it.
+        """
+        return {"values": to_host(self.context.pack.values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `state` returned."""

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.noise.run import Grid, NoiseSource, put_on_grid
@@ -122,7 +123,7 @@ class CorrelatedStepNoise(StepNoise):
             self._past[:, step % self._past.shape[1]] = kept
 
     def state(self) -> dict[str, Tensor]:
-        return {"next": torch.tensor(self._next), "past": self._past.clone()}
+        return {"next": torch.tensor(self._next), "past": to_host(self._past)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self._next = int(state["next"])

@@ -69,9 +69,9 @@ class KroneckerFactors:
         """Return factors for a training; `draw` makes probes (`data/synthetic.py`)."""
         pack, table = context.pack, context.table
         heights = [layer.height for layer in pack.members if isinstance(layer, Embedding)]
-        tokens = None if table.x.is_floating_point() else min(heights, default=2)
+        tokens = None if table.like.is_floating_point() else min(heights, default=2)
         drawn = torch.from_numpy(draw(settings.probes, PROBES, table.input_shape, SEED, tokens))
-        return cls(pack, drawn.to(table.x), context.loss, settings)
+        return cls(pack, drawn.to(table.like), context.loss, settings)
 
     def _ruled(self, layer: Layer) -> bool:
         return layer.sides is not None and (layer.sides.inputs is not None or self.settings.factors == "both")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
-from dpsgd_cli.engine.metrics import in_words, usual_metric
+from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, html_part
@@ -64,7 +64,7 @@ def in_notebook(document: Row) -> str:
     """Return the public part of a result as HTML for a notebook: the headline, metrics, and what was declared."""
     document = public(document)
     privacy, metrics = document["privacy"], document["metrics"]
-    names = [name for name in metrics if not name.startswith("constant_")]
+    names = [name for name in metrics if not name.startswith("constant_") and not is_of_class(name)]
     rows = []
     for name in names:
         constant = metrics.get(name.replace("test_", "constant_", 1), {}) if name.startswith("test_") else {}

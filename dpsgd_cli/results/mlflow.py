@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.results import pictures, store
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
 
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow refuses in names; names of classes and targets may have them."""
 _NO_METRICS = ("trial", "seed", "epoch")
 _AT_ONCE = 100
 """Most parameters of one request."""
@@ -71,7 +74,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
         if name in _NO_METRICS or name.startswith(NONPRIVATE) or value in (None, ""):
             continue
         with contextlib.suppress(ValueError, TypeError):  # words, and lists
-            found[name] = float(value)
+            found[_NOT_IN_NAMES.sub("_", name)] = float(value)
     return found
 
 

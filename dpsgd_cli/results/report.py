@@ -15,7 +15,7 @@ from pathlib import Path
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
-from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
+from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, TableBlock, Text, html, markdown
@@ -245,14 +245,19 @@ def _cell(estimate: Sequence[float | None]) -> str:
 
 
 def _confusion(measured: Row) -> list[Block]:
-    """Return the confusion matrix: for each true class, the share that each class is predicted for."""
+    """Return the confusion matrix: for each true class, the share that each class is predicted for; and F1 scores."""
     table = measured.get("confusion")
     if not table:
         return []
     names = measured["classes"]
-    rows = [[name, *map(_cell, row)] for name, row in zip(names, table, strict=True)]
-    told = "Share of the records of each true class (rows) for which each class is predicted (columns):"
-    return [Text(told), TableBlock(("true class", *names), rows)]
+    rows = [
+        [name, *map(_cell, row), _cell(f1)] for name, row, f1 in zip(names, table, measured["f1_by_class"], strict=True)
+    ]
+    told = (
+        "Share of the records of each true class (rows) for which each class is predicted (columns), and the class's F1"
+        " score:"
+    )
+    return [Text(told), TableBlock(("true class", *names, "F1"), rows)]
 
 
 def _curve(measured: Row) -> list[Block]:
@@ -292,14 +297,17 @@ def _metrics(found: _Read) -> list[Block]:
     trials = len(found.document["trials"])
     several = f"Means over {trials} trials with 95% intervals. " if trials > 1 else ""
     beside = any(name.startswith(_CONSTANT) for name in metrics)
-    rows = []
+    of_all: list[list[str]] = []
+    of_class: list[list[str]] = []
     for name in names:
         constant = metrics.get(_CONSTANT + name.partition("_")[2])
         best = "" if constant is None else _metric(constant)
-        rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
+        row = [in_words(name), _metric(metrics[name]), *([best] if beside else [])]
+        (of_class if is_of_class(name) else of_all).append(row)
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
-    return [Heading("How good the model is"), Text(told), TableBlock(header, rows), *_no_better(metrics)]
+    by_class: list[Block] = [Text("By class:"), TableBlock(header, of_class)] if of_class else []
+    return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *_no_better(metrics), *by_class]
 
 
 def _no_better(metrics: Row) -> list[Block]:

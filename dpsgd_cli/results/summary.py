@@ -11,7 +11,7 @@ from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
 from dpsgd_cli.common.text_format import count, interval_text, metric_text
-from dpsgd_cli.engine.metrics import METRICS
+from dpsgd_cli.engine.metrics import METRICS, is_of_class
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.guarantee import epsilon_words, price_terms, setting_terms
@@ -30,7 +30,7 @@ def result_text(document: Row, directory: Path) -> str:
     lines += [
         f"  {name:<26}{metric_over_trials(metrics[name])}{_beside(metrics, name)}"
         for name in dict.fromkeys(shown)
-        if not name.startswith("constant_")
+        if not name.startswith("constant_") and not is_of_class(name)
     ]
     lines += _measured_lines(document)
     privacy = document["privacy"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpsgd_cli.engine.metrics import in_words, less_is_better, usual_metric
+from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -20,7 +20,7 @@ def page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> st
     baseline's metrics are left out: they are the same for all cells of a data set.
     """
     columns = [key for row in rows for key in row if not key.startswith(_NOT_SHOWN) and not key.endswith(_INTERVAL)]
-    columns = list(dict.fromkeys(columns))
+    columns = [column for column in dict.fromkeys(columns) if not is_of_class(column)]
     metric = usual_metric(columns)
     ordered = list(rows)
     if metric is not None:

@@ -51,7 +51,15 @@ from dpsgd_cli.engine.output_losses import LossOptions
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
-from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, NamedLoss, OwnModel, PythonLoss, PythonModel
+from dpsgd_cli.engine.settings import (
+    ConvexModel,
+    HuggingFaceModel,
+    NamedLoss,
+    OneLayer,
+    OwnModel,
+    PythonLoss,
+    PythonModel,
+)
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import check_declared, seeded
 from dpsgd_cli.errors import DataError, ModelError, UsageError
@@ -162,7 +170,7 @@ def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds:
     limited time (`pack.findings`), and for the origin of its numbers. Raises ModelError for a model that fails.
     """
     recipe = loaded.recipe
-    rows = stand_in_rows(train.input_shape, train.x)
+    rows = stand_in_rows(train.input_shape, train.like)
     check_outputs(pack, rows, answer_shape(recipe, outputs, tuple(train.y.shape[1:])))
     _check_loss(pack, loaded, outputs, tuple(train.y.shape[1:]), rows)
     fit = min(recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
@@ -239,7 +247,7 @@ def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
     code += [path.read_bytes() if path.is_file() else str(path).encode() for path in imported]
     ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
     versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
-    shapes = (tuple(train.input_shape), str(train.x.dtype), train.x.device.type, outputs, most)
+    shapes = (tuple(train.input_shape), str(train.like.dtype), train.like.device.type, outputs, most)
     content = [loaded.recipe.model.model_dump(mode="json"), shapes, versions, model_sha256(loaded)]
     told = json.dumps(content, sort_keys=True)
     return hashlib.sha256(b"\0".join([*code, *ours, told.encode()])).hexdigest()
@@ -269,7 +277,7 @@ def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds
             bar.set_postfix_str(test)
             bar.update()
 
-        found = examine(pack, train.input_shape, train.x[..., :0].reshape(-1), most, seconds, say)
+        found = examine(pack, train.input_shape, train.like, most, seconds, say)
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         part = kept.with_suffix(f".{os.getpid()}")
@@ -379,7 +387,8 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
         of_codes = _of_codes(recipes[0], place)
-        train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes) for x, y in own)
+        small = _stays_small(recipes[0], place)
+        train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes, small) for x, y in own)
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
@@ -433,6 +442,12 @@ def _of_codes(recipe: Recipe, place: Placement) -> bool:
     return made and not read and recipe.inference_share is None
 
 
+def _stays_small(recipe: Recipe, place: Placement) -> bool:
+    """Return True if a method on a GPU reads features in batches only, so that they may be stored in few bytes."""
+    reads = recipe.preconditioner is not None or recipe.data.unit is not None or isinstance(recipe.model, OneLayer)
+    return place.device.type == "cuda" and recipe.method.kind in ("dp-sgd", "sgd") and not reads
+
+
 def in_numbers(recipe: Recipe, x: Any) -> Any:
     """Return rows as floats if they are integers and the model takes floats: every model but a user's own."""
     if getattr(x, "dtype", None) != np.int64 or isinstance(recipe.model, OwnModel):
@@ -471,12 +486,14 @@ def _floats(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_codes: bool = False) -> Table:
+def _table(
+    x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_codes: bool = False, small: bool = False
+) -> Table:
     """Return a table of rows: their codes if `of_codes`, features in memory on the training device, or left on disk."""
     if isinstance(x, CodedRows) and of_codes:
         return CodedTable.open(x, y, place.dtype)
     if isinstance(x, np.ndarray | CodedRows) and isinstance(y, np.ndarray):
-        return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype)
+        return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype, small)
     assert not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 

@@ -66,21 +66,32 @@ Columns = dict[str, list[float]]
 class Models:
     """The weights `values` (R, P) of a pack's trials, all of one task, with the recipe of each trial.
 
-    `classes` is None for targets. At most `most_rows` rows pass through the models at once.
+    `labels` are the classes as the recipe writes them; None for targets. At most `most_rows` rows pass through the
+    models at once.
     """
 
     pack: Pack
     values: Tensor
     recipes: Sequence[Recipe]
-    classes: int | None
+    labels: Sequence[object] | None
     most_rows: int
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for targets."""
+        return None if self.labels is None else len(self.labels)
+
+    @property
+    def names(self) -> Sequence[object] | None:
+        """Names of the classes, or of a record's several labels or targets; None for one target."""
+        data = self.recipes[0].data
+        return self.labels if data.task == "classification" else data.names_of_several
 
 
 def models_of(trials: Trials) -> Models:
     """Return the models that the trials would publish now."""
-    context, classes = trials.context, trials.dataset.classes
-    values, count = trials.method.output, None if classes is None else len(classes)
-    return Models(context.pack, values, context.recipes, count, context.most_rows)
+    context = trials.context
+    return Models(context.pack, trials.method.output, context.recipes, trials.dataset.classes, context.most_rows)
 
 
 def measure(models: Models, table: Table, loss: Loss) -> Columns:
@@ -112,7 +123,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     task, classes, trials = models.recipes[0].data.task, models.classes, models.pack.trials
     if table.rows and task in ("token-classification", "next-token"):
         labels = np.asarray(table.labels[:]) if isinstance(table, StreamedTable) else table.y.cpu().numpy()
-        names = models.recipes[0].data.names_of_several
+        names = models.names
         constants_of_places = of_constant_places(task, labels, names)
         measured_places = {} if names is None else _of_places(models, table, names)
         return measured_places, {name: [value] * trials for name, value in constants_of_places.items()}
@@ -125,12 +136,11 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
-        names = models.recipes[trial].data.names_of_several
-        found.append(of_table(task, told, names))
+        found.append(of_table(task, told, models.names))
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_constants(task, told.truth, classes, names))
+            constants.append(of_constants(task, told.truth, classes, models.names))
     known = [*METRICS, *(name for name in found[0] if name not in METRICS)]
     defined = [name for name in known if all(name in one for one in (*found, *constants))]
     once = [name for name in defined if name not in METRICS or not METRICS[name].at_every_look]
@@ -323,10 +333,11 @@ def _final(trials: Trials) -> Final:
 
 
 def _points(measured: Sequence[Measured]) -> Columns:
-    """Return the metrics of `METRICS` that have a point in every trial."""
+    """Return the metrics of `METRICS`, and F1 scores of classes, that have a point in every trial."""
     found: Columns = {}
-    for name in METRICS:
-        values = [one.metrics[name].value for one in measured if name in one.metrics]
+    told = [{name: one.metrics[name] for name in METRICS if name in one.metrics} | one.f1_by_name for one in measured]
+    for name in told[0]:
+        values = [one[name].value for one in told if name in one]
         known = [value for value in values if value is not None]
         if known and len(known) == len(measured):
             found[name] = known

@@ -451,8 +451,7 @@ class Trained:
         table = table if folds is None else table.with_folds(~folds)
         rows = stand_in_rows(self.input_shape, table.x)
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
-        classes = None if self.classes is None else len(self.classes)
-        models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, classes, most)
+        models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, self.classes, most)
         return (
             measure(models, table, loss_of(self.loaded.recipe, self.loaded.base, raw=True))
             | measure_once(models, table)[0]

@@ -9,6 +9,7 @@ Not here: time, streams, memory, kernels and their rounding, which only a real G
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,11 +65,16 @@ class Elsewhere(Tensor):
 
 
 class Rule:
-    """Runs operations on the numbers inside, and raises where they mix sides or ask when they must not."""
+    """Runs operations on the numbers inside, and raises where they mix sides or ask when they must not.
+
+    Counted are operations (`ran`, and `named` by name) and questions (`waits`).
+    """
 
     def __init__(self) -> None:
         self.silent = False
         self.ran = 0
+        self.named: Counter[str] = Counter()
+        self.waits = 0
 
     @contextmanager
     def no_asking(self) -> Iterator[None]:
@@ -80,6 +86,7 @@ class Rule:
             self.silent = False
 
     def asked(self, what: str) -> None:
+        self.waits += 1
         if self.silent:
             raise RuntimeError(f"the host waits for the device: {what}")
 
@@ -91,6 +98,7 @@ class Rule:
             return func(*args, **kwargs)
         self._check(func, args, to, [x for x in tensors if not isinstance(x, Elsewhere)])
         self.ran += 1
+        self.named[func.overloadpacket.__name__] += 1
         if func is aten.set_.source_Tensor:
             args[0].numbers = args[1].numbers.detach()
             with torch._C._DisableTorchDispatch():

@@ -74,7 +74,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     made = Recipe.model_validate(content | {"runtime": content["runtime"] | {"device": device}})
     loaded, rng = LoadedRecipe(made, Path(), "fake"), np.random.default_rng(0)
     convex = made.model.kind == "convex"
-    x = rng.random((RECORDS + 13, *shape), dtype=np.float32)
+    x = rng.integers(0, 256, (RECORDS + 13, *shape)).astype(np.float32) / 255
     y = rng.integers(0, 2 if convex else CLASSES, RECORDS + 13)
     classes = tuple(range(2 if convex else CLASSES))
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
@@ -255,6 +255,21 @@ def test_other_methods_release_what_they_release_on_a_cpu(wanted: Case, monkeypa
     assert gpu.ran
 
 
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [
+        (case(IMAGES, {"kind": "cnn"}, repeats=1, epochs=1), torch.uint8),
+        (case((6,), {"kind": "linear"}), torch.float32),
+        (case((6,), folds=4, repeats=1), torch.float32),
+    ],
+    ids=["images", "rows of a linear model", "folds"],
+)
+def test_images_stay_bytes_where_steps_read_batches_only(gpu: Rule, wanted: Case, kept: torch.dtype) -> None:
+    context = started(wanted, "cuda").context
+    assert context.table.stored.dtype == kept
+    assert context.table.every(0, 2)[0].dtype == torch.float32
+
+
 def test_trials_that_are_over_stay_as_they_are_and_nothing_waits(gpu: Rule) -> None:
     method = started(case((6,)), "cuda").method
     method.run_epoch(0)
@@ -294,13 +309,20 @@ def test_rows_that_stay_on_disk_train_the_same_weights(gpu: Rule, tmp_path: Path
 
 
 def test_a_checkpoint_on_the_host_is_taken_up(gpu: Rule) -> None:
+    """A snapshot makes no second copy of weights, optimizer and average on the device."""
     wanted = case((6,), method={"optimizer": {"kind": "adam"}, "averaging": {"kind": "ema"}})
     whole, stopped, resumed = (started(wanted, "cuda").method for _ in range(3))
     for epoch in range(2):
         whole.run_epoch(epoch)
     stopped.run_epoch(0)
+    gpu.named.clear()
     kept = stopped.state()
-    resumed.load_state({name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in kept.items()})
+    assert gpu.named == {"detach": 4, "_to_copy": 4}
+    assert {name for name, x in kept.items() if isinstance(x, torch.Tensor) and x.device.type == "cpu"} == {
+        "values", "update.first", "update.second", "average",
+    }  # fmt: skip
+    stopped.run_epoch(1)
+    resumed.load_state(kept)
     resumed.run_epoch(1)
     torch.testing.assert_close(resumed.output.cpu(), whole.output.cpu(), rtol=0, atol=0)
 

@@ -36,12 +36,16 @@ def test_of_classes(count: int) -> None:
     truth, outputs = classes(count)
     chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
     told, binary = outputs.argmax(axis=1), count == 2
-    found = of_table("classification", answers_of_classes(truth, outputs, Reading()))
+    names = [f"c{index}" for index in range(count)]
+    found = of_table("classification", answers_of_classes(truth, outputs, Reading()), names)
+    each = sklearn.metrics.f1_score(truth, told, labels=range(count), average=None)
+    of_class = {f"f1_{name}": float(own) for name, own in zip(names, each, strict=True)}
     scores: Any = chances[:, 1] if binary else chances
     rare = {"average_precision": sklearn.metrics.average_precision_score(truth, chances[:, 1]),
             "recall": recall(truth, chances[:, 1])} if binary else {}  # fmt: skip
     assert found == pytest.approx(
         rare
+        | of_class
         | {
             "accuracy": sklearn.metrics.accuracy_score(truth, told),
             "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(truth, told),

@@ -122,6 +122,8 @@ def test_without_noise_confusion_precision_and_curve_are_those_of_scikit_learn()
     wanted = plain.confusion_matrix(y, outputs.argmax(axis=1), normalize="true")
     assert np.allclose(points(found), wanted, atol=1e-3)
     assert found.metrics["balanced_accuracy"].value == pytest.approx(np.diag(wanted).mean(), abs=1e-3)
+    each = plain.f1_score(y, outputs.argmax(axis=1), average=None)
+    assert [one.value for one in found.f1] == pytest.approx(each.tolist(), abs=1e-3)
     y = (rng.random(rows) < 0.1).astype(int)
     margin = rng.normal(2.0 * y - 2.5, 1.2)
     found = run.measure_classes(y, margin[:, None], Release(QUIET), SeededStreams(0), rows)
@@ -129,11 +131,35 @@ def test_without_noise_confusion_precision_and_curve_are_those_of_scikit_learn()
     assert found.metrics["average_precision"].value == pytest.approx(precision, abs=5e-3)
     table = plain.confusion_matrix(y, margin > 0, normalize="true")
     assert np.allclose(points(found), table, atol=1e-3)
+    assert [one.value for one in found.f1] == pytest.approx(plain.f1_score(y, margin > 0, average=None), abs=1e-3)
     share = 1 / (1 + np.exp(-margin))
     assert found.metrics["calibration_gap"].value == pytest.approx((y - share).mean(), abs=2e-3)
     for at, sensitive, specific in found.curve:
         assert sensitive.value == pytest.approx((share > at)[y == 1].mean(), abs=2e-3)
         assert specific.value == pytest.approx((share <= at)[y == 0].mean(), abs=2e-3)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_f1_scores_are_covered_as_stated(count: int) -> None:
+    """Shares halve from class to class; 120 draws of 500 records at epsilon 1.5: at least 90% of each class's hold."""
+    rng, release = (
+        np.random.default_rng(0),
+        held_out_releases(held_out_release("gaussian", 1.5, 1e-5, "add-remove"), False),
+    )
+    shares = 0.5 ** np.arange(count)
+
+    def drawn(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.choice(count, n, p=shares / shares.sum())
+        return y, rng.normal(0, 1, (n, count)) + 1.2 * np.eye(count)[y]
+
+    y, outputs = drawn(400_000)
+    truth, held = plain.f1_score(y, outputs.argmax(axis=1), average=None), np.zeros(count)
+    for seed in range(120):
+        y, outputs = drawn(500)
+        own = outputs if count > 2 else np.diff(outputs, axis=1)
+        found = run.measure_classes(y, own, release, SeededStreams(seed), 500)
+        held += [one.low <= true <= one.high for one, true in zip(found.f1, truth, strict=True)]
+    assert (held >= 108).all()
 
 
 def test_the_calibration_gap_of_many_classes_is_covered_as_stated() -> None:

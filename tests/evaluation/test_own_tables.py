@@ -164,4 +164,4 @@ def test_the_report_has_the_table_by_group_and_the_confusion_matrix() -> None:
     (report,) = Path("out").glob("own-*/report.md")
     told = report.read_text()
     assert "| sex | records | accuracy |" in told and "\n| f | about" in told
-    assert "| true class | no | yes |" in told and "| probability | sensitivity | specificity |" in told
+    assert "| true class | no | yes | F1 |" in told and "| probability | sensitivity | specificity |" in told

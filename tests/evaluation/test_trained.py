@@ -17,7 +17,7 @@ from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import held_out_rows
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.evaluation.estimates import Noised
-from dpsgd_cli.evaluation.metrics import of_two_classes
+from dpsgd_cli.evaluation.metrics import f1_of_two, of_two_classes
 from dpsgd_cli.evaluation.strategy import for_two_classes
 from dpsgd_cli.main import main
 
@@ -92,7 +92,12 @@ def test_no_public_field_knows_more_than_the_released_cells() -> None:
     history = pd.read_csv(directory / "history.csv")
     assert not [column for column in history if column.startswith(("test_", "constant_"))]
     told = [name for name in document["metrics"] if not name.startswith("nonprivate_")]
-    assert told and all(document["metrics"][name]["mean"] == measured["metrics"][name[5:]][0] for name in told)
+    points = measured["metrics"] | {
+        f"f1_{name}": one for name, one in zip(("no", "yes"), measured["f1_by_class"], strict=True)
+    }
+    assert told and all(document["metrics"][name]["mean"] == points[name[5:]][0] for name in told)
+    each = [(one.value, one.low, one.high) for one in f1_of_two(noised)]
+    assert measured["f1_by_class"] == [pytest.approx(one) for one in each]
 
 
 def test_another_held_out_record_changes_one_release_only() -> None:

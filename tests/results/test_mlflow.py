@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.results import store
+from dpsgd_cli.results import mlflow, store
 from tests.conftest import Train, WriteRecipe
 
 TRACKED: dict[str, Any] = {"runtime": {"device": "cpu", "threads": 1, "track": "mlflow"}}
@@ -83,6 +83,10 @@ def test_nothing_that_is_marked_is_logged(write_recipe: WriteRecipe, train: Trai
     assert "nonprivate" not in everything
     hashes = store.read_document(directory)["provenance"]["nonprivate_data_sha256"]
     assert hashes and not any(found in everything for found in hashes.values())
+
+
+def test_names_of_classes_fit_the_names_of_metrics() -> None:
+    assert mlflow._numbers({"test_f1_<=50K": 0.5, "trial": 0}) == {"test_f1___50K": 0.5}
 
 
 def test_tracking_changes_no_result(write_recipe: WriteRecipe, train: Train, stub: Stub, tmp_path: Path) -> None:

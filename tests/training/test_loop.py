@@ -20,7 +20,8 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.errors import InfeasibleBudget, RunError
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.results import store
+from dpsgd_cli.results import report, store
+from dpsgd_cli.results.summary import result_text
 from dpsgd_cli.training import loop, start
 from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in, table
@@ -337,6 +338,12 @@ def test_a_table_of_ones_own(
     metrics, (first, *_) = store.read_document(directory)["metrics"], table(directory, "history.csv")
     if task == "classification":
         assert metrics["test_accuracy"]["mean"] > 0.8
+        report.write(directory)
+        page = (directory / "report.md").read_text().partition("By class:")
+        for name in ("no", "yes"):
+            assert metrics[f"test_f1_{name}"]["mean"] > 0.7 and f"| test F1 of {name} |" in page[2]
+        assert metrics["test_f1_yes"]["mean"] == pytest.approx(metrics["test_f1"]["mean"])
+        assert "test F1 of" not in page[0] and "f1_yes" not in result_text(store.read_document(directory), directory)
     else:
         assert metrics["test_mae"]["mean"] < 0.6 * metrics["constant_mae"]["mean"] and metrics["test_r2"]["mean"] > 0.5
         assert metrics["test_mae"]["mean"] < 0.6 * float(first["test_mae"])

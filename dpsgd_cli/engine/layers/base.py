@@ -242,6 +242,14 @@ class Layer(nn.Module, ABC):
         """Apply operations without parameters before the recorded part; autograd differentiates them."""
         return x
 
+    def one_by_one(self, like: Tensor) -> bool:
+        """Return True if operations that know no trials run for each trial alone, like on a CPU.
+
+        On a GPU they run once for all trials: there, a step of small operations takes as long as it takes to start
+        them. One trial alone needs no such detour.
+        """
+        return self.session.trials == 1 or not like.is_cuda
+
     def unfold(self, x: Tensor) -> Tensor:
         """Reshape (R*B, ...) to (R, B, ...), and (B, ...) that all trials share to (1, B, ...)."""
         trials, rows = self.session.trials, self.session.rows

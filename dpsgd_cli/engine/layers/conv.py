@@ -65,24 +65,49 @@ class Conv(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         convolve = F.conv2d if len(self.kernel) == 2 else F.conv1d
-        outputs = []
-        for r in range(self.session.trials):
-            bias = self.values["bias"][r] if self.has_bias else None
-            x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r]
-            outputs.append(convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
+        how = self.stride, self.padding, self.dilation
+        weight, bias = self.values["weight"], self.values["bias"] if self.has_bias else None
+        if not self.one_by_one(a):
+            shared = len(a) == 1 and self.groups == 1
+            x = a[0] if shared else self._side_by_side(a)
+            flat = None if bias is None else bias.reshape(-1)
+            y = convolve(x, weight.flatten(0, 1), flat, *how, 1 if shared else len(weight) * self.groups)
+            return self._apart(y)
+        outputs = [
+            convolve(a[min(r, len(a) - 1)], own, None if bias is None else bias[r], *how, self.groups)
+            for r, own in enumerate(weight)
+        ]
         return stacked(outputs)
 
+    def _side_by_side(self, x: Tensor) -> Tensor:
+        """Return (R or 1, B, C, ...) as (B, R C, ...): with R groups, one convolution is that of all trials."""
+        return x.expand(self.session.trials, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+    def _apart(self, y: Tensor) -> Tensor:
+        """Return (B, R C, ...) as (R, B, C, ...): the inverse of `_side_by_side`."""
+        return y.unflatten(1, (self.session.trials, -1)).transpose(0, 1)
+
     def _backward(self, weight: Tensor, a: Tensor, d: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        none = [0] * len(self.kernel)
+        """Return gradients from `d` (B, O, ...) by input (B, C, ...), weight (O, ...) and bias, those that are wanted.
+
+        With all trials side by side, O and C are those of all together.
+        """
+        none, groups = [0] * len(self.kernel), self.groups * (len(weight) // self.outputs)
         return torch.ops.aten.convolution_backward(
-            d, a, weight, [self.outputs] if self.has_bias else None, list(self.stride),
-            list(self.padding), list(self.dilation), False, none, self.groups, wanted,
+            d, a, weight, [len(weight)] if self.has_bias else None, list(self.stride),
+            list(self.padding), list(self.dilation), False, none, groups, wanted,
         )  # fmt: skip
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        every = self.values["weight"]
+        if not self.one_by_one(d):
+            # of the input only the shape is used
+            like = d.new_empty(1).expand(a.shape[1], len(every) * a.shape[2], *a.shape[3:])
+            weight = every.flatten(0, 1)
+            return self._apart(self._backward(weight, like, self._side_by_side(d), [True, False, False])[0])
         parts = [
-            self._backward(self.values["weight"][r], a[min(r, a.shape[0] - 1)], d[r], [True, False, False])[0]
-            for r in range(self.session.trials)
+            self._backward(weight, a[min(r, len(a) - 1)], d[r], [True, False, False])[0]
+            for r, weight in enumerate(every)
         ]
         return stacked(parts)
 
@@ -164,6 +189,10 @@ class Conv(Layer):
             return
         for a, gradient in self.recorded():
             d = gradient * aligned(factors, gradient)
-            for r in range(self.session.trials):
-                x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r].to(d.dtype)
-                self.sums["weight"][r] += self._backward(weight, x, d[r], [False, True, False])[1]
+            total, weight = self.sums["weight"], self.values["weight"].to(d.dtype)
+            if not self.one_by_one(d):
+                both = self._side_by_side(a), self._side_by_side(d)
+                total += self._backward(weight.flatten(0, 1), *both, [False, True, False])[1].view(total.shape)
+                continue
+            for r, own in enumerate(weight):
+                total[r] += self._backward(own, a[min(r, len(a) - 1)], d[r], [False, True, False])[1]

@@ -35,8 +35,14 @@ class Embedding(Layer):
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
+        if not self.one_by_one(weight):
+            return weight[self._trials(a), a.expand(self.session.trials, *a.shape[1:])]
         found = [F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)]
         return stacked(found)
+
+    def _trials(self, a: Tensor) -> Tensor:
+        """Return each trial's number (R, 1, ...), to index with it beside tokens (R or 1, B, ...)."""
+        return torch.arange(self.session.trials, device=a.device).view(-1, *[1] * (a.dim() - 1))
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         raise ModelError("the input of an Embedding must be integers that no layer computed")
@@ -65,6 +71,10 @@ class Embedding(Layer):
     def add_clipped_sums(self, factors: Tensor) -> None:
         tokens, d = self._flat()
         scaled = d * factors[..., None, None]
+        if not self.one_by_one(d):
+            total = self.sums["weight"]
+            total.index_put_((self._trials(tokens), tokens), scaled.to(total.dtype), accumulate=True)
+            return
         for r in range(self.session.trials):
             own = self.sums["weight"][r]
             own.index_add_(0, tokens[r].reshape(-1), scaled[r].reshape(-1, self.width).to(own.dtype))

@@ -35,6 +35,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Rele
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
+from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
@@ -236,10 +237,7 @@ class DpAgd(Method):
 
     def state(self) -> dict[str, Any]:
         return {
-            "values": self.values.clone(),
-            "exact": self.exact.clone(),
-            "averaged": self.averaged.clone(),
-            "heading": self.heading.clone(),
+            **{name: to_host(getattr(self, name)) for name in ("values", "exact", "averaged", "heading")},
             "paces": [pace.__dict__ | {"recent": list(pace.recent)} for pace in self.paces],
             "drawn": [list(self.gradient_noise.drawn), list(self.selection_noise.drawn)],
         }

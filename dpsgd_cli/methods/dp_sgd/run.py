@@ -41,7 +41,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data import synthetic
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import OneLayer
-from dpsgd_cli.engine.tensors import Examples, Table, to_device
+from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.intervals.price import LABEL, released_rounds
 from dpsgd_cli.intervals.run import release_rounds
@@ -245,7 +245,7 @@ class GradientMethod(Method):
         return found
 
     def state(self) -> dict[str, Any]:
-        return {name: tensor.clone() for name, tensor in self._trained().items()}
+        return {name: to_host(tensor) for name, tensor in self._trained().items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name, tensor in self._trained().items():

@@ -274,7 +274,7 @@ class Pate(Method):
 
     def state(self) -> dict[str, Any]:
         return {
-            "values": self.context.pack.values.clone(),
+            **super().state(),
             "votes": [torch.from_numpy(votes) for votes in self.votes],
             "answers": [torch.from_numpy(answers) for answers in self.answers],
             "predicted_right": list(self.predicted_right),

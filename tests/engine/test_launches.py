@@ -1,0 +1,139 @@
+"""Operations of a step on a GPU, counted on the device of `elsewhere.py`, which the trials of a pack share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpsgd_cli.clipping import run as clipping
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
+from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.packing import Pack, Placement
+from tests.engine.conftest import Of, weighted_output
+from tests.engine.elsewhere import installed
+
+ROWS = 5
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def images() -> nn.Module:
+    """Convolutions with and without groups and bias, with strides and dilation, one used twice; `wide` by its Gram."""
+    return Of(
+        lambda m, x: m.line(m.wide(m.norm(m.twice(m.twice(m.plain(x))))).relu().flatten(2)).flatten(1),
+        plain=nn.Conv2d(2, 4, 3, stride=2, padding=1), twice=nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2),
+        norm=nn.GroupNorm(2, 4), wide=nn.Conv2d(4, 8, 3, stride=2, padding=1), line=nn.Conv1d(8, 3, 2, bias=False),
+    )  # fmt: skip
+
+
+def tokens() -> nn.Module:
+    """An embedding with padding, layer norms with and without bias, and dense layers."""
+    return Of(
+        lambda m, x: m.last(m.second(m.first(m.table(x)).tanh()).mean(1)),
+        table=nn.Embedding(7, 6, padding_idx=0), first=nn.LayerNorm(6), second=nn.LayerNorm((4, 6), bias=False),
+        last=nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def standardised() -> nn.Module:
+    return nn.Sequential(WeightStandardisedConv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2))
+
+
+def own_code() -> nn.Module:
+    """Parameters that a module uses by itself, each example's own copies of which are differentiated."""
+    return Of(lambda m, x: (m.last(x) * m.gain).cos(), gain=nn.Parameter(torch.rand(3)), last=nn.Linear(6, 3))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "images": (images, lambda trials: torch.randn(trials, ROWS, 2, 6, 6)),
+    "tokens": (tokens, lambda trials: torch.randint(0, 7, (trials, ROWS, 4))),
+    "standardised": (standardised, lambda trials: torch.randn(trials, ROWS, 2, 6, 6)),
+}
+
+
+def made(build: Callable[[], nn.Module], trials: int, device: torch.device, trusted: bool = True) -> Pack:
+    """A pack whose trials all differ from the first values of layers, such as gains of 1."""
+    pack = Pack(build, range(trials), Placement(device), trusted=trusted)
+    moves = torch.rand(8, pack.size, generator=torch.Generator().manual_seed(0))[:trials]
+    moves = moves.to(device)
+    pack.values.mul_(0.5 + moves).add_(0.2 * moves)
+    return pack
+
+
+def clip(pack: Pack, x: Tensor, loss: Loss = weighted_output) -> Tensor:
+    """Clipped sums (R, P) of one step, some of whose gradients are longer than their bound."""
+    device = pack.values.device
+    y = torch.arange(ROWS).float().expand(len(x), ROWS).to(device)
+    bounds, seen = Clipping(torch.full((1, pack.trials), 5.0, device=device)), Diagnostics(pack.trials, device)
+    pack.sums.zero_()
+    add_clipped_sums(pack, (x.to(device), y, None), loss, bounds, seen)
+    return pack.sums
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own rows", "shared rows"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_trials_share_each_operation(name: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, rows = NETWORKS[name]
+    torch.manual_seed(0)
+    x = rows(1 if shared else 8)
+    wanted, counted = clip(made(build, 8, CPU), x), {}
+    with installed(monkeypatch) as rule:
+        for trials in (1, 3, 8):
+            pack = made(build, trials, GPU)
+            begun = rule.ran
+            found = clip(pack, x[:trials])
+            counted[trials] = rule.ran - begun
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    assert counted[8] == counted[3] <= 1.3 * counted[1]
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations."""
+
+    ran = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_trials_share_the_operations_of_a_modules_own_code() -> None:
+    counted = []
+    for trials in (3, 8):
+        pack = made(own_code, trials, CPU, trusted=False)
+        with Counted() as mode:
+            clip(pack, torch.randn(trials, ROWS, 6))
+        counted.append(mode.ran)
+    assert counted[0] == counted[1] > 20
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_large_pass_is_asked_once_instead_of_copied(name: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is not finite adds nothing in either way."""
+    build, rows = NETWORKS[name]
+    torch.manual_seed(0)
+    x = rows(2)
+    if bad and x.is_floating_point():
+        x[1, 3] = torch.inf
+    loss = (lambda y, labels: weighted_output(y, labels) / (labels - 2)) if bad else weighted_output
+    wanted, copies = clip(made(build, 2, CPU), x, loss), {}
+    with installed(monkeypatch) as rule:
+        for least in (0, 1 << 24):
+            monkeypatch.setattr(clipping, "WORTH_ASKING", least)
+            pack = made(build, 2, GPU)
+            rule.named.clear()
+            rule.waits = 0
+            found = clip(pack, x, loss)
+            assert rule.waits == (least == 0)
+            copies[least] = rule.named["masked_fill"]
+            torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    assert bool(wanted.isfinite().all()) and bool(wanted.any())
+    padding = name == "tokens"
+    assert copies[1 << 24] > 5
+    assert bad or copies[0] <= 2 * padding
