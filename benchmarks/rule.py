@@ -102,6 +102,8 @@ CANDIDATES: Candidates = {
     "uniform noise": ({}, UNIFORM),
     "clips from .5, noise 1.1": ({"noise": 1.1, "clips": (0.5, 0.7)}, []),
     "clips from .3": ({"clips": (0.3, 0.7)}, []),
+    "no sampling error": ({"sampling": 0.0}, []),
+    "twice the sampling error": ({"sampling": 0.4}, []),
     "counts": ({}, COUNTS),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
@@ -282,7 +284,7 @@ PROBLEMS |= {
 PROBLEMS |= {
     name: Problem(partial(write_table, table=table, seed=len(TABLES) + 1), OF_TABLES) for name, table in FEW.items()
 }
-GROUPS = {"classes": [*real.CLASSES], "targets": [*real.TARGETS], "few numbers": [*FEW]}
+GROUPS = {"questions": [*real.QUESTIONS], "classes": [*real.CLASSES], "targets": [*real.TARGETS], "few numbers": [*FEW]}
 GROUPS["every table"] = [*TABLES, *real.QUESTIONS, *real.CLASSES, *real.TARGETS]
 """Names of several problems."""
 PROBLEMS |= {
@@ -366,12 +368,16 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float)
     parser.add_argument("--candidates", nargs="+", choices=known)
     parser.add_argument("--repeats", type=int, help="Trainings of each candidate, whose noise differs.")
+    parser.add_argument("--records", type=int, help="Training records of each table at most: the first so many.")
     asked, found = parser.parse_args(), []
     for name in itertools.chain.from_iterable(GROUPS.get(name, [name]) for name in asked.tables):
         problem = PROBLEMS[name]
         wanted = {key: value for key, value in problem.candidates.items() if key in (asked.candidates or known)}
         with tempfile.TemporaryDirectory() as folder:
             recipe = str(problem.write(Path(folder)))
+            if asked.records is not None:
+                few = pd.read_csv(Path(folder, "train.csv"), dtype=str, keep_default_na=False, nrows=asked.records)
+                few.to_csv(Path(folder, "train.csv"), index=False)
             for epsilon in asked.epsilons or problem.epsilons:
                 repeats = () if asked.repeats is None else (f"repeats={asked.repeats}",)
                 own = replace(problem, changes=(*problem.changes, *repeats))

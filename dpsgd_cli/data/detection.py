@@ -170,12 +170,13 @@ def _encoding(path: Path) -> str:
             return "utf-16"
         reader, is_utf8, windows = codecs.getincrementaldecoder("utf-8")(), True, False
         while block:
-            if is_utf8:
-                try:
-                    reader.decode(block)
-                except UnicodeDecodeError:
-                    is_utf8 = False
-            windows = windows or len(block.translate(None, _OF_WINDOWS)) < len(block)
+            if not block.isascii() or reader.getstate()[0]:  # ASCII, after a whole letter, is alike in all of them
+                if is_utf8:
+                    try:
+                        reader.decode(block)
+                    except UnicodeDecodeError:
+                        is_utf8 = False
+                windows = windows or len(block.translate(None, _OF_WINDOWS)) < len(block)
             block = stream.buffer.read(_BLOCK)
     return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
 
@@ -248,8 +249,11 @@ def form_of(series: pd.Series, written: TableFormat) -> str:
     found = [text for text in _texts(series) if text not in written.marks]
     if len(found) < 2 or not all(any(letter.isdigit() for letter in text) for text in found[:20]):
         return ""
+    first = re.sub(r"\s", " ", found[0]).lower()
     for day in _DAYS:
         for time in _TIMES:
+            if not set(re.sub("%.", "", day + time).lower()) <= set(first):
+                continue  # a mark between its numbers is missing, and trying it takes far longer
             few, all_ = pd.Series(found[:5], dtype=object), pd.Series(found, dtype=object)
             if all(
                 pd.to_datetime(one, format=day + time, errors="coerce", utc=True).notna().all() for one in (few, all_)
@@ -272,9 +276,13 @@ def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: b
     name = str(typed.name)
     if typed.dtype == np.float64 and not told_text and not _ID.match(name.lower()):
         cells = typed.to_numpy()
-        empty, there = np.isnan(cells), np.unique(cells[~np.isnan(cells)])
-        if len(there) > 2 and np.isfinite(there).all():
-            kind = "whole numbers" if (there == np.floor(there)).all() else "numbers"
+        empty = np.isnan(cells)
+        numbers = cells[~empty]
+        if (
+            np.isfinite(numbers).all()
+            and ((numbers > numbers.min(initial=np.inf)) & (numbers < numbers.max(initial=-np.inf))).any()
+        ):
+            kind = "whole numbers" if (numbers == np.floor(numbers)).all() else "numbers"
             return Use(kind, "number", "least and largest value", gaps=bool(empty.any()))
     empty = gaps(text, written)
     there = text[~empty]

@@ -45,6 +45,9 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
   targets, a fifth of that). A step's noise on the mean gradient has standard deviation s = z S / B per coordinate, with
   sensitivity S and batch size B. So the output moves by reach s R u sqrt(T), where reach = rate / (1 - momentum). z is
   that of uniform noise of the same price.
+    - Sampling error counts as noise beside it, for two classes with a preconditioner: other records of the same kind
+      would have moved the mean gradient by about .2 u / sqrt(n D) per coordinate, by the same in all steps. So few
+      records stop early, whatever the budget; else more budget overfits, and does worse.
 - Learning rate: the highest that this noise allows, but at most pace / (h R^2), beyond which steps do not descend.
     - At a pace of 25 a preconditioned model of scaled (not binned) columns oscillates.
     - With a squared loss steps may oscillate beyond 2 (1 + momentum), 3.6 or more. So its pace is 3, or with a
@@ -119,15 +122,19 @@ class RuleConstants:
     paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
     """Function from the signal to the number of directions of synthetic images that it pays for."""
     of_feature: float = 0.0
+    sampling: float = 0.0
+    """Sampling error of a mean gradient, in units of u / sqrt(n D) by coordinate."""
 
 
 LINEAR = RuleConstants(noise=1.25, rate_limits=(6, 6), momentum=0.9, fewest=200, most=400)
-PRECONDITIONED = RuleConstants(noise=1.4, rate_limits=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
+PRECONDITIONED = RuleConstants(
+    noise=1.4, rate_limits=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7), sampling=0.2
+)
 TEXTS = replace(LINEAR, rate_limits=(30, 30), clips=(0.2, 0.7), clip_scale_n_mu=40_000)
-CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.125)
+CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.125, sampling=0)
 _of_targets = partial(replace, noise=0.7, rate_limits=(3, 3), clips=(0.05, 0.4), clip_scale_n_mu=200_000)
 TARGETS = _of_targets(LINEAR)
-PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), rate_limits=(2, 2), fewest=100, most=200)
+PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), rate_limits=(2, 2), fewest=100, most=200, sampling=0)
 COLUMNS_TARGETS = replace(
     TARGETS, noise=0.5, rate_limits=(0.8, 0.8), momentum=0.9, fewest=200, most=1000, clip_scale_n_mu=800_000
 )
@@ -249,9 +256,11 @@ class RuleProblem:
             return f"{self.known.features} features without bounds"
         return f"features of norm {self.size:.4g}"
 
-    def effective_step(self, noise: float) -> float:
+    def effective_step(self, noise: float, steps: int = 1) -> float:
         """Return the largest rate / (1 - momentum) for which noise moves an output by at most `terms.noise` units.
 
-        `noise` is the standard deviation of the noise on a mean gradient, times sqrt(T) for all steps together.
+        `noise` is the standard deviation of the noise on the sum of mean gradients of all `steps`, by coordinate. That
+        of their sampling error, which is the same in all steps, is `terms.sampling` u / sqrt(n D) for each of them.
         """
-        return self.terms.noise * self.unit / (noise * self.size * self.residual)
+        sampled = steps * self.residual * self.terms.sampling / math.sqrt(self.known.records * self.known.features)
+        return self.terms.noise * self.unit / (math.hypot(noise, sampled) * self.size * self.residual)

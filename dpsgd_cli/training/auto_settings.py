@@ -222,7 +222,7 @@ def after_plan(recipe: Recipe, known: PublicFacts, plan: Plan) -> tuple[Recipe, 
     spent = sampling.steps_per_epoch * math.fsum(z**-2 for z in noise)
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
     allowed = (1 - method.optimizer.momentum_value) * problem.effective_step(
-        steps * plan.sensitivity / sampling.batch_size
+        steps * plan.sensitivity / sampling.batch_size, sampling.steps_per_epoch * len(noise)
     )
     why = f"noise moves an output by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
     if allowed > problem.fastest:
