@@ -241,10 +241,11 @@ CNN = {"kind": "cnn"}
 OF_NETWORKS: Candidates = {
     "the rule": ({}, []),
     **{f"noise {noise:g}": ({"noise": noise}, []) for noise in (0.1, 0.4, 0.8)},
-    **{f"pace {pace:g}": ({"rate_limits": (pace, pace)}, []) for pace in (0.2, 0.8)},
+    **{f"pace {pace:g}": ({"rate_limits": (pace, pace)}, []) for pace in (0.1, 0.4)},
+    "clip 1": ({"clips": (1, 1)}, []),
     "noise multiplier 1.5": ({"least_noise": 1.5}, []),
     "last weights": ({}, ["method.averaging=null"]),
-    "ema": ({}, ["method.averaging={kind: ema}"]),
+    "last half": ({}, ["method.averaging={kind: tail}"]),
 }
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
 OF_CLASSES: Candidates = {

@@ -22,9 +22,9 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
-from dpsgd_cli.engine.settings import OneLayer
+from dpsgd_cli.engine.settings import CnnModel, OneLayer, WrnModel
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
+from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.agreement import preconditioner_problems
@@ -311,12 +311,14 @@ def _momentum(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
 
 
 def _averaging(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
-    """Choose the last half of the steps; no average if the validation accuracy may end the training early."""
+    """Choose the last half of the steps or a moving average; none if validation accuracy may end the training early."""
     method, key, privacy = recipe.method, "method.averaging", recipe.privacy
     if not isinstance(method, Gradient) or method.averaging != "auto":
         return None
     if not covers(recipe) or privacy is None or privacy.schedule.adaptive:
         return AutoChoice(key, method.average, "")
+    if isinstance(recipe.model, CnnModel | WrnModel):
+        return AutoChoice(key, EmaSettings(), "recent steps count most")
     return AutoChoice(key, TailIterates(), "the last half of the steps")
 
 
