@@ -12,7 +12,8 @@ much log loss it is behind the best of them, by epsilon: means over tables, each
 Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten. Exit
 code 1 if the rule does worse at some epsilon than at a smaller one by more than noise (`worse`).
 `digits` are 10,000 of MNIST's training part, after training on the others, as `recipes/frontier/mnist.yaml` says; its
-official test records are not looked at. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
+official test records are not looked at. `small digits`, `drawings` and `drawings on leaves` (`drawn.py`) are for
+convolutional networks. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
 others; the 10,000 that judge in `results/frontier/` are not looked at.
 """
 
@@ -34,7 +35,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from benchmarks import real
+from benchmarks import drawn, real
 from dpsgd_cli import data
 from dpsgd_cli.data import bins
 from dpsgd_cli.preconditioning import run as preconditioning
@@ -238,6 +239,16 @@ class Problem:
     """How many points behind a table counts for at most."""
 
 
+CNN = {"kind": "cnn"}
+OF_NETWORKS: Candidates = {
+    "the rule": ({}, []),
+    **{f"noise {noise:g}": ({"noise": noise}, []) for noise in (0.1, 0.4, 0.8)},
+    **{f"pace {pace:g}": ({"rate_limits": (pace, pace)}, []) for pace in (0.1, 0.4)},
+    "clip 1": ({"clips": (1, 1)}, []),
+    "noise multiplier 1.5": ({"least_noise": 1.5}, []),
+    "last weights": ({}, ["method.averaging=null"]),
+    "last half": ({}, ["method.averaging={kind: tail}"]),
+}
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
 OF_CLASSES: Candidates = {
     "the rule": ({}, []),
@@ -296,6 +307,11 @@ PROBLEMS |= {
         (0.3, 1.0, 3.0),
         (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS),
         partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
+    ),
+    "small digits": Problem(partial(drawn.write_digits, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)),
+    "drawings": Problem(partial(drawn.write_drawings, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)),
+    "drawings on leaves": Problem(
+        partial(drawn.write_drawings_on_leaves, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)
     ),
     "photographs": Problem(write_photographs, ("DEAD_LEAVES",), OF_PHOTOGRAPHS, (1.0, 3.0, 8.0), FEW_TRIALS),
 }

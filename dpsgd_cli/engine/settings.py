@@ -158,6 +158,7 @@ class MlpModel(NetworkModel):
 class CnnModel(NetworkModel):
     """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
+    auto_tunable = True
     kind: Literal["cnn"] = "cnn"
     layout: Literal["mnist", "cifar10", "scattering-mnist", "scattering-cifar10"] = Field(
         "mnist", description="Which one; scattering-*: for data.features of kind scattering."
@@ -172,6 +173,7 @@ class CnnModel(NetworkModel):
 class WrnModel(NetworkModel):
     """The wide residual network of De et al. (2022): WRN-16-4 by default."""
 
+    auto_tunable = True
     kind: Literal["wrn"] = "wrn"
     depth: Annotated[int, Field(ge=10, multiple_of=2)] = Field(16, description="Layers: 4 more than a multiple of 6.")
     width: Count = Field(4, description="Filters, in units of 16, 32 and 64 in the three stages.")

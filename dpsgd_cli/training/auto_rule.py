@@ -1,6 +1,6 @@
 """Formulas for settings that are `auto`: features, learning rate, clip norm, noise, batches, averaging and steps.
 
-They are for linear, convex and MLP models with clipped noisy gradients, and use public numbers alone.
+They are for linear, convex and MLP models, `cnn` and `wrn`, with clipped noisy gradients, and use public numbers alone.
 `training/auto_settings.py` resolves the settings of a recipe by them.
 
 Notation:
@@ -12,11 +12,13 @@ Notation:
 - h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared or huber; times the
   mean of class weights, the largest of which is 1, if a prior gives it. A quantile loss has none: its slope of at most
   u counts as reached at a residual of .01, so h is u / .01.
-- For an MLP nothing is known beforehand, so R, u and h are 1.
+- For a network nothing is known beforehand, so R, u and h are 1. For `cnn` and `wrn` h is the clip norm C, if that is
+  below 1: most gradients are longer, so a step is about rate * C long, and the pace limits that.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
 with more than two classes, or on directions of synthetic images (the step `rotate`); linear with a target,
-preconditioned by counts, by second moments, or not; MLP with classes or a target.
+preconditioned by counts, by second moments, or not; MLP with classes or a target; convolutional network (`cnn`,
+`wrn`).
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
@@ -32,9 +34,10 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
   model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
   are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of few numbers.
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
-- Momentum, and the average of the last half of the steps.
-- Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP. A small budget is best spent on records with small
-  residuals, a large one on all. Probabilities allow for the clipping (`metrics.probabilities_by`).
+- Momentum, and the average of the last half of the steps; for a convolutional network the moving one (`ema`).
+- Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP, .1 for a convolutional network. A small budget is
+  best spent on records with small residuals, a large one on all. Probabilities allow for the clipping
+  (`metrics.probabilities_by`).
     - Linear model: c = sqrt(signal / 20,000), from .5 (.4 with a preconditioner) to .7; of texts without a
       preconditioner sqrt(signal / 40,000), from .2.
     - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4; with counts half of that, and more
@@ -61,11 +64,15 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
 - Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`, or fewer
   for many records. They cost time, not budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
+- Sampled batches of a convolutional network: so large that T steps have a noise multiplier of about 1, at which the
+  noise of all steps together is 1.3 times that of full batches. A record is expected in at most 40 steps, or in as many
+  as the recipe says, which may make T smaller, but not below `fewest`.
 
 The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
 directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's, those
 for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
-`results/tabular/README.md`).
+`results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's digits and on synthetic
+drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`).
 """
 
 from __future__ import annotations
@@ -77,11 +84,13 @@ from functools import partial
 
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.data.step_settings import Drawn
-from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
+from dpsgd_cli.engine.settings import CnnModel, ConvexModel, MlpModel, OneLayer, WrnModel
 from dpsgd_cli.preconditioning.settings import Marginals, Preconditioner, SecondMoments
 from dpsgd_cli.recipe.schema import Recipe
 
 BATCH = 8192
+MOST_EPOCHS = 40
+"""Most expected uses of a record where batches are sized by `RuleConstants.least_noise`."""
 MOMENTS: Preconditioner = SecondMoments(share=0.15)
 MARGINALS: Preconditioner = Marginals(share=0.05)
 PRODUCTS_FROM = 5_000
@@ -124,6 +133,8 @@ class RuleConstants:
     of_feature: float = 0.0
     sampling: float = 0.0
     """Sampling error of a mean gradient, in units of u / sqrt(n D) by coordinate."""
+    least_noise: float | None = None
+    """Noise multiplier that sampled batches of a network of images are sized for; None: batches of `BATCH`."""
 
 
 LINEAR = RuleConstants(noise=1.25, rate_limits=(6, 6), momentum=0.9, fewest=200, most=400)
@@ -143,8 +154,11 @@ STROKES = RuleConstants(
 )
 DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), clip_scale_n_mu=640_000, paid=lambda signal: signal / 5)
 DRAWN: dict[Drawn, RuleConstants] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
-MLP = RuleConstants(noise=0.6, rate_limits=(2, 2), momentum=0.9, fewest=100, most=200)
+MLP = RuleConstants(noise=0.6, rate_limits=(2, 2), momentum=0.9, fewest=100, most=200, clips=(1, 1))
 MLP_TARGETS = replace(MLP, rate_limits=(0.5, 0.5))
+CONVOLUTIONAL = RuleConstants(
+    noise=0.2, rate_limits=(0.2, 0.2), momentum=0.9, fewest=100, most=4000, clips=(0.1, 0.1), least_noise=1.0
+)
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,8 @@ class RuleProblem:
 
     @property
     def terms(self) -> RuleConstants:
+        if isinstance(self.recipe.model, CnnModel | WrnModel):
+            return CONVOLUTIONAL
         if isinstance(self.recipe.model, MlpModel):
             return MLP_TARGETS if self.of_target else MLP
         if self.recipe.preconditioner is None:
@@ -239,7 +255,9 @@ class RuleProblem:
     def fastest(self) -> float:
         """Return the highest learning rate. Losses with a kink, whose slopes are clipped, count as logistic ones."""
         model, curvature = self.recipe.model, 1.0
-        if self.level is not None:
+        if self.terms.least_noise is not None:
+            curvature = min(self.norm, 1.0)
+        elif self.level is not None:
             curvature = self.residual / RESOLVED
         elif isinstance(model, ConvexModel):
             curvature = 1.0 if self.of_target else 0.25
@@ -248,6 +266,36 @@ class RuleProblem:
         least, most = self.terms.rate_limits
         pace = min(max(self.terms.of_feature * self.known.features, least), most)
         return pace / (curvature * self.recipe.data.mean_weight * self.size**2)
+
+    @property
+    def norm(self) -> float:
+        """Return the clip norm C; 1 if each layer has its own."""
+        clipping = self.recipe.required_privacy.clipping
+        return 1.0 if clipping.by_layer else clipping.norm_bound(None)
+
+    @property
+    def steps(self) -> float:
+        """Return the number of steps at the highest rate that cover the distance which the noise allows."""
+        if self.signal is None or self.recipe.required_privacy.clipping.by_layer:
+            return self.terms.fewest
+        # T steps of noise C sqrt(T) / (n * mu) add up to T C / (n * mu)
+        way = self.effective_step(self.norm / self.signal)
+        return min(max(way * (1 - self.terms.momentum) / self.fastest, self.terms.fewest), self.terms.most)
+
+    @property
+    def sampled_batch(self) -> int | None:
+        """Return the size of sampled batches for `least_noise`; None where batches are not sized by it.
+
+        In the limit of many steps mu = rate sqrt(T (exp(1 / z^2) - 1)) for T steps of noise multiplier z (Bu et al.
+        2020, "Deep learning with Gaussian differential privacy"). A record is expected in rate T steps.
+        """
+        least, signal, given = self.terms.least_noise, self.signal, self.recipe.epochs
+        if least is None or signal is None:
+            return None
+        mu, spent = signal / self.known.records, math.expm1(least**-2)
+        epochs = given if isinstance(given, int) else min(mu * math.sqrt(self.steps / spent), MOST_EPOCHS)
+        rate = max(epochs / self.steps, mu**2 / (epochs * spent))
+        return max(1, round(self.known.records * min(rate, epochs / self.terms.fewest, 1.0)))
 
     @property
     def described(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
@@ -21,9 +22,9 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
-from dpsgd_cli.engine.settings import MlpModel, OneLayer
+from dpsgd_cli.engine.settings import CnnModel, OneLayer, WrnModel
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
+from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.agreement import preconditioner_problems
@@ -37,6 +38,7 @@ from dpsgd_cli.training.auto_rule import (
     MARGINALS,
     MOMENTS,
     MOST_DENSE,
+    MOST_EPOCHS,
     MOST_FEATURES,
     MOST_NUMBERS,
     MOST_WORK,
@@ -201,7 +203,7 @@ def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tupl
     `known` may be None if `needs_data` is False.
     """
     told: list[AutoChoice] = []
-    for choose in (_bias, _batch_size, _preconditioner, _momentum, _averaging, _clip_norm, _epochs, _schedule):
+    for choose in (_bias, _preconditioner, _momentum, _averaging, _clip_norm, _batch_size, _epochs, _schedule):
         choice = choose(recipe, known)
         if choice is not None:
             recipe = with_choice(recipe, choice)
@@ -268,7 +270,13 @@ def _batch_size(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     if method.batching in ("full", "fixed"):
         return AutoChoice("method.batch_size", None if method.batching == "full" else 1, "")
     assert known is not None
-    return AutoChoice("method.batch_size", min(BATCH, known.records), f"of {known.records} records; at most {BATCH}")
+    size, why = min(BATCH, known.records), f"of {known.records} records; at most {BATCH}"
+    if BATCHINGS[method.batching].sampled and covers(recipe):
+        problem = RuleProblem(recipe, known)
+        if problem.sampled_batch is not None:
+            noise = problem.terms.least_noise
+            size, why = problem.sampled_batch, f"of {known.records} records; noise multiplier about {noise:g}"
+    return AutoChoice("method.batch_size", size, why)
 
 
 def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
@@ -303,12 +311,14 @@ def _momentum(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
 
 
 def _averaging(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
-    """Choose the last half of the steps; no average if the validation accuracy may end the training early."""
+    """Choose the last half of the steps or a moving average; none if validation accuracy may end the training early."""
     method, key, privacy = recipe.method, "method.averaging", recipe.privacy
     if not isinstance(method, Gradient) or method.averaging != "auto":
         return None
     if not covers(recipe) or privacy is None or privacy.schedule.adaptive:
         return AutoChoice(key, method.average, "")
+    if isinstance(recipe.model, CnnModel | WrnModel):
+        return AutoChoice(key, EmaSettings(), "recent steps count most")
     return AutoChoice(key, TailIterates(), "the last half of the steps")
 
 
@@ -319,8 +329,8 @@ def _clip_norm(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     if known is None or not covers(recipe):
         return AutoChoice(key, privacy.clipping.norm_bound(None), "")
     problem = RuleProblem(recipe, known)
-    if isinstance(recipe.model, MlpModel):
-        return AutoChoice(key, 1.0, "an MLP's")
+    if not isinstance(recipe.model, OneLayer):
+        return AutoChoice(key, problem.clip, "a network's")
     norm = _rounded(problem.clip * problem.size * problem.residual)
     return AutoChoice(key, norm, f"a residual of {problem.clip:.4g} with {problem.described}")
 
@@ -331,9 +341,9 @@ def _epochs(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return None
     if known is None or not _solves_noise(recipe):
         return AutoChoice("epochs", recipe.length, "")
-    steps, why = _steps(RuleProblem(recipe, known))
     assert isinstance(recipe.method, Gradient), "the rule is one of gradient methods"
     per_epoch = recipe.method.steps_per_epoch(known.records)
+    steps, why = _steps(RuleProblem(recipe, known), per_epoch)
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
     return AutoChoice("epochs", -(-steps // per_epoch), why)
@@ -359,17 +369,16 @@ def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     return AutoChoice(key, schedule, "less noise in early steps, which all weights of the average have")
 
 
-def _steps(problem: RuleProblem) -> tuple[int, str]:
+def _steps(problem: RuleProblem, per_epoch: int) -> tuple[int, str]:
     """Return the number of steps T, and the reason."""
     privacy, terms, records = problem.recipe.privacy, problem.terms, problem.known.records
     if privacy is None or problem.signal is None or privacy.clipping.by_layer or not covers(problem.recipe):
         return terms.fewest, "the fewest of the rule"
-    # T steps of noise C sqrt(T) / (n * mu) add up to T C / (n * mu)
-    way = problem.effective_step(privacy.clipping.norm_bound(None) / problem.signal)
-    steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
-    most = min(terms.most, int(MOST_WORK / (records * problem.known.features)))
-    return min(max(steps, terms.fewest), max(most, terms.fewest)), why
+    most = int(MOST_WORK / (records * problem.known.features))
+    if terms.least_noise is not None:
+        most, why = MOST_EPOCHS * per_epoch, f"{why}; at most {MOST_EPOCHS} epochs"
+    return min(math.ceil(problem.steps), max(most, terms.fewest)), why
 
 
 def _solves_noise(recipe: Recipe) -> bool:

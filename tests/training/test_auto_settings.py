@@ -14,10 +14,12 @@ from click.testing import CliRunner
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
+from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.sweep.expansion import expand
@@ -396,6 +398,78 @@ def test_residuals_of_photographs_are_clipped_less_where_records_and_budget_allo
     photographs = found(images, *changes, "data.preprocess.0.rotate.images=dead-leaves").recipe
     assert photographs.privacy.clipping.norm == pytest.approx(clip * math.sqrt(2), rel=1e-5)
     assert written.privacy.clipping.norm == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+
+
+PHOTOGRAPHS = PublicFacts(50_000, 3 * 32 * 32, 10, None)
+
+
+def of_network(images: Path, *overrides: str, known: PublicFacts = PHOTOGRAPHS) -> tuple[Any, Plan]:
+    """A recipe of a network with everything chosen, for Poisson batches unless `overrides` differ, and its plan."""
+    given = ("data.preprocess=null", "model={kind: cnn}", "method={kind: dp-sgd}", "privacy.budget.delta=1e-5")
+    recipe, _ = auto_settings.before_plan(load_recipe(str(images), (*given, *overrides)).recipe, known)
+    plan = plan_for(recipe, Facts(known.records, groups=recipe.model.layers))
+    return auto_settings.after_plan(recipe, known, plan)[0], plan
+
+
+@pytest.mark.parametrize("model", ["cnn", "wrn"])
+def test_batches_of_a_network_make_the_noise_and_the_steps_that_the_rule_says(images: Path, model: str) -> None:
+    """T = .2 n mu / 2 steps, with noise multiplier 1; 2 is the most that a step of clip norm .1 goes with momentum.
+
+    The noise multiplier is the plan's own. All noise together moves a weight by .2.
+    """
+    recipe, plan = of_network(images, f"model={{kind: {model}}}")
+    batch, rate, sampling = recipe.method.batch_size, recipe.method.learning_rate, plan.sampling
+    steps, z = recipe.epochs * sampling.steps_per_epoch, plan.noise_multipliers[0]
+    assert abs(steps - 0.2 * 50_000 * mu_of(1, 1e-5) / 2) <= sampling.steps_per_epoch
+    assert z == pytest.approx(1, rel=0.15)
+    assert recipe.privacy.clipping.norm == 0.1 and recipe.method.averaging.kind == "ema"
+    reach = rate / (1 - recipe.method.optimizer.momentum)
+    assert reach * 0.1 * math.sqrt(steps) * z / batch == pytest.approx(0.2, rel=1e-4)
+    assert reach * 0.1 <= 2
+
+
+def test_a_record_is_in_forty_steps_of_a_network_at_most(images: Path) -> None:
+    """At a budget that pays for .2 n mu / 2 = 8,330 steps; there are fewer, with the same noise multiplier."""
+    recipe, plan = of_network(images, "privacy.budget.epsilon=8")
+    assert plan.noise_multipliers[0] == pytest.approx(1, rel=0.15) and recipe.epochs == 40
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("method.batch_size=300", "method.batch_size", 300),
+        ("epochs=3", "epochs", 3),
+        ("privacy.clipping.norm=2", "privacy.clipping.norm", 2),
+        ("privacy.clipping={kind: per-layer, norm: 0.1}", "privacy.clipping.norm", 0.1),
+        ("method.batching=shuffle", "method.batch_size", 8192),
+        ("method.batching=full", "method.batch_size", None),
+    ],
+)
+def test_what_a_recipe_of_a_network_states_stays(images: Path, override: str, key: str, value: float | None) -> None:
+    """Shuffled batches have no rate that amplifies, so they are as large as a linear model's."""
+    found: Any = of_network(images, override)[0]
+    assert not has_auto(found)
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(("epochs", "noise"), [(10, 1.0), (45, 1.24)])
+def test_given_epochs_of_a_network_have_the_steps_of_the_rule_or_fewer(images: Path, epochs: int, noise: float) -> None:
+    """Few epochs make fewer steps with noise multiplier 1. Many make .2 n mu / 2 = 3,596 steps with larger batches."""
+    plan = of_network(images, "privacy.budget.epsilon=3", f"epochs={epochs}")[1]
+    assert plan.noise_multipliers[0] == pytest.approx(noise, rel=0.1)
+    assert (epochs * plan.sampling.steps_per_epoch > 0.95 * 3_596) == (epochs == 45)
+
+
+def test_neighbouring_images_settle_a_network_alike(images: Path) -> None:
+    """No pixel and no label is read; only their number changes what is chosen."""
+    given = ("data.preprocess=null", "model={kind: cnn}", "method={kind: dp-sgd}")
+    first, random = resolved(found(images, *given).recipe), np.random.default_rng(1)
+    for count, same in ((100, True), (70, False)):
+        drawn = random.integers(0, 9, (count, 1, 8, 8), np.uint8)
+        np.savez(images.parent / "own.npz", x=drawn, y=np.arange(count) // 5 % 3)
+        assert (resolved(found(images, *given).recipe) == first) == same
 
 
 def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, train: Train) -> None:
