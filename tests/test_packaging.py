@@ -127,7 +127,7 @@ def test_a_user_without_rights_trains_from_a_read_only_folder(wheel: Path, tmp_p
 def test_the_sdist_holds_what_its_tests_and_documents_need_and_builds_the_same_wheel(
     wheel: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("build", reason="build is a tool of the extra dev")
+    pytest.importorskip("build.__main__", reason="build is a tool of the extra dev")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
         if (ROOT / name).is_file():
