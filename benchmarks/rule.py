@@ -247,6 +247,7 @@ OF_NETWORKS: Candidates = {
     "clip 1": ({"clips": (1, 1)}, []),
     "noise multiplier 1.5": ({"least_noise": 1.5}, []),
     "last weights": ({}, ["method.averaging=null"]),
+    "4 copies": ({}, ["data.augment={copies: 4, crop: 2, flip: false}"]),
     "last half": ({}, ["method.averaging={kind: tail}"]),
 }
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
