@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpsgd_cli.engine.settings import MOST_NAMED
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -437,14 +439,14 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
 
     All are NaN if an answer or a score is not finite. `labels` names the classes, or a record's several labels or
     targets. Each then has metrics of its own: the F1 score (0 where neither truth nor answers hold it), or all of a
-    regression.
+    regression. Classes have none if there are more than `MOST_NAMED`.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
     if not sound:
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
-    if task == "classification" and labels is not None:
+    if task == "classification" and labels is not None and len(labels) <= MOST_NAMED:
         found |= _by_label("f1", labels, _f1_of(*_counts_of_classes(answers, len(labels))))
     if task == "multi-label" and labels is not None:
         found |= _by_label("label_f1", labels, np.nan_to_num(f1_of_labels(answers)))

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from dpsgd_cli.common.sections import Auto, Count, NonNegative, Positive, Section
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind
 
+MOST_NAMED = 30
+"""Most classes with metrics of their own, and with a confusion matrix in a private evaluation."""
+
 
 class ModelKind(Section):
     """Base of the kinds of models: properties that are known before a model is built.

@@ -27,8 +27,6 @@ OF_CONFUSION = 0.2
 """Share of the confusion matrix of more than two classes; the others get the rest."""
 OF_CONFIDENCE = 0.04
 """Share of the sum of confidences of more than two classes."""
-MOST_CONFUSED = 30
-"""Most classes with a confusion matrix."""
 
 
 @dataclass(frozen=True)

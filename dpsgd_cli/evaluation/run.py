@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.engine.settings import MOST_NAMED
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import groups, metrics, strategy
@@ -50,7 +51,7 @@ class ClassCounts:
         if classes == 2:
             return cls(classes, cells, None, None)
         table = None
-        if classes <= groups.MOST_CONFUSED:
+        if classes <= MOST_NAMED:
             pairs = labels * classes + outputs.argmax(axis=1)
             table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes).astype(float)
         return cls(classes, cells, held.sums(_confidence(outputs)), table)
