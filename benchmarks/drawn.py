@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from sklearn.datasets import load_digits
 
+from benchmarks import real
 from dpsgd_cli.data import synthetic
 
 CLASSES, DRAWINGS, HANDS = 10, 3, 400
@@ -48,15 +48,5 @@ def _write(folder: Path, images: np.ndarray, labels: np.ndarray, model: dict[str
     order = np.random.default_rng(0).permutation(len(images))
     images, labels, held = images[order], labels[order], len(images) // 6
     np.savez(folder / "own.npz", x=images[held:], y=labels[held:], x_test=images[:held], y_test=labels[:held])
-    recipe = {
-        "name": "images",
-        "data": {"path": "own.npz", "classes": list(range(CLASSES)), "bounds": [0, 255]},
-        "model": model,
-        "method": {"kind": "dp-sgd"},
-        "privacy": {"budget": {"epsilon": 3, "delta": 1e-5}, "noise_source": "seeded"},
-        "runtime": {"evaluate_every": 1000},
-        "seed": 0,
-        "repeats": 2,
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return folder / "recipe.yaml"
+    data = {"path": "own.npz", "classes": list(range(CLASSES)), "bounds": [0, 255]}
+    return real.write_recipe(folder, data=data, model=model, method={"kind": "dp-sgd"}, repeats=2)

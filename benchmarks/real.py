@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 TESTED = 0.3
 
@@ -158,6 +159,19 @@ def _around(low: float, high: float) -> list[float]:
     power = math.floor(math.log10(high - low))
     unit = 10.0**power
     return [round(math.floor(low / unit) * unit, 10), round(math.ceil(high / unit) * unit, 10)]
+
+
+def write_recipe(folder: Path, **sections: Any) -> Path:
+    """A recipe of the files in a folder: `sections`, a budget and a seed; all else by rule, three trials."""
+    recipe = {
+        "name": "own",
+        "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}, "noise_source": "seeded"},
+        "runtime": {"evaluate_every": 1000},
+        "seed": 0,
+        "repeats": 3,
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | sections))
+    return folder / "recipe.yaml"
 
 
 def write_rows(folder: Path, question: Question) -> dict[str, Any]:

@@ -172,18 +172,9 @@ def write_real(folder: Path, question: real.Question) -> Path:
 def _write_recipe(folder: Path, known: Mapping[str, Any]) -> Path:
     """All settings by rule, of the folder's train.csv and test.csv."""
     model: dict[str, Any] = {"kind": "convex", **({} if "classes" in known else {"loss": "squared"})}
-    recipe = {
-        "name": "table",
-        "data": {"path": "train.csv", "test_path": "test.csv", **known},
-        "model": {"kind": "linear"} if len(known.get("classes", ())) > 2 else model,
-        "method": {"kind": "dp-gd"},
-        "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}, "noise_source": "seeded"},
-        "runtime": {"evaluate_every": 1000},
-        "seed": 0,
-        "repeats": 3,
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return folder / "recipe.yaml"
+    model = {"kind": "linear"} if len(known.get("classes", ())) > 2 else model
+    paths = {"path": "train.csv", "test_path": "test.csv"}
+    return real.write_recipe(folder, data=paths | {**known}, model=model, method={"kind": "dp-gd"})
 
 
 def _numeric(kind: int, z: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, list[float]]:

@@ -91,7 +91,7 @@ LONG = (
     "training/test_auto_settings.py::test_the_rule_tells_skewed_numbers_better_than_a_constant",
     "training/test_explain.py::test_the_band_is_the_spread_of_many_trainings_or_above_it",
 )
-"""Single tests that CI leaves to `make test-long`; each takes five seconds or more."""
+"""Single tests that CI leaves to `make test-long`, because each takes seconds."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -196,7 +196,7 @@ class Pack(nn.Module):
 
     @property
     def recorded_numbers(self) -> int:
-        """How many numbers the layers have recorded of the last pass."""
+        """The number of numbers that the layers have recorded of the last pass."""
         kept = (x for layer in self.members for x in (*layer.inputs, *layer.gradients))
         return sum(x.numel() for x in kept if x is not None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -408,3 +410,17 @@ def test_tests_end_in_time_and_say_what_they_left_out() -> None:
     assert found.tried == told == ["two rows, alone and together"]
     assert "every row replaced" in found.left and "a batch of 20" in found.left
     assert check_all(pack, (6,)).tried == [*found.tried, *found.left]
+
+
+def test_a_busy_machine_tries_as_much_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock on the wall runs on, by an hour between two looks at it, and the limit is a minute."""
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(hours))
+    found = independence.examine(Pack(Model, [0], PLACE), (6,), torch.zeros(1), 20, 60.0, lambda told: None)
+    assert not found.left and "batches of 8" in found.tried and found.seconds < 60
+
+
+def test_rows_that_a_model_does_not_run_on_are_not_said_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(independence, "runs_on", lambda pack, rows: False)
+    found = check_all(Pack(Model, [0], PLACE), (6,))
+    assert "batches of 8" in found.tried and "rows of fractions" not in [*found.tried, *found.left]
