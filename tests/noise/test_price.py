@@ -302,6 +302,12 @@ def test_products_bound_those_of_all_columns(kind: str) -> None:
     assert own.product(12) == 0
 
 
+def test_weights_of_both_signs_count_by_their_size() -> None:
+    """Weights 1, -1/2, 1/2 have 3/2 as the square of their norm; 1/2 + 1/4 of it one step apart, and 1/2 two steps."""
+    own = NoiseStrategy("banded", 5, (-0.5, 0.5), ())
+    assert [own.product(distance) for distance in range(4)] == pytest.approx([1, 1 / 2, 1 / 3, 0])
+
+
 def test_bands_as_many_as_groups_share_nothing() -> None:
     own = strange("banded", 24)
     assert [[tuple(use) for use in epoch] for epoch in own.charges("random-allocation", [2.0, 1.0], 12, 4)] == [
