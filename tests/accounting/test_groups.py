@@ -84,6 +84,15 @@ def test_sampled_gaussians_are_bounded_by_the_group_s_own_mixture(
     assert ForGroup(accountants.get("pld"), size).epsilon(releases, DELTA) <= 1.012 * least
 
 
+@pytest.mark.parametrize("name", ["pld", "rdp"])
+def test_a_group_of_three_multiplies_delta_by_1_and_e_and_e_squared(name: str) -> None:
+    """A release that is (1, 1e-6)-DP and no more is (3, 1.11e-5)-DP for three records, and at 1e-5 nothing holds."""
+    releases = [Release(ApproximateDP(1.0, 1e-6, "add-remove"), 1)]
+    whole = ForGroup(accountants.get(name), 3)
+    assert whole.epsilon(releases, 1e-5) == math.inf
+    assert whole.epsilon(releases, 1.2e-5) == pytest.approx(3, rel=1e-3)
+
+
 # arXiv 2407.07737's mixture by dp-accounting 0.6, REFERENCES of the issue: z, q, steps, delta, size -> epsilon
 TABLE = [
     (1.0, 0.01, 1000, 1e-5, {2: 3.98, 3: 6.34, 4: 8.90, 8: 20.9, 10: 27.90}),
