@@ -22,7 +22,7 @@ from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
 from dpsgd_cli.data.table import gaps, refuse_nested
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str]
         and len(looks) >= 0.9 * min(len(texts), _TEXTS_TRIED)
         and 2 * np.isfinite(strict).sum() > len(texts)
     ):
-        row = int(bad.argmax()) + 1
+        row = row_of(typed, bad.argmax())
         marks = f"decimal {quoted(written.decimal)}, thousands {quoted(written.thousands)}"
         raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
     if len(texts) < 5:
@@ -395,7 +395,7 @@ def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str]
         fits = pd.to_datetime(sample, format=day, errors="coerce").notna()
         if 0.5 <= fits.mean() < 1:
             odd = set(sample[~fits])
-            row = int(typed.astype(str).str.strip().isin(odd).to_numpy().argmax()) + 1
+            row = row_of(typed, typed.astype(str).str.strip().isin(odd).to_numpy().argmax())
             raise DataError(
                 f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
             )

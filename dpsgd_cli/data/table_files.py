@@ -105,29 +105,73 @@ def named(header: Sequence[object]) -> list[str]:
     return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
 
 
-def csv_parts(
-    path: Path, written: TableFormat, names: Sequence[str], text_columns: Set[str], only: Set[str], rows: int
+def table_parts(
+    path: Path,
+    kind: str,
+    written: TableFormat | None,
+    text_columns: Set[str],
+    rows: int,
+    only: Set[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Yield a CSV file in parts of so many rows, as `parse_csv` reads it as a whole; one is in memory at a time."""
+    """Yield a table, or its columns `only`, in parts of so many rows; one part is in memory at a time.
+
+    Rows are indexed by their places in the file. Kinds of files that are not of `IN_PARTS` are one part. Raises
+    DataError as `read_table` does.
+    """
+    written = written or PLAIN
+    if kind.startswith(".tsv") and written.separator is None:
+        written = written.changed(separator="\t")
+    held = memory.at(path)
+    if kind.startswith(IN_PARTS) and held is None:
+        parts = _parquet_parts if kind == ".parquet" else _csv_parts
+        empty = True
+        for part in parts(path, written, text_columns, only, rows):
+            empty = False
+            yield part
+        if not empty:
+            return
+        raise DataError(f"{path} has {'a header but ' * (kind != '.parquet' and written.header)}no rows")
+    yield read_table(path, kind, written, text_columns)
+
+
+def names_of(path: Path, kind: str, written: TableFormat | None) -> list[str]:
+    """Return the names of the columns of a csv, tsv or parquet file. Raises DataError for a twin."""
+    return _parquet_names(path) if kind == ".parquet" else head_of(path, written or PLAIN)[1]
+
+
+def _csv_parts(
+    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
+) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
+    written, names = head_of(path, written)
     with _as_data_errors(path), _unpacked(path) as stream:
         for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
+            if frame.empty:
+                return
             yield _with_categories(frame, text_columns)
 
 
-def parquet_parts(path: Path, text_columns: Set[str], only: Set[str], rows: int) -> Iterator[pd.DataFrame]:
-    """Yield columns of a parquet file in parts of at most so many rows, as `read_table` reads it as a whole."""
+def _parquet_parts(
+    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
+) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    del written
+    done = 0
+    _parquet_names(path)
     with _parquet(path) as (file, schema):
-        names = [field.name for field in schema if field.name in only]
+        names = [field.name for field in schema if only is None or field.name in only]
         for group in range(file.num_row_groups):
             # a reader of several groups keeps the bytes of all that it has read
             for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                yield _with_categories(batch.to_pandas(), _texts_in(schema, text_columns))
+                frame = batch.to_pandas().rename(columns=str)
+                frame.index = pd.RangeIndex(done, done + len(frame))
+                done += len(frame)
+                yield _with_categories(frame, _texts_in(schema, text_columns))
 
 
-def parquet_names(path: Path) -> list[str]:
-    """Return the names of the columns of a parquet file. Raises DataError for a twin."""
+def _parquet_names(path: Path) -> list[str]:
     with _parquet(path) as (_, schema):
         names = [str(name) for name in schema.names]
     _refuse_twice(path, names)
@@ -453,6 +497,8 @@ _READERS: dict[str, Callable[[Path, TableFormat, Set[str], str | None], pd.DataF
     ".ndjson": _read_json_lines,
 }
 PACKED = (".gz", ".zst")
+IN_PARTS = (".csv", ".tsv", ".parquet")
+"""Beginnings of the kinds of files that are read in parts."""
 KINDS = {
     **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,

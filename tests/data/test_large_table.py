@@ -89,7 +89,7 @@ def test_the_numbers_are_those_of_a_small_table(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.usefixtures("small_parts")
 def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     bad = [*ROWS[:20], "9;Quetzal77;u;01.02.2020;k;no"]
-    with pytest.raises(DataError, match=r"counted from row 15: column 'n' holds no number in data row 7") as refused:
+    with pytest.raises(DataError, match=r"t.csv: column 'n' holds no number in data row 21") as refused:
         read(tmp_path, bad, on_disk=True)
     assert "Quetzal77" not in str(refused.value)
     with pytest.raises(DataError, match=r"data\.drop names 'di', which is no column"):
