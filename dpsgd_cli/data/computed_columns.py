@@ -131,8 +131,8 @@ def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column
         if missing.any() and column.filling is None:
             raise DataError(
                 f"column {quoted(rule.of)} has {int(missing.sum())} missing dates, first in data row"
-                f" {row_of(cells, missing.argmax())}; say what they mean, data.missing: {{{rule.of}: {{indicator: true}}}},"
-                " or leave those rows out"
+                f" {row_of(cells, missing.argmax())}; say what they mean,"
+                f" data.missing: {{{rule.of}: {{indicator: true}}}}, or leave those rows out"
             )
         return np.where(missing, float(column.filling or 0.0), found)
     months = times.astype("datetime64[M]")
@@ -170,8 +170,8 @@ def moments(cells: pd.Series, missing: np.ndarray, form: str) -> np.ndarray:
     bad = np.isnat(times) & ~missing
     if bad.any():
         raise DataError(
-            f"column {quoted(cells.name)} holds no date of the form {form} in data row {row_of(cells, bad.argmax())} (and"
-            f" {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
+            f"column {quoted(cells.name)} holds no date of the form {form} in data row {row_of(cells, bad.argmax())}"
+            f" (and {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
         )
     return np.where(missing, np.datetime64(0, "us"), times)
 

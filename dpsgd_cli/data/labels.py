@@ -85,8 +85,8 @@ def to_labels(
     where = f"label column {quoted(series.name)}"
     if missing.any():
         raise DataError(
-            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {row_of(series, missing.argmax())};"
-            " leave those rows out"
+            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row"
+            f" {row_of(series, missing.argmax())}; leave those rows out"
         )
     found = _found_classes(cells, where) if classes is None else tuple(classes)
     keys, known = texts, [plain_text(label) for label in found]
@@ -98,8 +98,8 @@ def to_labels(
     unlisted = np.array([text not in lookup for text in keys], dtype=bool)[codes]
     if unlisted.any():
         raise DataError(
-            f"{where}: {count(int(unlisted.sum()), 'label')}, first in data row {row_of(series, unlisted.argmax())}, not among"
-            f" the classes {listed(found)}; add what is missing to data.classes"
+            f"{where}: {count(int(unlisted.sum()), 'label')}, first in data row {row_of(series, unlisted.argmax())},"
+            f" not among the classes {listed(found)}; add what is missing to data.classes"
         )
     return np.array([lookup[text] for text in keys], np.int64)[codes], found
 

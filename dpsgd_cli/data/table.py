@@ -157,8 +157,8 @@ def to_numbers(
         thousands = "" if written.thousands is None else f", thousands {quoted(written.thousands)}"
         more = "" if text.sum() == 1 else f" and {int(text.sum()) - 1} more"
         raise NoNumbers(
-            f"column {quoted(series.name)} holds no number in data row {row_of(series, text.argmax())}{more}, as data.format"
-            f" says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
+            f"column {quoted(series.name)} holds no number in data row {row_of(series, text.argmax())}{more}, as"
+            f" data.format says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
         )
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
