@@ -3,7 +3,7 @@
 Of each column all cells of the first part are kept, then cells with a text that the column has not had, and infinite
 numbers. All cells, and the different ones among them, are counted. From about `MOST_TEXTS` different texts on, a column
 has no list of categories: of its later cells, only those without a digit are kept, which make a column of numbers one
-of text. So memory depends on the length of a part, not on the number of rows. Of a table of one part all cells are kept.
+of text. So memory depends on the length of a part, not on the number of rows. Of a table of one part all cells stay.
 """
 
 from __future__ import annotations
