@@ -26,7 +26,8 @@ PIECE = 8192
 class CodedTable(Table):
     """A table, on the CPU, that makes its rows from `coded`; its own x and y are empty and carry only the dtypes.
 
-    `labels` (N,) are in memory: a byte each if there are at most 256 classes. Guarantee: a step gets the same rows as from a table of features.
+    `labels` (N,) are in memory: a byte each if there are at most 256 classes. Guarantee: a step gets the same rows as
+    from a table of features.
     """
 
     coded: CodedRows = field(kw_only=True)
@@ -82,7 +83,7 @@ def _small(labels: RowsByNumber) -> np.ndarray:
     pieces = [labels[0:0].astype(np.uint8)] if labels[0:0].dtype == np.int64 else [labels[0:0]]
     for start in range(0, len(labels), CODED_AT_ONCE):
         piece = labels[start : start + CODED_AT_ONCE]
-        whole = piece.dtype == np.int64 and 0 <= piece.min() and piece.max() < 256
+        whole = piece.dtype == np.int64 and piece.min() >= 0 and piece.max() < 256
         pieces.append(piece.astype(np.uint8) if whole else piece)
     return np.concatenate(pieces)
 
