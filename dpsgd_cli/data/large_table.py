@@ -14,19 +14,20 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Layout, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import IN_PARTS, PLAIN
+from dpsgd_cli.data.table_files import IN_PARTS, PLAIN, size_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +41,22 @@ _HEADER_BYTES = 128
 
 def refuse_unfit(data: Data, kinds: list[str]) -> None:
     """Raise DataError for tables that cannot be read in parts."""
+    if problems := unfit(data, kinds):
+        raise DataError("\n".join(f"data.on_disk: {problem}" for problem in problems))
+
+
+def refuse_too_large(data: Data, paths: Sequence[Path], kinds: list[str]) -> None:
+    """Raise DataError for tables that are known to be larger than memory, before they are read as a whole."""
+    needed = sum(size_of(path, kind) for path, kind in zip(paths, kinds, strict=True))
+    problems = unfit(data, kinds)
+    advice = "give data.on_disk: true, which reads them in parts"
+    if problems:
+        advice = f"use fewer rows or a larger machine, for data.on_disk: true, which reads in parts, {problems[0]}"
+    refuse_beyond_memory(needed, f"{paths[0].name}: its rows", advice)
+
+
+def unfit(data: Data, kinds: list[str]) -> list[str]:
+    """Return the reasons why tables cannot be read in parts."""
     problems = []
     if len(kinds) > 1 or not kinds[0].startswith(IN_PARTS):
         problems.append("is for one csv, tsv or parquet file, cut by data.split")
@@ -51,8 +68,7 @@ def refuse_unfit(data: Data, kinds: list[str]) -> None:
         problems.append("needs stated bounds and categories: private ones are counted in memory; state them")
     if data.unit is not None:
         problems.append("keeps rows apart, and those of a user (privacy.unit) have to be together; leave it out")
-    if problems:
-        raise DataError("\n".join(f"data.on_disk: {problem}" for problem in problems))
+    return problems
 
 
 def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: Parts) -> RawDataset:

@@ -48,6 +48,7 @@ def read(
     if data.on_disk:
         large_table.refuse_unfit(data, kinds)
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
+    large_table.refuse_too_large(data, paths, kinds)
     owner = data.owner_column
     text_columns = {*(data.categorical or ()), *(data.columns or ())}
     text_columns |= set() if data.task == "regression" else {*data.target_names}

@@ -38,6 +38,8 @@ Task = Literal["classification", "regression"]
 MOST_CLASSES = 20
 MOST_ROWS_OF_A_USER = 10
 ROWS_AT_ONCE = 200_000
+MOST_CELLS = 1 << 25
+"""Most cells of a table whose rows are held in memory, unless the recipe says so."""
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
 
@@ -60,6 +62,7 @@ class Drafted:
     bytes_only: bool = False
     integers: bool = False
     private: bool = False
+    on_disk: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
         """Return the columns of some roles."""
@@ -158,7 +161,8 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None, told_text: 
         raise DataError("\n".join(problems))
     unit = next((name for name, use in uses.items() if use.role == "unit"), None)
     units = rows if unit is None else columns[unit].different
-    return Drafted(rows, units, uses, classes, written, detection.said(written, kind))
+    on_disk = rows * len(columns) > MOST_CELLS and kind.startswith(table_files.IN_PARTS) and unit is None
+    return Drafted(rows, units, uses, classes, written, detection.said(written, kind), on_disk=on_disk)
 
 
 def _head(path: Path, kind: str, target: str, told_text: Sequence[str]) -> tuple[TableFormat, pd.DataFrame]:
@@ -263,6 +267,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         "data:",
         f"  path: {_yaml(shown)}",
         *_format_lines(drafted),
+        *["  on_disk: true     # a large table: it is read in parts, and its rows stay on disk"] * drafted.on_disk,
         f"  target: {_yaml(target)}",
         *_target_lines(drafted),
         *_column_lines(drafted),

@@ -134,6 +134,20 @@ def table_parts(
     yield read_table(path, kind, written, text_columns)
 
 
+def size_of(path: Path, kind: str) -> int:
+    """Return a lower bound on the bytes that a table takes in memory when it is read as a whole, with its numbers.
+
+    A cell takes 8 bytes in the matrix of numbers, and as much or more in the table. In a text file it seldom takes more
+    than 16, and as text it takes more in memory than in the file.
+    """
+    if memory.at(path) is not None:
+        return 0
+    if kind != ".parquet":
+        return path.stat().st_size
+    with _parquet(path) as (file, schema):
+        return 8 * file.metadata.num_rows * len(schema.names)
+
+
 def names_of(path: Path, kind: str, written: TableFormat | None) -> list[str]:
     """Return the names of the columns of a csv, tsv or parquet file. Raises DataError for a twin."""
     return _parquet_names(path) if kind == ".parquet" else head_of(path, written or PLAIN)[1]

@@ -13,8 +13,9 @@ import torch
 import yaml
 
 import dpsgd_cli as dpsgd
+from dpsgd_cli.common import free_memory
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.data import large_table, on_disk, opening, table_files
+from dpsgd_cli.data import large_table, on_disk, opening, own_table, table_files
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine import coded_table
@@ -128,6 +129,42 @@ def test_parquet_in_parts_has_the_numbers_of_the_whole_file(tmp_path: Path) -> N
         found = opening.load_raw(Data.model_validate(TOLD | {"path": "t.parquet", "format": None} | changes), tmp_path)
         np.testing.assert_array_equal(found.train.x[0:50], plain.train.x)
         np.testing.assert_array_equal(found.train.y[0:50], plain.train.y)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_what_cannot_fit_into_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    read(tmp_path, ROWS)
+    frame = pd.read_csv(tmp_path / "t.csv", sep=";", decimal=",", na_values="-", dtype={"y": str})
+    frame.to_parquet(tmp_path / "t.parquet")
+    size = (tmp_path / "t.csv").stat().st_size if kind == "csv" else 50 * 6 * 8
+    changes = {"path": f"t.{kind}"} | ({"format": None} if kind == "parquet" else {})
+    told = Data.model_validate(TOLD | changes)
+    opening._kept.clear()
+    monkeypatch.setattr(free_memory, "free_memory", lambda: size)
+    opening.load_raw(told, tmp_path)
+    opening._kept.clear()
+    monkeypatch.setattr(free_memory, "free_memory", lambda: size - 1)
+    monkeypatch.setattr(own_table, "read_table", None)
+    with pytest.raises(DataError, match=rf"t\.{kind}: its rows take at least .* give data.on_disk: true"):
+        opening.load_raw(told, tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert len(opening.load_raw(told.model_copy(update={"on_disk": True}), tmp_path).train) == 50
+    users = told.model_copy(update={"drop": []}).protecting(Unit(column="id", most_rows=2))
+    with pytest.raises(DataError, match=r"for data\.on_disk: true, which reads in parts, keeps rows apart"):
+        opening.load_raw(users, tmp_path)
+
+
+def test_bounds_that_hold_no_value_are_refused_after_all_parts(tmp_path: Path, small_parts: None) -> None:
+    """One value in the last part is enough; the first value outside is named by its place in the file."""
+    rows = [f"{i};{'-' if i < 9 else '90'};u;01.02.2020;k;no" for i in range(30)]
+    told = {"bounds": {"n": [0, 50]}, "on_disk": True}
+    with pytest.raises(
+        DataError, match=r"data.bounds: the bounds of 'n' hold none of its 21 values, first in data row 10"
+    ):
+        read(tmp_path, rows, **told)
+    assert len(read(tmp_path, [*rows, "9;4;u;01.02.2020;k;no"], **told).train) == 31
 
 
 def test_a_training_on_all_rows_in_parts_is_that_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
