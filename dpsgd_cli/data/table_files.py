@@ -21,11 +21,12 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted
-from dpsgd_cli.data import memory
+from dpsgd_cli.data import fingerprint, memory
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
 
@@ -412,13 +413,18 @@ def _open_bytes(path: Path) -> Any:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
+    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. A file is unpacked once for this."""
+    fingerprint.found(path, f"unpacks to at most {MOST_UNPACKED} bytes", partial(_unpack, path))
+
+
+def _unpack(path: Path) -> dict[str, Any]:
     given = 0
     with _open_bytes(path) as stream:
         while block := stream.read(1 << 20):
             given += len(block)
             if given > MOST_UNPACKED:
                 raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
+    return {}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dpsgd_cli.data import condensed, recipe_template
-from dpsgd_cli.data.recipe_template import Draft, draft
+from dpsgd_cli.data.recipe_template import Draft, Task, draft
 from dpsgd_cli.data.table_files import PLAIN
 from dpsgd_cli.errors import DataError
 from tests.data.messy_tables import write
@@ -30,9 +30,13 @@ def of(path: Path) -> Draft:
 def test_drafts_are_those_of_the_whole_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sixteen messy tables, in parts of a fifth, with few texts kept."""
     tables = write(tmp_path).values()
-    whole = [draft(one.path, one.target, one.task, "t") for one in tables]
+
+    def drafts() -> list[Draft]:
+        return [draft(one.path, one.target, cast(Task, one.task), "t") for one in tables]
+
+    whole = drafts()
     in_parts(monkeypatch, 50, 20)
-    assert [draft(one.path, one.target, one.task, "t") for one in tables] == whole
+    assert drafts() == whole
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

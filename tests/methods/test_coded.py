@@ -175,7 +175,7 @@ def test_sums_whose_rounding_is_not_covered_are_made_of_features() -> None:
     def covered(rows: int, codes: int) -> bool:
         column = CodedColumn(np.zeros(0, int), np.zeros((codes, 0)), len)  # type: ignore[arg-type]
         rows_of = CodedRows([column], np.ones(1), np.broadcast_to(np.uint16(0), (rows, 1)))
-        table = CodedTable(torch.empty(0), torch.empty(0), False, coded=rows_of, labels=None)
+        table = CodedTable(torch.empty(0), torch.empty(0), False, coded=rows_of, labels=np.empty(0))
         settings = SimpleNamespace(**vars(recipe), model=layer)
         return coded_sums.fits(SimpleNamespace(table=table, recipes=[settings], pack=pack))  # type: ignore[arg-type]
 
