@@ -34,7 +34,8 @@ def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
-    found += [*_off_grid(recipe), *_on_disk(recipe)]
+    found += _off_grid(recipe)
+    found += _on_disk(recipe)
     found += [
         *_weights(recipe),
         *_discovery(recipe),
