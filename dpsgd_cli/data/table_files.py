@@ -53,9 +53,8 @@ def read_table(
     written: TableFormat | None = None,
     text_columns: Set[str] = frozenset(),
     owner: str | None = None,
-    only: Set[str] | None = None,
 ) -> pd.DataFrame:
-    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`), or the columns `only` of a CSV file.
+    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`).
 
     The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
     read, or has no rows.
@@ -63,17 +62,13 @@ def read_table(
     written = written or PLAIN
     if kind.startswith(".tsv") and written.separator is None:
         written = written.changed(separator="\t")
-    if only is not None and KINDS[kind] is _read_csv:
-        return _read_csv(path, written, text_columns, owner, only)
     return KINDS[kind](path, written, text_columns, owner)
 
 
-def _read_csv(
-    path: Path, written: TableFormat, text_columns: Set[str], owner: str | None, only: Set[str] | None = None
-) -> pd.DataFrame:
+def _read_csv(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     written, names = head_of(path, written)
     text = text_columns if owner is None else {*text_columns, owner}
-    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING, only=only)
+    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING)
     if frame.empty:
         raise DataError(f"{path} has {'a header but ' * written.header}no rows")
     return frame
@@ -501,7 +496,7 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
-    return frame.rename(columns=str)
+    return frame.rename(columns=str).reset_index(drop=True)
 
 
 def _refuse_twice(path: Path, names: list[str]) -> None:

@@ -131,6 +131,13 @@ def test_parquet_in_parts_has_the_numbers_of_the_whole_file(tmp_path: Path) -> N
         np.testing.assert_array_equal(found.train.y[0:50], plain.train.y)
 
 
+def test_rows_are_named_by_their_place_whatever_index_a_parquet_file_has(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"n": ["1", "2", "x"], "y": ["u", "v", "u"]}, index=["a", "b", "c"])
+    frame.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="column 'n' holds no number in data row 3"):
+        opening.load_raw(Data(path="t.parquet", target="y"), tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_what_cannot_fit_into_memory_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
