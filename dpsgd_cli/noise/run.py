@@ -29,8 +29,9 @@ BLOCK_ELEMENTS = 1 << 19
 _TRIAL_BLOCK_ELEMENTS = 1 << 14
 # each block of a seeded trial is drawn as this many streams, which CPU cores fill in parallel; a GPU uses one
 _PARTS = {"cpu": 4}
-_AT_ONCE = 1 << 16
-"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum."""
+_AT_ONCE = {"cpu": 1 << 16}
+"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum; a device, which takes
+as many operations for few as for many, gets 2^22."""
 _LARGEST = 62
 """Rounded sums are clipped to +-2^62, which leaves room for noise in 64 bits. Clipping increases no distance."""
 
@@ -225,19 +226,23 @@ class NoiseSource:
         return self._block[:, offset]
 
     def add(self, sums: Tensor, step: int, scale: Tensor, grid: Grid | None) -> None:
-        """Add the noise of `step` to sums (R, P) by `add_noise`; large sums in pieces, in 4 MiB whatever their size."""
+        """Add the noise of `step` to sums (R, P) by `add_noise`; large sums in pieces, whatever their size.
+
+        The pieces take 4 MiB on a CPU and about 150 MiB on a device.
+        """
         if self._steps > 1 or not self.secure:
             add_noise(sums, self.draw(step), scale, grid)
             return
         self._begin(step)
-        room = torch.empty(_AT_ONCE, dtype=torch.int64, device=sums.device)
+        at_once = _AT_ONCE.get(sums.device.type, 1 << 22)
+        room = torch.empty(min(at_once, sums.shape[1]), dtype=torch.int64, device=sums.device)
         every = scale.expand(len(sums), scale.shape[1])
         for trial, stream in enumerate(self._streams):
-            for piece, start in enumerate(range(0, sums.shape[1], _AT_ONCE)):
-                own = sums[trial, start : start + _AT_ONCE]
-                counter = step * -(-sums.shape[1] // _AT_ONCE) + piece
+            for piece, start in enumerate(range(0, sums.shape[1], at_once)):
+                own = sums[trial, start : start + at_once]
+                counter = step * -(-sums.shape[1] // at_once) + piece
                 fresh = stream.normal("noise", counter, room[: len(own)])
-                wide = every[trial, start : start + _AT_ONCE] if every.shape[1] > 1 else every[trial]
+                wide = every[trial, start : start + at_once] if every.shape[1] > 1 else every[trial]
                 add_noise(own, fresh, wide, grid)
 
 

@@ -67,7 +67,8 @@ class Elsewhere(Tensor):
 class Rule:
     """Runs operations on the numbers inside, and raises where they mix sides or ask when they must not.
 
-    Counted are operations (`ran`, and `named` by name) and questions (`waits`).
+    Counted are operations (`ran`, and `named` by name), questions (`waits`), the bytes that operations read and write
+    on the device (`touched`; views touch none) and those that come from the host (`sent`).
     """
 
     def __init__(self) -> None:
@@ -75,6 +76,8 @@ class Rule:
         self.ran = 0
         self.named: Counter[str] = Counter()
         self.waits = 0
+        self.touched = 0
+        self.sent = 0
 
     @contextmanager
     def no_asking(self) -> Iterator[None]:
@@ -115,6 +118,10 @@ class Rule:
                 return x
             return inside[id(x)] if id(x) in inside else Elsewhere(x, self)
 
+        if func in _MOVES:
+            self.sent += _bytes([x for x in tensors if not isinstance(x, Elsewhere)])
+        if not any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns):
+            self.touched += _bytes([x.numbers for x in there]) + _bytes(tree_leaves(found))
         return tree_map(put, found)
 
     def _check(self, func: Any, args: Any, to: torch.device | None, here: list[Tensor]) -> None:
@@ -133,6 +140,10 @@ class Rule:
         for x in here:
             if x.dim() or torch.Tag.pointwise not in func.tags:
                 raise RuntimeError(f"tensors on cuda:0 and cpu meet in {func}")
+
+
+def _bytes(found: list[Any]) -> int:
+    return sum(x.numel() * x.element_size() for x in found if isinstance(x, Tensor))
 
 
 class _Operations(TorchDispatchMode):
