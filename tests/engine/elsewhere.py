@@ -68,7 +68,7 @@ class Rule:
     """Runs operations on the numbers inside, and raises where they mix sides or ask when they must not.
 
     Counted are operations (`ran`, and `named` by name), questions (`waits`), the bytes that operations read and write
-    on the device (`touched`; views touch none) and those that come from the host (`sent`).
+    on the device (`touched`; views touch none), those that come from the host (`sent`) or go there (`fetched`).
     """
 
     def __init__(self) -> None:
@@ -78,6 +78,7 @@ class Rule:
         self.waits = 0
         self.touched = 0
         self.sent = 0
+        self.fetched = 0
 
     @contextmanager
     def no_asking(self) -> Iterator[None]:
@@ -128,6 +129,7 @@ class Rule:
         if func in _MOVES:
             down = to is not None and to.type == "cpu" if func is aten._to_copy.default else args[0].device == HOST
             if down:
+                self.fetched += _bytes([x.numbers for x in tree_leaves(args) if isinstance(x, Elsewhere)])
                 self.asked(f"{func} to the host")
             return
         if func in _INDEXED:
@@ -178,7 +180,7 @@ class _Calls(TorchFunctionMode):
 def _listed(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_listed(one) for one in index)
-    return torch.tensor(index) if isinstance(index, list) else index
+    return torch.tensor(index, dtype=None if index else torch.long) if isinstance(index, list) else index
 
 
 def _told(device: torch.device) -> torch.device:

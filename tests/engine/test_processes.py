@@ -24,11 +24,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from dpsgd_cli.batching.run import FullSampler, Sampler, part_of
-from dpsgd_cli.engine import processes
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.engine import models, processes
+from dpsgd_cli.engine.layers.linear import Linear
+from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.processes import Reduction, Team, started_by_a_launcher
+from dpsgd_cli.engine.settings import MlpModel
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, SharedStreams
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.noise.correlation import CorrelatedStepNoise
 from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
@@ -343,7 +349,7 @@ def test_three_processes_train_what_one_trains(
     seed: int | None, write_recipe: WriteRecipe, train: Train, tmp_path: Path
 ) -> None:
     """The same weights with a seed; without one, the same on all, and about as far from those of no noise."""
-    path = write_recipe(epochs=1, repeats=2, seed=seed, save_model=True, runtime={"micro_batch": 7, "device": "cpu"})
+    path = write_recipe(epochs=1, repeats=2, seed=seed, save_model=True, runtime={"micro_batch": 2, "device": "cpu"})
     drawn: list[int] = []
     as_it_is = NoiseSource.add
 
@@ -374,6 +380,57 @@ def test_three_processes_train_what_one_trains(
     assert (alone / "ledger.jsonl").exists()
 
 
+def test_correlated_noise_is_drawn_by_process_0(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    """Without a seed: its past is kept there. `NoiseSource.add`, which draws for a part of the numbers, is not used."""
+    path, calls, as_it_is = write_recipe(**WAYS["poisson-banded"] | {"seed": None}), [], CorrelatedStepNoise.add
+
+    def add(self: CorrelatedStepNoise, *given: Any) -> None:
+        calls.append("process 0's")
+        as_it_is(self, *given)
+
+    def work(team: Team) -> list[str]:
+        CorrelatedStepNoise.add = add  # type: ignore[method-assign]
+        NoiseSource.add = lambda *_: calls.append("a part's")  # type: ignore[assignment, method-assign]
+        loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(tmp_path / "two", team=team))
+        return sorted(set(calls))
+
+    assert forked(2, tmp_path, work) == [["process 0's"], []]
+
+
+def test_sums_of_a_layer_are_sent_before_those_of_later_layers_are_made(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "BUCKET", 1)
+    said: list[str] = []
+    reduce, add = torch.distributed.reduce, Linear.add_clipped_sums
+
+    def sent(part: torch.Tensor, **how: Any) -> Any:
+        said.append(f"sent {part.numel()}")
+        return reduce(part, **how)
+
+    def made(layer: Linear, factors: torch.Tensor) -> None:
+        said.append("made")
+        add(layer, factors)
+
+    def work(team: Team) -> tuple[list[str], np.ndarray]:
+        torch.distributed.reduce = sent
+        Linear.add_clipped_sums = made  # type: ignore[method-assign]
+        pack = Pack(lambda: models.mlp(MlpModel(hidden=[4]), (3,), 2), [0], Placement(torch.device("cpu")), True)
+        adding = Reduction(team, pack.sums, pack.columns, False)
+        rows = torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long), None
+        clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
+        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
+        alone = pack.sums.clone()
+        pack.sums.zero_()
+        said.clear()
+        pack.on_sum = adding.made
+        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
+        adding.finish()
+        return said, (pack.sums / alone).numpy()
+
+    (order, ratio), (other, _) = forked(2, tmp_path, work)
+    assert order == other == ["made", "sent 16", "made", "sent 10"]
+    assert np.nanmax(abs(ratio - 2)) < 1e-9, "sums of equal rows are twice those of one process"
+
+
 def test_noise_with_a_seed_is_no_matter_of_several_processes() -> None:
     noise = NoiseSource([SeededStreams(0), SecureStreams()], 5, torch.device("cpu"), torch.float64)
     with pytest.raises(ValueError, match="drawn by one process"):
@@ -385,9 +442,8 @@ def test_every_number_has_one_owner(size: int, start: int, length: int, apart: b
     pieces = Team(0, size).owned(start, start + length, start + length + 3, apart)
     owners = [owner for owner, part in pieces for _ in range(part.start, part.stop)]
     parts = [Team(rank, size).part(start + length + 3) for rank in range(size)]
-    wanted = [
-        rank for rank in range(size) for at in range(start, start + length) if at in range(*parts[rank].indices(99))
-    ]
+    every = range(start, start + length)
+    wanted = [rank for rank, part in enumerate(parts) for at in every if part.start <= at < part.stop]
     assert owners == (wanted if apart else [0] * length)
     assert [at for _, part in pieces for at in range(part.start, part.stop)] == list(range(start, start + length))
 
