@@ -355,7 +355,7 @@ def noise(device: torch.device, tiny: bool, rounds: int) -> None:
         out.copy_(here.pin_memory() if device.type == "cuda" else here, non_blocking=True)
 
     def drawn(blocks: Callable[[Tensor, Tensor], Tensor]) -> None:
-        chacha.blocks = blocks
+        chacha.blocks = blocks  # type: ignore[assignment]
         digits.fill(out, digits.fresh(), chacha.ChaCha(device))
         chacha.blocks = usual
 

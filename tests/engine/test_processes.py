@@ -299,7 +299,7 @@ def released(team: Team, planted: str) -> tuple[np.ndarray, int]:
         drawn.append(out.numel())
         return as_it_is(self, purpose, counter, out)
 
-    SecureStreams.normal = normal  # type: ignore[method-assign]
+    pytest.MonkeyPatch().setattr(SecureStreams, "normal", normal)
     streams = team.streams([SecureStreams(), SecureStreams()])
     noise, sums = NoiseSource(streams, SIZE, torch.device("cpu"), torch.float64), torch.ones(2, SIZE).double()
     adding = Reduction(team, sums, [[slice(100, SIZE)], [slice(0, 60)], [slice(60, 100)]], planted != "all")
@@ -359,7 +359,7 @@ def test_three_processes_train_what_one_trains(
         drawn.append(int((sums != before).sum()))
 
     def work(team: Team) -> tuple[list[int], int]:
-        NoiseSource.add = add  # type: ignore[method-assign]
+        pytest.MonkeyPatch().setattr(NoiseSource, "add", add)
         loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(tmp_path / "three", team=team))
         return drawn, 0
 
@@ -389,8 +389,8 @@ def test_correlated_noise_is_drawn_by_process_0(write_recipe: WriteRecipe, tmp_p
         as_it_is(self, *given)
 
     def work(team: Team) -> list[str]:
-        CorrelatedStepNoise.add = add  # type: ignore[method-assign]
-        NoiseSource.add = lambda *_: calls.append("a part's")  # type: ignore[assignment, method-assign]
+        pytest.MonkeyPatch().setattr(CorrelatedStepNoise, "add", add)
+        pytest.MonkeyPatch().setattr(NoiseSource, "add", lambda *_: calls.append("a part's"))
         loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(tmp_path / "two", team=team))
         return sorted(set(calls))
 
@@ -411,8 +411,8 @@ def test_sums_of_a_layer_are_sent_before_those_of_later_layers_are_made(tmp_path
         add(layer, factors)
 
     def work(team: Team) -> tuple[list[str], np.ndarray]:
-        torch.distributed.reduce = sent
-        Linear.add_clipped_sums = made  # type: ignore[method-assign]
+        pytest.MonkeyPatch().setattr(torch.distributed, "reduce", sent)
+        pytest.MonkeyPatch().setattr(Linear, "add_clipped_sums", made)
         pack = Pack(lambda: models.mlp(MlpModel(hidden=[4]), (3,), 2), [0], Placement(torch.device("cpu")), True)
         adding = Reduction(team, pack.sums, pack.columns, False)
         rows = torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long), None
