@@ -76,7 +76,7 @@ class Team:
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self.first = rank == 0
-        """True for process 0, which adds noise, evaluates, prints and writes."""
+        """True for process 0, which adds all noise that has no other owner, evaluates, prints and writes."""
 
     def part(self, count: int) -> slice:
         """Return this process's slice of `count` items; the slices of all processes are disjoint and cover them."""

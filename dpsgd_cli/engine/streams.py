@@ -194,11 +194,12 @@ def _fair(words: np.ndarray, n: int) -> np.ndarray:
 
 
 class SharedStreams(SecureStreams):
-    """Secure streams for several processes: all draw the same batches, and only process 0 draws noise.
+    """Secure streams for several processes: all draw the same batches, and process 0 alone draws noise here.
 
     Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256. The key is 256 bits from
     the operating system of process 0 plus the trial's number. It is sent to the other processes and never stored.
-    Normals and coins come from the operating system of process 0; other processes raise RuntimeError.
+    Normals and coins come from the operating system of process 0; other processes raise RuntimeError. What a process
+    draws for its own part of a sum (`processes.py`) comes from `SecureStreams` of its own.
     """
 
     def __init__(self, key: bytes, first: bool) -> None:
