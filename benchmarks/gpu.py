@@ -3,11 +3,13 @@
     python benchmarks/gpu.py                          # or: make bench-gpu
     python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every mode runs (only the MLP is compiled, which
                                                       # takes minutes otherwise); no number means anything
+    python benchmarks/gpu.py --noise --device cpu     # the tables of noise only, on a CPU, too
 
 Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak memory; 1,000 logistic
-regressions at once beside one; eight trials of a network beside one; what is kept of an epoch; images as bytes. For
-steps also the floor: operations over the rate that matrix products reached in the same run. The peers train the same
-network with ordinary convolutions in place of standardised ones, which they have no fast rule for: less work than ours.
+regressions at once beside one; eight trials of a network beside one; what is kept of an epoch; images as bytes; noise
+of large sums, of one process and of several; the check of a user's network. For steps also the floor: operations over
+the rate that matrix products reached in the same run. The peers train the same network with ordinary convolutions in
+place of standardised ones, which they have no fast rule for: less work than ours.
 
 Not here: a CPU's numbers (`step.py`).
 """
@@ -16,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,18 +36,19 @@ from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.clipping import run as clipping_room
 from dpsgd_cli.clipping.compiling import Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
-from dpsgd_cli.engine import models, precision
+from dpsgd_cli.engine import chacha, digits, models, precision
+from dpsgd_cli.engine.independence import examine
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, VitModel, WrnModel
-from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table, to_host
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
-from dpsgd_cli.noise.run import NoiseSource
+from dpsgd_cli.noise.run import Grid, NoiseSource
 
 Step = Callable[[], object]
 
@@ -208,15 +213,15 @@ def torch_func(task: Task) -> Step:
 
 
 def seconds(step: Step, device: torch.device, rounds: int) -> float:
-    """Median of one step, after three that warm up."""
-    taken = []
+    """Median of one step, after three that warm up; on a CPU, of processor time."""
+    taken, clock = [], time.process_time if device.type == "cpu" else time.perf_counter
     for index in range(rounds + 3):
         _wait(device)
-        begun = time.perf_counter()
+        begun = clock()
         step()
         _wait(device)
         if index >= 3:
-            taken.append(time.perf_counter() - begun)
+            taken.append(clock() - begun)
     return statistics.median(taken)
 
 
@@ -339,10 +344,60 @@ def rows(device: torch.device, tiny: bool, rounds: int) -> None:
         print(f"| {name} | {size / 2**20:.0f} | {1e3 * taken:.3f} |")
 
 
+def noise(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Digits of a large sum's noise: drawn on the host and sent, drawn on the device, and with compiled blocks."""
+    count = 1 << (16 if tiny else 22)
+    out, usual = torch.empty(count, dtype=torch.int64, device=device), chacha.blocks
+
+    def fetched() -> None:
+        here = torch.empty(count, dtype=torch.int64)
+        digits.fill(here, digits.fresh())
+        out.copy_(here.pin_memory() if device.type == "cuda" else here, non_blocking=True)
+
+    def drawn(blocks: Callable[[Tensor, Tensor], Tensor]) -> None:
+        chacha.blocks = blocks  # type: ignore[assignment]
+        digits.fill(out, digits.fresh(), chacha.ChaCha(device))
+        chacha.blocks = usual
+
+    modes = {"on the host, by AES": fetched, "on the device, by ChaCha20": lambda: drawn(usual)}
+    if device.type == "cuda":
+        modes["the same, compiled"] = partial(drawn, torch.compile(usual, fullgraph=True, dynamic=False))
+    print(f"\n| noise of {count:,} numbers, drawn | ns a number |\n| --- | ---: |")
+    for name, step in modes.items():
+        print(f"| {name} | {1e9 * seconds(step, device, max(3, rounds // 6)) / count:.2f} |")
+
+
+def parts(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Noise that one of several processes adds to its own numbers of a sum, by their number."""
+    size = 1 << (16 if tiny else 24)
+    sums, scale, grid = torch.zeros(1, size, device=device).double(), torch.ones(1, 1), Grid.of(size, 1000, [1.0])
+    source, steps = NoiseSource([SecureStreams()], size, device, torch.float32), itertools.count()
+    print(f"\n| processes that add noise to {size:,} numbers | ms of one |\n| ---: | ---: |")
+    for processes in (1, 2, 8):
+        own = slice(0, size // processes)
+        taken = seconds(
+            lambda own=own: source.add(sums, next(steps), scale.to(device), grid, own),  # type: ignore[misc]
+            device,
+            max(3, rounds // 6),
+        )
+        print(f"| {processes} | {1e3 * taken:.2f} |")
+
+
+def check(device: torch.device, tiny: bool) -> None:
+    """The tests of a user's network before its training, on the training's device, beside the host."""
+    side = 16 if tiny else 128
+    print("\n| tests of a user's network, on | s | tests made | left out |\n| --- | ---: | ---: | ---: |")
+    for place in dict.fromkeys((device, torch.device("cpu"))):
+        pack = Pack(lambda: models.cnn(CnnModel(), (1, side, side), 10), [0], Placement(place))
+        found = examine(pack, (1, side, side), torch.zeros(1, device=place), 64, 5.0 if tiny else 30.0, lambda _: None)
+        print(f"| {place} | {found.seconds:.2f} | {len(found.tried)} | {len(found.left)} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes: a rehearsal")
+    parser.add_argument("--noise", action="store_true", help="the tables of noise only")
     parser.add_argument("--rounds", type=int, default=30)
     settings = parser.parse_args()
     device = torch.device(settings.device)
@@ -355,6 +410,10 @@ def main() -> int:
     precision.keep_sums_exact()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, median of {settings.rounds} rounds\n")
+    if settings.noise:
+        noise(device, settings.tiny, settings.rounds)
+        parts(device, settings.tiny, settings.rounds)
+        return 0
     print("| step | mode | ms | examples a second | over plain | peak MiB | over plain | over the floor |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     small, wide = tasks(device, settings.tiny)
@@ -391,6 +450,9 @@ def main() -> int:
     packs(device, settings.tiny, settings.rounds)
     snapshots(device, settings.tiny, settings.rounds)
     rows(device, settings.tiny, settings.rounds)
+    noise(device, settings.tiny, settings.rounds)
+    parts(device, settings.tiny, settings.rounds)
+    check(device, settings.tiny)
     return 0
 
 
