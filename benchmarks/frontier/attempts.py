@@ -179,7 +179,7 @@ def main() -> None:
         keep(folder, present[-1:], images, partial(of_extractor, step, step.network(SHAPE)))
     keep(folder, VARIANTS, images, patch_variants)
     asked: list[tuple[str, list[str], tuple[float, ...]]] = [(f"{name} alone", [name], ()) for name in VARIANTS]
-    asked += [(f"{name} and formulae", [name, *present[4:]], (1.0,)) for name in VARIANTS[:2]]
+    asked += [(f"{name} and formulae", [name, *present[4:]], ()) for name in VARIANTS[:2]]
     found = []
     for name, parts, noises in [*asked, ("those of the page", present, (1.0, 0.0))]:
         found.append([name, *compare(parts, folder, classes, noises)])
