@@ -80,7 +80,7 @@ def patch_variants(images: Tensor) -> list[Tensor]:
     like = (moved * (squares + 1e-12).rsqrt()).bfloat16() @ fixed.dictionary
     floor = 0.1 * fixed_square(settings)
     faint = like * (squares / (squares + floor)).sqrt().bfloat16()
-    hard, soft = _parts(side, 3, False), _parts(side, 3, True)
+    hard, soft = _parts(side, 3), soft_parts(side, 3)
 
     def pooled(parts: Tensor, excess: Tensor) -> Tensor:
         grid = (parts @ functional.relu(excess - fixed.threshold).reshape(len(images), side**2, -1)).float()
@@ -101,6 +101,15 @@ def fixed_square(settings: Patches) -> float:
     fixed = _fixed(settings, PATCH_IMAGES)
     cut = settings._cut(torch.from_numpy(synthetic.draw("dead-leaves", 200, SHAPE, 1)).float() / 255).flatten(0, 1)
     return float(((cut - fixed.mean) @ fixed.whiten).square().sum(dim=1).mean())
+
+
+@cache
+def soft_parts(among: int, places: int) -> Tensor:
+    """As `_parts`, with weights that fall linearly from the middle of a part to the middle of the next."""
+    middles = (torch.arange(places) + 0.5) * among / places - 0.5
+    weights = (1 - (torch.arange(among) - middles[:, None]).abs() * places / among).clamp(min=0)
+    weights /= weights.sum(dim=1, keepdim=True)
+    return torch.einsum("ai,bj->abij", weights, weights).reshape(places**2, -1).bfloat16()
 
 
 def directions(folder: Path, parts: list[str]) -> Tensor:

@@ -48,7 +48,6 @@ class PatchFeatures(Extractor):
     stride: Count = Field(1, description="Pixels from a place to the next.")
     shrink: Count = Field(1, description="Images are shrunk to one pixel of so many a side first.")
     pool: Count = Field(2, description="Likenesses are averaged to this many places a side.")
-    soft: bool = Field(False, description="Averages have weights that fall from a place's middle to that of the next.")
     images: Drawn = Field("dead-leaves", description="What the patches are cut from.")
     seed: DrawSeed = Field(0, description="Public seed of the images and the patches.")
 

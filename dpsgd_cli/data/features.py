@@ -218,7 +218,6 @@ class Likeness(Extract):
             self.settings.pool,
             self.settings.images,
             self.settings.seed,
-            self.settings.soft,
         )
         return lambda images: _unit(patches(images).sqrt())
 

@@ -153,7 +153,7 @@ class Patches:
     whitened and scaled to unit norm. Its similarity to each of `patches` others (an even number, including mirror
     images) counts as far as it exceeds a threshold that a fifth of the synthetic patches exceed. The excess is averaged
     over a grid of `places` x `places` overlapping parts, then over the image and its mirror image. Products are of
-    bfloat16 numbers. With `soft` the weights of a part fall linearly from its middle.
+    bfloat16 numbers.
 
     Source: Coates, Lee and Ng 2011, "An analysis of single-layer networks in unsupervised feature learning"; here the
     patches are data-independent, cut at random from the images of `synthetic.py` and whitened on those. Mirror images
@@ -168,7 +168,6 @@ class Patches:
     places: int
     images: str
     seed: int
-    soft: bool = False
 
     def __call__(self, images: Tensor) -> Tensor:
         fixed = _fixed(self, PATCH_IMAGES)
@@ -176,9 +175,7 @@ class Patches:
         among = cut.shape[1]
         bright = _unit_rows((cut.flatten(0, 1) - fixed.mean) @ fixed.whiten).bfloat16()
         likeness = functional.relu_(torch.addmm(-fixed.threshold, bright, fixed.dictionary))
-        maps = torch.matmul(
-            _parts(math.isqrt(among), self.places, self.soft), likeness.reshape(len(images), among, self.patches)
-        )
+        maps = torch.matmul(_parts(math.isqrt(among), self.places), likeness.reshape(len(images), among, self.patches))
         grid = maps.float().transpose(1, 2).reshape(len(images), self.patches, self.places, self.places)
         first, mirrored = grid.split(self.patches // 2, dim=1)
         # a patch occurs in the mirrored image where its mirror image occurs in the image
@@ -235,19 +232,14 @@ def _unit_rows(rows: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _parts(among: int, places: int, soft: bool) -> Tensor:
-    """Return the matrix (places^2, among^2) that averages over each part of a grid.
-
-    Uneven parts overlap. The weights of `soft` parts fall linearly, from a part's middle to the middles of the next.
-    """
-    weights = torch.zeros(places, among)
-    for number, row in enumerate(weights):
-        row[number * among // places : -(-(number + 1) * among // places)] = 1
-    if soft:
-        middles = (torch.arange(places) + 0.5) * among / places - 0.5
-        weights = (1 - (torch.arange(among) - middles[:, None]).abs() * places / among).clamp(min=0)
-    weights = weights / weights.sum(dim=1, keepdim=True)
-    return torch.einsum("ai,bj->abij", weights, weights).reshape(places**2, among**2).bfloat16()
+def _parts(among: int, places: int) -> Tensor:
+    """Return the matrix (places^2, among^2) that averages over each part of a grid; uneven parts overlap."""
+    ends = [(number * among // places, -(-(number + 1) * among // places)) for number in range(places)]
+    found = torch.zeros(places, places, among, among)
+    for row, (top, bottom) in enumerate(ends):
+        for column, (left, right) in enumerate(ends):
+            found[row, column, top:bottom, left:right] = 1 / ((bottom - top) * (right - left))
+    return found.reshape(places**2, among**2).bfloat16()
 
 
 def hog(images: Tensor, cell: int, orientations: int) -> Tensor:

@@ -14,20 +14,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-_ROWS_AT_ONCE = 1 << 16
+CODED_AT_ONCE = 1 << 16
+"""Rows that are turned into codes together."""
 MOST_JOINED = 4096
 """Most codes of a column that is joined from several: a table that stays in the cache of a processor."""
 
 
-class Codes(Protocol):
-    """Codes (N, F) of N rows and F columns, unsigned: an array, or rows on disk."""
+class RowsByNumber(Protocol):
+    """N rows, (N, ...): an array, or rows on disk. As codes of F columns they are unsigned, (N, F)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (N, F)."""
+        """Shape (N, ...)."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
 
     def __getitem__(self, places: Any) -> np.ndarray:
-        """Return the codes (n, F) of a slice."""
+        """Return the rows of a slice."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def joined(columns: Iterable[CodedColumn]) -> Iterator[CodedColumn]:
 class CodedRows:
     """Rows (N, D), float32: `constant` (D,), in which each of `columns` fills its own features by the row's code."""
 
-    def __init__(self, columns: Iterable[CodedColumn], constant: np.ndarray, codes: Codes) -> None:
+    def __init__(self, columns: Iterable[CodedColumn], constant: np.ndarray, codes: RowsByNumber) -> None:
         """Take codes (N, F) of F columns."""
         self.columns, self.constant, self.codes = tuple(columns), constant, codes
 
@@ -113,14 +117,14 @@ class Coder:
     columns: tuple[CodedColumn, ...]
     constant: np.ndarray
 
-    def __call__(self, x: np.ndarray) -> CodedRows:
+    def __call__(self, x: RowsByNumber) -> CodedRows:
         """Return coded rows in memory."""
         codes = np.empty((len(x), len(self.columns)), self.dtype, order="F")
-        for start in range(0, len(x), _ROWS_AT_ONCE):
-            codes[start : start + _ROWS_AT_ONCE] = self.codes(x[start : start + _ROWS_AT_ONCE])
+        for start in range(0, len(x), CODED_AT_ONCE):
+            codes[start : start + CODED_AT_ONCE] = self.codes(x[start : start + CODED_AT_ONCE])
         return self.of(codes)
 
-    def of(self, codes: Codes) -> CodedRows:
+    def of(self, codes: RowsByNumber) -> CodedRows:
         """Return the coded rows that have `codes`."""
         return CodedRows(self.columns, self.constant, codes)
 

@@ -134,14 +134,6 @@ def test_likenesses_are_those_of_one_patch_at_a_time() -> None:
     assert expected.max() > 0.02
 
 
-def test_soft_parts_share_a_place_by_its_distance_from_their_middles() -> None:
-    """Middles of two parts of four places are at .5 and 2.5, so weights are .75, .75, .25 and their mirror image."""
-    one, other = torch.tensor([3, 3, 1, 0]) / 7, torch.tensor([0, 1, 3, 3]) / 7
-    expected = torch.stack([torch.outer(a, b).flatten() for a in (one, other) for b in (one, other)])
-    assert torch.allclose(transforms._parts(4, 2, True).float(), expected, atol=0.001)
-    assert torch.allclose(transforms._parts(4, 2, False).float()[0, :8], torch.tensor([0.25, 0.25, 0, 0] * 2))
-
-
 @pytest.mark.usefixtures("few_images")
 def test_a_mirror_image_has_the_same_features_and_others_do_not_matter() -> None:
     many = images(5)

@@ -570,7 +570,7 @@ class _Recorded(torch.autograd.Function):
         # return a separate tensor with the same storage
         if layer.session.tracing:
             return y.clone()  # a compiler removes the copy
-        own = torch.empty(0, dtype=y.dtype, device=y.device)
+        own = y.new_empty(0)
         return own.set_(y) if y._is_view() else y  # type: ignore[call-overload]
 
     @staticmethod
