@@ -11,7 +11,6 @@ import os
 import torch
 from torch import Tensor
 
-from dpsgd_cli.common.free_memory import free_memory
 from dpsgd_cli.engine.packing import Pack, elements_per_row
 from dpsgd_cli.noise.run import BLOCK_ELEMENTS
 
@@ -42,7 +41,7 @@ def rows_that_fit(pack: Pack, x: Tensor) -> int:
     because more would only leave the caches.
     """
     on_gpu = x.device.type == "cuda"
-    free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else free_memory()
+    free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else _free_here()
     elements = free // (4 * x.element_size())
     elements = elements if on_gpu else min(_ELEMENTS_AT_ONCE, elements)
     return max(1, elements // (pack.trials * elements_per_row(pack, x)))
@@ -61,3 +60,11 @@ def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     numbers = 11 * parameters + max(parameters, BLOCK_ELEMENTS) + _LEAST_ROWS * row
     return max(1, min(64 if gpu is None else 4096, total // 2 // (4 * numbers)))
+
+
+def _free_here() -> int:
+    """Return the free bytes of main memory, or 2^62 if the system does not report them."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 1 << 62

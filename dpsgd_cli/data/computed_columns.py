@@ -22,7 +22,7 @@ from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.text_features import features
-from dpsgd_cli.data.written_numbers import plain_text, row_of
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -119,20 +119,18 @@ def entries(cells: pd.Series, missing: np.ndarray, column: Column, kept: dict[st
     key = f"date {rule.of}"
     if key not in kept:
         kept[key] = moments(cells, missing, rule.form)
-    return _of_moments(kept[key], missing, cells, column)
+    return _of_moments(kept[key], missing, column, rule)
 
 
-def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column: Column) -> np.ndarray:
-    rule = column.computed
-    assert rule is not None
+def _of_moments(times: np.ndarray, missing: np.ndarray, column: Column, rule: Computed) -> np.ndarray:
     days = times.astype("datetime64[D]")
     if rule.kind == "days":
         found = (times - np.datetime64(rule.first, "us")) / _DAY
         if missing.any() and column.filling is None:
             raise DataError(
                 f"column {quoted(rule.of)} has {int(missing.sum())} missing dates, first in data row"
-                f" {row_of(cells, missing.argmax())}; say what they mean,"
-                f" data.missing: {{{rule.of}: {{indicator: true}}}}, or leave those rows out"
+                f" {int(missing.argmax()) + 1}; say what they mean, data.missing: {{{rule.of}: {{indicator: true}}}},"
+                " or leave those rows out"
             )
         return np.where(missing, float(column.filling or 0.0), found)
     months = times.astype("datetime64[M]")
@@ -170,8 +168,8 @@ def moments(cells: pd.Series, missing: np.ndarray, form: str) -> np.ndarray:
     bad = np.isnat(times) & ~missing
     if bad.any():
         raise DataError(
-            f"column {quoted(cells.name)} holds no date of the form {form} in data row {row_of(cells, bad.argmax())}"
-            f" (and {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
+            f"column {quoted(cells.name)} holds no date of the form {form} in data row {int(bad.argmax()) + 1} (and"
+            f" {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
         )
     return np.where(missing, np.datetime64(0, "us"), times)
 

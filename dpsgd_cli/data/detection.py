@@ -20,10 +20,9 @@ from dpsgd_cli.common.text_format import count, quoted
 from dpsgd_cli.data import table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
-from dpsgd_cli.data.condensed import MOST_HASHES, Condensed
 from dpsgd_cli.data.table import gaps, refuse_nested
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -263,8 +262,8 @@ def form_of(series: pd.Series, written: TableFormat) -> str:
     return ""
 
 
-def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text: bool) -> Use:
-    """Return the use of a column, from its kept cells as the reader types them and as text. `told_text`: it is text.
+def use_of(typed: pd.Series, text: pd.Series, written: TableFormat, told_text: bool) -> Use:
+    """Return the use of a column, from its cells as the reader types them and as `text`. `told_text`: it is text.
 
     Raises DataError, naming the first row, for a column of numbers or dates in several forms.
     """
@@ -274,8 +273,8 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
         refuse_nested(typed)
     except DataError:
         return Use("lists or objects", "drop", "write plain values, a column for each")
-    name, text = str(typed.name), column.kept
-    if typed.dtype == np.float64 and not told_text and not names_something(name):
+    name = str(typed.name)
+    if typed.dtype == np.float64 and not told_text and not _ID.match(name.lower()):
         cells = typed.to_numpy()
         empty = np.isnan(cells)
         numbers = cells[~empty]
@@ -284,29 +283,29 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
             and ((numbers > numbers.min(initial=np.inf)) & (numbers < numbers.max(initial=-np.inf))).any()
         ):
             kind = "whole numbers" if (numbers == np.floor(numbers)).all() else "numbers"
-            return Use(kind, "number", "least and largest value", gaps=column.gaps)
+            return Use(kind, "number", "least and largest value", gaps=bool(empty.any()))
     empty = gaps(text, written)
     there = text[~empty]
-    different, cells = column.different, column.cells
+    different, cells = int(there.nunique()), len(there)
     if pd.api.types.is_timedelta64_dtype(typed):
         return Use("durations", "drop", "write them as numbers")
     if not cells:
         return Use("empty throughout", "drop", "it tells nothing")
-    if different < 2 and not column.gaps:
+    if different < 2 and not empty.any():
         return Use("one value throughout", "drop", "it tells nothing")
     if pd.api.types.is_datetime64_any_dtype(typed) or (len(there) and hasattr(there.iloc[0], "year")):
-        return Use("dates", "date", "first and last day", form=_typed_form(there), gaps=column.gaps)
+        return Use("dates", "date", "first and last day", form=_typed_form(there), gaps=bool(empty.any()))
     texts = [plain_text(value) for value in there.astype("category").cat.remove_unused_categories().cat.categories]
     form = "" if told_text else form_of(pd.Series(texts, dtype=object), written)
     if form and (_is_text(typed) or _is_a_year(form, texts)):
-        return Use("dates", "date", _told_form(form, texts), form=form, gaps=column.gaps)
+        return Use("dates", "date", _told_form(form, texts), form=form, gaps=bool(empty.any()))
     coded = told_text or any(re.fullmatch(r"0\d+", one) for one in texts)
     if not coded and not pd.api.types.is_bool_dtype(typed):
         numbers, bad = numbers_in(typed, written)
         if not bad.any() and np.isfinite(numbers).any():
-            return replace(_of_numbers(name, numbers[~empty], texts, column), gaps=column.gaps)
+            return replace(_of_numbers(name, numbers[~empty], texts), gaps=bool(empty.any()))
         _refuse_mixed(name, typed, bad, texts, written)
-    return _of_texts(name, texts, column, coded)
+    return _of_texts(name, texts, there, cells, coded)
 
 
 def _is_a_year(form: str, texts: Sequence[str]) -> bool:
@@ -331,22 +330,22 @@ def _told_form(form: str, texts: Sequence[str]) -> str:
     return "first and last day"
 
 
-def _of_numbers(name: str, numbers: np.ndarray, texts: Sequence[str], column: Condensed) -> Use:
+def _of_numbers(name: str, numbers: np.ndarray, texts: Sequence[str]) -> Use:
     whole = bool((numbers == np.floor(numbers)).all())
+    different = len(np.unique(numbers))
     if whole and len(numbers) > 2 and (np.diff(numbers) == 1).all():
         return Use("row numbers", "drop", "they tell nothing")
-    if whole and names_something(name) and column.different > 2:
-        named = _of_names(name, column)
+    if whole and _ID.match(name.lower()) and different > 2:
+        named = _of_names(name, different, len(numbers))
         if named is not None:
             return named
-    if len(np.unique(numbers)) <= 2:
+    if different <= 2:
         return Use("category", "category", "its values, read from the file", values=tuple(sorted(texts)))
     return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
 
 
-def _of_names(name: str, column: Condensed) -> Use | None:
+def _of_names(name: str, different: int, cells: int) -> Use | None:
     """Return the use of a column that names something; None if it repeats too often to name persons."""
-    different, cells = column.different, column.cells
     if different == cells:
         return Use("identifier", "drop", "different in each row, so nothing can be learnt from it")
     if different < 10 or cells > MOST_CATEGORIES * different:
@@ -354,14 +353,14 @@ def _of_names(name: str, column: Condensed) -> Use | None:
     return Use("identifier, repeated", "unit", "that it names whose rows these are")
 
 
-def _of_texts(name: str, texts: list[str], column: Condensed, coded: bool) -> Use:
-    different, cells = max(len(texts), column.different), column.cells
+def _of_texts(name: str, texts: list[str], there: pd.Series, cells: int, coded: bool) -> Use:
+    different = len(texts)
     words = float(np.mean([len(re.findall(r"\w+", one)) for one in texts[:_TEXTS_TRIED]])) if texts else 0.0
     addresses = all(_AN_ADDRESS.fullmatch(one) for one in texts[:_TEXTS_TRIED])
     if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == cells and cells >= 10)):
         return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
-    if cells >= 10 and (different == cells or names_something(name)):
-        named = _of_names(name, column)
+    if cells >= 10 and (different == cells or _ID.match(name.lower())):
+        named = _of_names(name, different, cells)
         if named is not None:
             return named
     kind = "codes" if coded or any(re.fullmatch(r"0\d+", one) for one in texts) else "category"
@@ -369,9 +368,7 @@ def _of_texts(name: str, texts: list[str], column: Condensed, coded: bool) -> Us
         return Use(kind, "category", "its values, read from the file", values=tuple(sorted(texts)))
     near = "that it names no person: nearly each row has its own" if cells < 1.5 * different else ""
     return Use(
-        f"{kind}, {'about ' * (different >= MOST_HASHES)}{different} different",
-        "hash",
-        near or "nothing: no value of it is in the recipe or the model",
+        f"{kind}, {different} different", "hash", near or "nothing: no value of it is in the recipe or the model"
     )
 
 
@@ -388,7 +385,7 @@ def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str]
         and len(looks) >= 0.9 * min(len(texts), _TEXTS_TRIED)
         and 2 * np.isfinite(strict).sum() > len(texts)
     ):
-        row = row_of(typed, bad.argmax())
+        row = int(bad.argmax()) + 1
         marks = f"decimal {quoted(written.decimal)}, thousands {quoted(written.thousands)}"
         raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
     if len(texts) < 5:
@@ -398,15 +395,10 @@ def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str]
         fits = pd.to_datetime(sample, format=day, errors="coerce").notna()
         if 0.5 <= fits.mean() < 1:
             odd = set(sample[~fits])
-            row = row_of(typed, typed.astype(str).str.strip().isin(odd).to_numpy().argmax())
+            row = int(typed.astype(str).str.strip().isin(odd).to_numpy().argmax()) + 1
             raise DataError(
                 f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
             )
-
-
-def names_something(name: str) -> bool:
-    """Return True if a column is called as one of identifiers is."""
-    return _ID.match(name.lower()) is not None
 
 
 def is_of_a_person(name: str) -> bool:

@@ -13,7 +13,7 @@ from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import gaps, refuse_nested, target_scale, to_numbers
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import plain_text, row_of
+from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ def to_labels(
     where = f"label column {quoted(series.name)}"
     if missing.any():
         raise DataError(
-            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row"
-            f" {row_of(series, missing.argmax())}; leave those rows out"
+            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
+            " leave those rows out"
         )
-    found = _found_classes(cells, where) if classes is None else tuple(classes)
+    found = _found_classes(list(cells.cat.categories), codes, where) if classes is None else tuple(classes)
     keys, known = texts, [plain_text(label) for label in found]
     for compared in (_whole_numbers, _answers):
         if set(keys) <= set(known):
@@ -98,8 +98,8 @@ def to_labels(
     unlisted = np.array([text not in lookup for text in keys], dtype=bool)[codes]
     if unlisted.any():
         raise DataError(
-            f"{where}: {count(int(unlisted.sum()), 'label')}, first in data row {row_of(series, unlisted.argmax())},"
-            f" not among the classes {listed(found)}; add what is missing to data.classes"
+            f"{where}: {count(int(unlisted.sum()), 'label')}, first in data row {int(unlisted.argmax()) + 1}, not among"
+            f" the classes {listed(found)}; add what is missing to data.classes"
         )
     return np.array([lookup[text] for text in keys], np.int64)[codes], found
 
@@ -134,16 +134,15 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
         return None
 
 
-def _found_classes(cells: pd.Series, where: str) -> tuple[Any, ...]:
-    """Return the classes in a column of categories, sorted, one for each set of values that are compared as equal."""
-    values, codes = list(cells.cat.categories), cells.cat.codes.to_numpy()
+def _found_classes(values: list[Any], codes: np.ndarray, where: str) -> tuple[Any, ...]:
+    """Return the classes that a label column holds, sorted, one for each set of values that are compared as equal."""
     spelled = [str(value.item() if isinstance(value, np.generic) else value) for value in values]
     numbers, groups = _numbers(spelled), dict[Any, str]()
     folded = [text.casefold() for text in spelled]
     fraction = np.array([not number.is_integer() for number in numbers or ()], dtype=bool)
     if fraction.any():
         raise DataError(
-            f"{where} holds a fraction in data row {row_of(cells, fraction[codes].argmax())}, which is not a class; for"
+            f"{where} holds a fraction in data row {int(fraction[codes].argmax()) + 1}, which is not a class; for"
             " numeric targets set data.task: regression"
         )
     for index, text in enumerate(spelled):

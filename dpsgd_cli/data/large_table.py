@@ -14,20 +14,19 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Layout, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import IN_PARTS, PLAIN, size_of
+from dpsgd_cli.data.table_files import PLAIN
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,24 +40,8 @@ _HEADER_BYTES = 128
 
 def refuse_unfit(data: Data, kinds: list[str]) -> None:
     """Raise DataError for tables that cannot be read in parts."""
-    if problems := unfit(data, kinds):
-        raise DataError("\n".join(f"data.on_disk: {problem}" for problem in problems))
-
-
-def refuse_too_large(data: Data, paths: Sequence[Path], kinds: list[str]) -> None:
-    """Raise DataError for tables that are known to be larger than memory, before they are read as a whole."""
-    needed = sum(size_of(path, kind) for path, kind in zip(paths, kinds, strict=True))
-    problems = unfit(data, kinds)
-    advice = "give data.on_disk: true, which reads them in parts"
-    if problems:
-        advice = f"use fewer rows or a larger machine, for data.on_disk: true, which reads in parts, {problems[0]}"
-    refuse_beyond_memory(needed, f"{paths[0].name}: its rows", advice)
-
-
-def unfit(data: Data, kinds: list[str]) -> list[str]:
-    """Return the reasons why tables cannot be read in parts."""
     problems = []
-    if len(kinds) > 1 or not kinds[0].startswith(IN_PARTS):
+    if len(kinds) > 1 or not kinds[0].startswith((".csv", ".tsv", ".parquet")):
         problems.append("is for one csv, tsv or parquet file, cut by data.split")
     if data.task == "classification" and data.classes is None:
         problems.append("needs data.classes: labels that stay on disk are not searched for them")
@@ -68,13 +51,14 @@ def unfit(data: Data, kinds: list[str]) -> list[str]:
         problems.append("needs stated bounds and categories: private ones are counted in memory; state them")
     if data.unit is not None:
         problems.append("keeps rows apart, and those of a user (privacy.unit) have to be together; leave it out")
-    return problems
+    if problems:
+        raise DataError("\n".join(f"data.on_disk: {problem}" for problem in problems))
 
 
 def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: Parts) -> RawDataset:
     """Return the rows of the table as they stay on disk. `parts` yields its columns, some rows at a time.
 
-    Raises DataError as the reader of small tables does, for the first part that has a fault.
+    Raises DataError as the reader of small tables does; rows are then counted from the part's first one.
     """
     told = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
     key = json.dumps([VERSION, told, hashes, layout.plain()], sort_keys=True, default=str)
@@ -94,14 +78,13 @@ def _convert(parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[P
     """Write the features (N, D), float64, and the labels (N,) of all parts. Complete files or none are left."""
     kept[0].parent.mkdir(parents=True, exist_ok=True)
     drafts = [one.with_name(f".{secrets.token_hex(8)}.npy") for one in kept]
-    columns, written = layout.columns or (), data.format or PLAIN
-    done, kind, within = 0, np.dtype(np.float32 if data.task == "regression" else np.int64), table.WithinBounds(columns)
+    done, kind = 0, np.dtype(np.float32 if data.task == "regression" else np.int64)
     try:
         with _private(drafts[0]) as features, _private(drafts[1]) as labels:
             for frame in parts():
-                x = table.to_matrix(frame, columns, path.name, written)
-                (y,), _ = read_labels(data, [frame[data.target]], [path], data.classes)
-                within.with_part(x)
+                where = f"{path.name}, data rows counted from row {done + 1}"
+                x = table.to_matrix(frame, layout.columns or (), where, data.format or PLAIN)
+                (y,), _ = read_labels(data, [frame[data.target]], [Path(where)], data.classes)
                 features.write(np.ascontiguousarray(x).data)
                 labels.write(y.astype(kind).data)
                 done += len(frame)
@@ -111,8 +94,8 @@ def _convert(parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[P
             ):
                 stream.seek(0)
                 stream.write(_header(shape, of))
-        if problems := within.problems(path.name):
-            raise DataError("\n".join(problems))
+        if not done:
+            raise DataError(f"{path} has no rows")
         for draft, one in zip(drafts, kept, strict=True):
             os.replace(draft, one)
     finally:

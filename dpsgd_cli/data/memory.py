@@ -56,7 +56,7 @@ def table_of(records: Any) -> pd.DataFrame | None:
             raise DataError("an Arrow table needs pyarrow: pip install 'dpsgd[parquet]'") from None
         except (ValueError, TypeError, NotImplementedError) as error:
             raise DataError(f"the Arrow table cannot be read ({type(error).__name__}); give a data frame") from None
-    named = records.rename(columns=str).reset_index(drop=True)
+    named = records.rename(columns=str)
     twice = named.columns[named.columns.duplicated()]
     if len(twice):
         raise DataError(f"two columns are called {quoted(twice[0])}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,4 +135,4 @@ def _unusable(frame: pd.DataFrame, columns: Sequence[Column], written: TableForm
 def _reason(problem: str) -> str:
     """Return a problem with the only row of a table, without a place and without advice about a recipe."""
     told = problem.removeprefix(": ").rpartition("; ")[0] or problem
-    return re.sub(r"(, first)? in data row \d+| \(data row \d+\)", "", told)
+    return told.replace(", first in data row 1", "").replace(" in data row 1", "").replace(" (data row 1)", "")

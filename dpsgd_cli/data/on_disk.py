@@ -29,7 +29,7 @@ from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys, digests_of, numbered
-from dpsgd_cli.engine.coded_rows import CODED_AT_ONCE, CodedRows, Coder
+from dpsgd_cli.engine.coded_rows import CodedRows, Coder
 from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
@@ -50,8 +50,7 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
-MOST_HELD = 1 << 26
-"""Most bytes of codes of rows on disk that are in memory: of a million rows of 20 columns."""
+_CODED_AT_ONCE = 1 << 16
 _KEYS_AT_ONCE = 1 << 20
 
 
@@ -243,12 +242,10 @@ class DiskRows:
         return DiskRows(self.stored, other.chosen, self.transforms)
 
     def coded(self, coder: Coder) -> CodedRows:
-        """Return these rows as codes, in a file of their own if there are more than `MOST_HELD` bytes of them."""
-        if len(self) * len(coder.columns) * coder.dtype.itemsize <= MOST_HELD:
-            return coder(self)
+        """Return these rows as codes in a file of their own."""
         found = Scratch(len(self), (len(coder.columns),), coder.dtype)
-        for start in range(0, len(self), CODED_AT_ONCE):
-            found.write(start, coder.codes(self[start : start + CODED_AT_ONCE]))
+        for start in range(0, len(self), _CODED_AT_ONCE):
+            found.write(start, coder.codes(self[start : start + _CODED_AT_ONCE]))
         return coder.of(DiskRows(found, Selection(len(found))))
 
     def cut(self, held: np.ndarray) -> tuple[DiskRows, DiskRows]:
@@ -320,16 +317,16 @@ def stored_keys(*arrays: DiskRows) -> Keys:
     Memory: that of `_KEYS_AT_ONCE` records, if few of them are identical.
     """
     records = len(arrays[0])
-    starts = range(0, records, CODED_AT_ONCE)
+    starts = range(0, records, _CODED_AT_ONCE)
     digests, found = Scratch(records, (2,), np.dtype(np.uint64)), Scratch(records, (), np.dtype(np.uint64))
     for start in starts:
-        digests.write(start, digests_of([array[start : start + CODED_AT_ONCE] for array in arrays]))
+        digests.write(start, digests_of([array[start : start + _CODED_AT_ONCE] for array in arrays]))
     ranges = -(-records // _KEYS_AT_ONCE)
     for number in range(ranges):
 
         def own(start: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
             """Return the digests of a piece, and which of them are in the range."""
-            piece = digests.span(start, min(start + CODED_AT_ONCE, records))
+            piece = digests.span(start, min(start + _CODED_AT_ONCE, records))
             return piece, (piece[:, 0] >> np.uint64(32)) * np.uint64(ranges) >> np.uint64(32) == number
 
         chosen = numbered(np.concatenate([piece[here] for piece, here in map(own, starts)]))

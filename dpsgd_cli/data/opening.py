@@ -197,7 +197,6 @@ def _new(records: Records, data: Data, layout: Layout, target: Target, base: Pat
         raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
     if isinstance(records, np.ndarray):
         return in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
-    records = records.reset_index(drop=True)
     x = own_table.rows_of(records, layout, target, "the table", data.format)
     return in_units(x, data, base), None if target is None else records[target]
 

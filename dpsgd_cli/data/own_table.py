@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, names_of, read_table, table_parts
+from dpsgd_cli.data.table_files import PLAIN, csv_parts, head_of, parquet_names, parquet_parts, read_table
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.data.written_numbers import plain_text
 from dpsgd_cli.discovery.run import codes
@@ -48,7 +47,6 @@ def read(
     if data.on_disk:
         large_table.refuse_unfit(data, kinds)
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
-    large_table.refuse_too_large(data, paths, kinds)
     owner = data.owner_column
     text_columns = {*(data.categorical or ()), *(data.columns or ())}
     text_columns |= set() if data.task == "regression" else {*data.target_names}
@@ -77,7 +75,7 @@ def read(
             try:
                 usable = [column for column in columns if column.source not in missing]
                 matrices.append(table.to_matrix(frame, usable, path.name, written))
-                problems.found += table.WithinBounds(usable).with_part(matrices[-1]).problems(path.name)
+                problems.found += _bounds_without_values(matrices[-1], usable, path.name)
             except table.BadColumns as error:
                 unusable |= error.no_numbers
                 raise
@@ -107,7 +105,8 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
     import pandas as pd
 
-    names = names_of(path, kind, data.format)
+    columnar = kind == ".parquet"
+    written, names = (PLAIN, parquet_names(path)) if columnar else head_of(path, data.format or PLAIN)
     problems = _Problems()
     problems.found += _wrong_names(path, names, data)
     left_out = {*data.drop, *_likely_columns(names, data)}
@@ -119,7 +118,12 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     problems.refuse()
     text = layout.text_columns | ({str(data.target)} if data.task == "classification" else set())
     only = {*layout.sources, str(data.target)}
-    parts = partial(table_parts, path, kind, data.format, text & only, large_table.ROWS_AT_ONCE, only)
+
+    def parts() -> Iterator[pd.DataFrame]:
+        if columnar:
+            return parquet_parts(path, text & only, only, large_table.ROWS_AT_ONCE)
+        return csv_parts(path, written, names, text & only, only, large_table.ROWS_AT_ONCE)
+
     return large_table.read(data, path, hashes, layout, parts)
 
 
@@ -289,6 +293,22 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
     twice = [name for name, times in Counter(column.name for column in columns).items() if times > 1]
     problems += [f"two features are called {quoted(name)}: rename the file's column of that name" for name in twice]
     return columns, found
+
+
+def _bounds_without_values(matrix: np.ndarray, columns: Sequence[Column], where: str) -> list[str]:
+    """Return a problem for each numeric column with values outside of its bounds and none inside but its filling."""
+    problems = []
+    for values, column in zip(matrix.T, columns, strict=True):
+        if column.bounds is None or column.indicator:
+            continue
+        outside = (values < column.bounds[0]) | (values > column.bounds[1])
+        if outside.any() and (outside | (values == column.filling)).all():
+            kind = "data.columns" if column.computed is not None else "data.bounds"
+            problems.append(
+                f"{where}: {kind}: the bounds of {quoted(column.source)} hold none of its {int(outside.sum())} values,"
+                f" first in data row {int(outside.argmax()) + 1}; are they in another unit?"
+            )
+    return problems
 
 
 def _numeric(

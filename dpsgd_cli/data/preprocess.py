@@ -18,7 +18,6 @@ import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import (
@@ -298,14 +297,6 @@ class Pipeline:
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
         coder = self._coder() if coded and not private else None
-        if coder is None and self.done < len(self.steps):
-            held, features = sum(len(part) for part in parts if isinstance(part, np.ndarray)), self.layouts[-1].features
-            refuse_beyond_memory(
-                4 * held * features * (trials if private else 1),
-                f"{held} rows of {features} features",
-                "use fewer features or rows, end data.preprocess with bin: {grid: 2048}, which keeps rows as codes, or"
-                " give data.on_disk: true",
-            )
         for index in range(self.done, first - (coder is not None)):
             parts = self._without_noise(index, parts, f"{index}", has_public)
         if coder is not None:

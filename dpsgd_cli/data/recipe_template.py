@@ -9,7 +9,7 @@ in, and `recipe/check.py` refuses a recipe that lacks them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,6 @@ from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data import detection, named_arrays, opening, own_arrays, table_files
 from dpsgd_cli.data.column_settings import TableFormat
-from dpsgd_cli.data.condensed import Condensed, condensed
 from dpsgd_cli.data.detection import BUCKETS, WORD_BUCKETS, Use
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 Task = Literal["classification", "regression"]
 MOST_CLASSES = 20
 MOST_ROWS_OF_A_USER = 10
-ROWS_AT_ONCE = 200_000
-MOST_CELLS = 1 << 25
-"""Most cells of a table whose rows are held in memory, unless the recipe says so."""
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
 
@@ -62,7 +58,6 @@ class Drafted:
     bytes_only: bool = False
     integers: bool = False
     private: bool = False
-    on_disk: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
         """Return the columns of some roles."""
@@ -108,44 +103,47 @@ def draft(
 
 def _of_private_table(path: Path, kind: str, target: str, task: Task | None, categorical: Sequence[str]) -> Drafted:
     """Return a draft by names: how the file is written and the kinds of columns are not detected from their cells."""
-    names = list(next(iter(_parts(path, kind, None, {target, *categorical}))).columns)
+    frame = table_files.read_table(path, kind, text_columns={target, *categorical})
     wrong = [
-        f"{path}: --{option} names {quoted(name)}, which is no column{suggested(name, names)}"
-        for option, told in (("target", [target]), ("categorical", categorical))
-        for name in told
-        if name not in names or (option == "categorical" and name == target)
+        f"{path}: --{option} names {quoted(name)}, which is no column{suggested(name, frame.columns)}"
+        for option, names in (("target", [target]), ("categorical", categorical))
+        for name in names
+        if name not in frame.columns or (option == "categorical" and name == target)
     ]
     if wrong:
         raise DataError("\n".join(wrong))
-    columns, records = condensed(
-        (part[[target]] for part in _parts(path, kind, None, {target}, {target})), PLAIN, target, lambda _: False
-    )
     uses = {
         name: Use("category", "category", "nothing") if name in categorical else Use("number", "number", "nothing")
-        for name in names
+        for name in frame.columns
         if name != target
     }
-    return Drafted(records, records, uses, _classes(columns[target], task, path), private=True)
-
-
-def _parts(
-    path: Path, kind: str, written: TableFormat | None, text: set[str], only: set[str] | None = None
-) -> Iterator[pd.DataFrame]:
-    return table_files.table_parts(path, kind, written, text, ROWS_AT_ONCE, only)
+    classes = _classes(frame[target], task, path)
+    return Drafted(len(frame), len(frame), uses, classes, private=True)
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None, told_text: Sequence[str]) -> Drafted:
-    written, head = _head(path, kind, target, told_text)
-    columns, rows, written = _columns(path, kind, written, head, target)
+    written = detection.format_of(path, kind, target)
+    typed = table_files.read_table(path, kind, written, text_columns={target})
+    for option, names in (("--target", [target]), ("--text", told_text)):
+        for name in names:
+            if name not in typed.columns:
+                near = suggested(name, typed.columns)
+                raise DataError(f"{path}: {option} names {quoted(name)}, which is no column{near}")
+    found = detection.with_numbers(typed, written)
+    if found != written:
+        written, typed = found, table_files.read_table(path, kind, found, text_columns={target})
+    # cells as text, as training reads categories: the reader converts those that look like other types
+    as_text = {name for name in typed.columns if typed[name].dtype != np.float64}
+    texts = typed if kind[1:4] not in ("csv", "tsv") else _texts(path, kind, written, as_text)
     uses, problems = dict[str, Use](), []
-    for name, column in columns.items():
+    for name in typed.columns:
         if name == target:
             continue
         try:
-            typed = _typed(column.kept, head[name])
-            uses[name] = detection.use_of(typed, column, written, name in told_text)
+            own = texts[name] if name in texts.columns else typed[name]
+            uses[name] = detection.use_of(typed[name], own, written, name in told_text)
             if uses[name].role == "number":
-                to_numbers(typed, 0.0, written)
+                to_numbers(typed[name], 0.0, written)
         except DataError as error:
             problems.append(f"{path.name}: {error}")
     uses = _with_one_unit(uses)
@@ -154,65 +152,18 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None, told_text: 
         problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
     classes = None
     try:
-        classes = _classes(columns[target], task, path, written)
+        classes = _classes(texts[target] if target in texts.columns else typed[target], task, path, written)
     except DataError as error:
         problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
     unit = next((name for name, use in uses.items() if use.role == "unit"), None)
-    units = rows if unit is None else columns[unit].different
-    on_disk = rows * len(columns) > MOST_CELLS and kind.startswith(table_files.IN_PARTS) and unit is None
-    return Drafted(rows, units, uses, classes, written, detection.said(written, kind), on_disk=on_disk)
+    units = len(typed) if unit is None else int(typed[unit].nunique())
+    return Drafted(len(typed), units, uses, classes, written, detection.said(written, kind))
 
 
-def _head(path: Path, kind: str, target: str, told_text: Sequence[str]) -> tuple[TableFormat, pd.DataFrame]:
-    """Return how a table is written, as its first part shows, and that part. Raises DataError for a wrong name."""
-    written = detection.format_of(path, kind, target)
-    head = next(iter(_parts(path, kind, written, {target})))
-    for option, names in (("--target", [target]), ("--text", told_text)):
-        for name in names:
-            if name not in head.columns:
-                near = suggested(name, head.columns)
-                raise DataError(f"{path}: {option} names {quoted(name)}, which is no column{near}")
-    found = detection.with_numbers(head, written)
-    return found, head if found == written else next(iter(_parts(path, kind, found, {target})))
-
-
-def _columns(
-    path: Path, kind: str, written: TableFormat, head: pd.DataFrame, target: str
-) -> tuple[dict[str, Condensed], int, TableFormat]:
-    """Return the columns of a table, its number of rows, and how it is written.
-
-    Of text files, cells are read as text, as training reads categories, but those of columns with fractions alone. If
-    such a column turns out to hold text further down, the table is read again.
-    """
-    import pandas as pd
-
-    textual = kind.startswith((".csv", ".tsv"))
-    text = {target, *(name for name in head.columns if textual and head[name].dtype != np.float64)}
-    while True:
-        columns, rows = condensed(_parts(path, kind, written, text), written, target, detection.names_something)
-        torn = {n: own.kept for n, own in columns.items() if textual and n not in text and own.kept.dtype != np.float64}
-        if not torn:
-            return columns, rows, written
-        text |= set(torn)
-        found = detection.with_numbers(pd.DataFrame(torn), written)
-        if (found.decimal, found.thousands) == (written.decimal, written.thousands):
-            written = found
-
-
-def _typed(kept: pd.Series, head: pd.Series) -> pd.Series:
-    """Return the kept cells of a column as the reader types them: numbers, if all of them are."""
-    import pandas as pd
-
-    if len(kept) == len(head):
-        return head
-    if not pd.api.types.is_numeric_dtype(head) or pd.api.types.is_numeric_dtype(kept):
-        return kept
-    try:
-        return pd.to_numeric(kept.where(~kept.isin(table_files.MISSING)))
-    except (ValueError, TypeError):
-        return kept
+def _texts(path: Path, kind: str, written: TableFormat, names: set[str]) -> pd.DataFrame:
+    return table_files.read_table(path, kind, written, text_columns=names, only=names)
 
 
 def _with_one_unit(uses: dict[str, Use]) -> dict[str, Use]:
@@ -233,18 +184,16 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
         raise DataError("\n".join(wrong))
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
-    held = pd.Series(y, name=target)
-    classes = _classes(Condensed(held, False, len(y), held.nunique()), task, path)
+    classes = _classes(pd.Series(y, name=target), task, path)
     made = Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
     return replace(made, integers=named_arrays.whole(x))
 
 
-def _classes(column: Condensed, task: Task | None, path: Path, written: TableFormat = PLAIN) -> list[Any] | None:
+def _classes(series: pd.Series, task: Task | None, path: Path, written: TableFormat = PLAIN) -> list[Any] | None:
     """Return the classes, spelled as in the file; None if the targets are numbers.
 
     Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
     """
-    series = column.kept
     try:
         numbers = to_numbers(series, 0.0, written, is_target=True)
         many = len(np.unique(numbers)) > MOST_CLASSES or not np.all(numbers == np.floor(numbers))
@@ -267,7 +216,6 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         "data:",
         f"  path: {_yaml(shown)}",
         *_format_lines(drafted),
-        *["  on_disk: true     # a large table: it is read in parts, and its rows stay on disk"] * drafted.on_disk,
         f"  target: {_yaml(target)}",
         *_target_lines(drafted),
         *_column_lines(drafted),

@@ -21,7 +21,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import MISSING, PLAIN
 from dpsgd_cli.data.text_features import described
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in, plain_text
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
 
@@ -70,38 +70,6 @@ def _entries(series: pd.Series, column: Column, written: TableFormat, kept: dict
     if missing is None:
         missing = kept[f"gaps {column.source}"] = gaps(series, written)
     return missing if column.computed is None else entries(series, missing, column, kept)
-
-
-class WithinBounds:
-    """The numeric columns of a table that have values, but none within their public bounds except their filling."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._left = {at: own for at, own in enumerate(columns) if own.bounds is not None and not own.indicator}
-        self._outside, self._first, self._rows = dict.fromkeys(self._left, 0), dict[int, int](), 0
-
-    def with_part(self, matrix: np.ndarray) -> WithinBounds:
-        """Count the next rows (n, D) of the table, and return self."""
-        for at, column in list(self._left.items()):
-            values = matrix[:, at]
-            assert column.bounds is not None
-            outside = (values < column.bounds[0]) | (values > column.bounds[1])
-            if not (outside | (values == column.filling)).all():
-                del self._left[at]
-            elif outside.any():
-                self._first.setdefault(at, self._rows + int(outside.argmax()) + 1)
-                self._outside[at] += int(outside.sum())
-        self._rows += len(matrix)
-        return self
-
-    def problems(self, where: str) -> list[str]:
-        """Return a problem for each such column."""
-        return [
-            f"{where}: {'data.bounds' if column.computed is None else 'data.columns'}: the bounds of"
-            f" {quoted(column.source)} hold none of its {self._outside[at]} values, first in data row"
-            f" {self._first[at]}; are they in another unit?"
-            for at, column in self._left.items()
-            if self._outside[at]
-        ]
 
 
 class BadColumns(DataError):
@@ -157,8 +125,8 @@ def to_numbers(
         thousands = "" if written.thousands is None else f", thousands {quoted(written.thousands)}"
         more = "" if text.sum() == 1 else f" and {int(text.sum()) - 1} more"
         raise NoNumbers(
-            f"column {quoted(series.name)} holds no number in data row {row_of(series, text.argmax())}{more}, as"
-            f" data.format says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
+            f"column {quoted(series.name)} holds no number in data row {int(text.argmax()) + 1}{more}, as data.format"
+            f" says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
         )
     if filling is not None:
         numbers = np.where(np.isnan(numbers), float(filling), numbers)
@@ -170,7 +138,7 @@ def to_numbers(
     advice = f"say what they mean, data.missing: {{{series.name}: VALUE}}, or leave those rows out"
     raise DataError(
         f"column {quoted(series.name)} has {count(number, what)}, first in data row"
-        f" {row_of(series, bad.argmax())}; {'mend them' if infinite else advice}{drop}"
+        f" {int(bad.argmax()) + 1}; {'mend them' if infinite else advice}{drop}"
     )
 
 
@@ -195,16 +163,16 @@ def to_codes(series: pd.Series, column: Column, written: TableFormat = PLAIN) ->
     codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
     if (codes >= 0).all():
         return np.asarray(codes)
-    place = int((codes < 0).argmax())
-    row, value = row_of(series, place), series.iloc[place]
+    row = int((codes < 0).argmax())
+    value = series.iloc[row]
     if pd.isna(value) or value == "":
         raise DataError(
             f"categorical column {quoted(column.name)} has {count(int((codes < 0).sum()), 'cell')} without a listed"
-            f" value, the first (data row {row}) is empty; fill it, or list '' among the values"
+            f" value, the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
     cells_without = count(int((codes < 0).sum()), "cell")
     raise DataError(
-        f"categorical column {quoted(column.name)}: {cells_without}, first in data row {row}, not among"
+        f"categorical column {quoted(column.name)}: {cells_without}, first in data row {row + 1}, not among"
         f" its public values {listed(column.values or ())}; add what is missing there, or use"
         f" data.columns: {{{column.name}: {{hash: 64}}}}{_yaml_hint(column.values or ())}"
     )

@@ -21,12 +21,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted
-from dpsgd_cli.data import fingerprint, memory
+from dpsgd_cli.data import memory
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
 
@@ -53,8 +52,9 @@ def read_table(
     written: TableFormat | None = None,
     text_columns: Set[str] = frozenset(),
     owner: str | None = None,
+    only: Set[str] | None = None,
 ) -> pd.DataFrame:
-    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`).
+    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`), or the columns `only` of a CSV file.
 
     The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
     read, or has no rows.
@@ -62,13 +62,17 @@ def read_table(
     written = written or PLAIN
     if kind.startswith(".tsv") and written.separator is None:
         written = written.changed(separator="\t")
+    if only is not None and KINDS[kind] is _read_csv:
+        return _read_csv(path, written, text_columns, owner, only)
     return KINDS[kind](path, written, text_columns, owner)
 
 
-def _read_csv(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
+def _read_csv(
+    path: Path, written: TableFormat, text_columns: Set[str], owner: str | None, only: Set[str] | None = None
+) -> pd.DataFrame:
     written, names = head_of(path, written)
     text = text_columns if owner is None else {*text_columns, owner}
-    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING)
+    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING, only=only)
     if frame.empty:
         raise DataError(f"{path} has {'a header but ' * written.header}no rows")
     return frame
@@ -101,87 +105,29 @@ def named(header: Sequence[object]) -> list[str]:
     return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
 
 
-def table_parts(
-    path: Path,
-    kind: str,
-    written: TableFormat | None,
-    text_columns: Set[str],
-    rows: int,
-    only: Set[str] | None = None,
+def csv_parts(
+    path: Path, written: TableFormat, names: Sequence[str], text_columns: Set[str], only: Set[str], rows: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield a table, or its columns `only`, in parts of so many rows; one part is in memory at a time.
-
-    Rows are indexed by their places in the file. Kinds of files that are not of `IN_PARTS` are one part. Raises
-    DataError as `read_table` does.
-    """
-    written = written or PLAIN
-    if kind.startswith(".tsv") and written.separator is None:
-        written = written.changed(separator="\t")
-    held = memory.at(path)
-    if kind.startswith(IN_PARTS) and held is None:
-        parts = _parquet_parts if kind == ".parquet" else _csv_parts
-        empty = True
-        for part in parts(path, written, text_columns, only, rows):
-            empty = False
-            yield part
-        if not empty:
-            return
-        raise DataError(f"{path} has {'a header but ' * (kind != '.parquet' and written.header)}no rows")
-    yield read_table(path, kind, written, text_columns)
-
-
-def size_of(path: Path, kind: str) -> int:
-    """Return a lower bound on the bytes that a table takes in memory when it is read as a whole, with its numbers.
-
-    A cell takes 8 bytes in the matrix of numbers, and as much or more in the table. In a text file it seldom takes more
-    than 16, and as text it takes more in memory than in the file.
-    """
-    if memory.at(path) is not None:
-        return 0
-    if kind != ".parquet":
-        return path.stat().st_size
-    with _parquet(path) as (file, schema):
-        return 8 * file.metadata.num_rows * len(schema.names)
-
-
-def names_of(path: Path, kind: str, written: TableFormat | None) -> list[str]:
-    """Return the names of the columns of a csv, tsv or parquet file. Raises DataError for a twin."""
-    return _parquet_names(path) if kind == ".parquet" else head_of(path, written or PLAIN)[1]
-
-
-def _csv_parts(
-    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
-) -> Iterator[pd.DataFrame]:
+    """Yield a CSV file in parts of so many rows, as `parse_csv` reads it as a whole; one is in memory at a time."""
     import pandas as pd
 
-    written, names = head_of(path, written)
     with _as_data_errors(path), _unpacked(path) as stream:
         for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
-            if frame.empty:
-                return
             yield _with_categories(frame, text_columns)
 
 
-def _parquet_parts(
-    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
-) -> Iterator[pd.DataFrame]:
-    import pandas as pd
-
-    del written
-    done = 0
-    _parquet_names(path)
+def parquet_parts(path: Path, text_columns: Set[str], only: Set[str], rows: int) -> Iterator[pd.DataFrame]:
+    """Yield columns of a parquet file in parts of at most so many rows, as `read_table` reads it as a whole."""
     with _parquet(path) as (file, schema):
-        names = [field.name for field in schema if only is None or field.name in only]
+        names = [field.name for field in schema if field.name in only]
         for group in range(file.num_row_groups):
             # a reader of several groups keeps the bytes of all that it has read
             for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                frame = batch.to_pandas().rename(columns=str)
-                frame.index = pd.RangeIndex(done, done + len(frame))
-                done += len(frame)
-                yield _with_categories(frame, _texts_in(schema, text_columns))
+                yield _with_categories(batch.to_pandas(), _texts_in(schema, text_columns))
 
 
-def _parquet_names(path: Path) -> list[str]:
+def parquet_names(path: Path) -> list[str]:
+    """Return the names of the columns of a parquet file. Raises DataError for a twin."""
     with _parquet(path) as (_, schema):
         names = [str(name) for name in schema.names]
     _refuse_twice(path, names)
@@ -408,18 +354,13 @@ def _open_bytes(path: Path) -> Any:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. A file is unpacked once for this."""
-    fingerprint.found(path, f"unpacks to at most {MOST_UNPACKED} bytes", partial(_unpack, path))
-
-
-def _unpack(path: Path) -> dict[str, Any]:
+    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
     given = 0
     with _open_bytes(path) as stream:
         while block := stream.read(1 << 20):
             given += len(block)
             if given > MOST_UNPACKED:
                 raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
-    return {}
 
 
 @contextlib.contextmanager
@@ -496,7 +437,7 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
-    return frame.rename(columns=str).reset_index(drop=True)
+    return frame.rename(columns=str)
 
 
 def _refuse_twice(path: Path, names: list[str]) -> None:
@@ -512,8 +453,6 @@ _READERS: dict[str, Callable[[Path, TableFormat, Set[str], str | None], pd.DataF
     ".ndjson": _read_json_lines,
 }
 PACKED = (".gz", ".zst")
-IN_PARTS = (".csv", ".tsv", ".parquet")
-"""Beginnings of the kinds of files that are read in parts."""
 KINDS = {
     **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,

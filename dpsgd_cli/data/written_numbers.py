@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 _SPACES = " \u00a0\u2009\u202f"
 
 
-def row_of(cells: pd.Series, place: int | np.integer) -> int:
-    """Return the number, from 1, of the row of a file that the cell at `place` is from.
-
-    The readers of tables index rows by their places in the file, also of a part of it.
-    """
-    return int(cells.index[place]) + 1
-
-
 def plain_text(value: object) -> str:
     """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):

@@ -14,24 +14,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-CODED_AT_ONCE = 1 << 16
-"""Rows that are turned into codes together."""
+_ROWS_AT_ONCE = 1 << 16
 MOST_JOINED = 4096
 """Most codes of a column that is joined from several: a table that stays in the cache of a processor."""
 
 
-class RowsByNumber(Protocol):
-    """N rows, (N, ...): an array, or rows on disk. As codes of F columns they are unsigned, (N, F)."""
+class Codes(Protocol):
+    """Codes (N, F) of N rows and F columns, unsigned: an array, or rows on disk."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (N, ...)."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
+        """Shape (N, F)."""
 
     def __getitem__(self, places: Any) -> np.ndarray:
-        """Return the rows of a slice."""
+        """Return the codes (n, F) of a slice."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def joined(columns: Iterable[CodedColumn]) -> Iterator[CodedColumn]:
 class CodedRows:
     """Rows (N, D), float32: `constant` (D,), in which each of `columns` fills its own features by the row's code."""
 
-    def __init__(self, columns: Iterable[CodedColumn], constant: np.ndarray, codes: RowsByNumber) -> None:
+    def __init__(self, columns: Iterable[CodedColumn], constant: np.ndarray, codes: Codes) -> None:
         """Take codes (N, F) of F columns."""
         self.columns, self.constant, self.codes = tuple(columns), constant, codes
 
@@ -117,14 +113,14 @@ class Coder:
     columns: tuple[CodedColumn, ...]
     constant: np.ndarray
 
-    def __call__(self, x: RowsByNumber) -> CodedRows:
+    def __call__(self, x: np.ndarray) -> CodedRows:
         """Return coded rows in memory."""
         codes = np.empty((len(x), len(self.columns)), self.dtype, order="F")
-        for start in range(0, len(x), CODED_AT_ONCE):
-            codes[start : start + CODED_AT_ONCE] = self.codes(x[start : start + CODED_AT_ONCE])
+        for start in range(0, len(x), _ROWS_AT_ONCE):
+            codes[start : start + _ROWS_AT_ONCE] = self.codes(x[start : start + _ROWS_AT_ONCE])
         return self.of(codes)
 
-    def of(self, codes: RowsByNumber) -> CodedRows:
+    def of(self, codes: Codes) -> CodedRows:
         """Return the coded rows that have `codes`."""
         return CodedRows(self.columns, self.constant, codes)
 

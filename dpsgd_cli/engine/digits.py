@@ -27,12 +27,6 @@ further digits as necessary. So X has exactly the distribution of floor(N 2^42) 
 Bits. AES-256 in counter mode, with a key from the operating system that is new for each draw and then discarded:
 nothing repeats after a fork or a resume. Blocks never repeat under one key; blocks of random bits would repeat with
 probability 2^-71 in 8 GB. To distinguish these bits from random ones is to break AES.
-
-On a device, the words of the common case are of ChaCha20 (`chacha.py`), and the formula above runs there on integers.
-Which draws the table leaves is known there only, and the host does not wait for their number K. It sends as many
-numbers of `_remainder` as K does not pass but with probability 2^-200 (`most_left`), a function of the public size.
-The K draws take the first K of them in order, and the rest is discarded. These are independent of the words, so the
-distribution is the one above, up to that event, in which torch raises an error instead of returning numbers.
 """
 
 from __future__ import annotations
@@ -44,12 +38,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from torch import Tensor
-
-from dpsgd_cli.engine.chacha import ChaCha
-from dpsgd_cli.engine.tensors import to_device
 
 BITS = 42
 """Number of binary digits after the point of a normal."""
@@ -59,13 +48,13 @@ _WIDTH_BITS = 6
 _DIGITS = BITS - _WIDTH_BITS
 _SLOT_BITS = 16
 _SLOTS = 1 << _SLOT_BITS
-_BELOW = (1 << _DIGITS) - 1
+_BELOW = np.uint64((1 << _DIGITS) - 1)
 _MORE = 64 - _SLOT_BITS
 """Number of digits below a cell in a proposal's first word: those of X and 12 more."""
 UNIT = (5, 24)
 """Mass of one slot of a proposal: 5 / 2^24."""
 _GAP = 2.0**-50
-_BLOCK, _BLOCK_THERE = 1 << 16, 1 << 22
+_BLOCK = 1 << 16
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798214808651"
 )
@@ -129,46 +118,25 @@ def fresh() -> Keystream:
     return Keystream(os.urandom(32))
 
 
-def fill(out: Tensor, stream: Keystream, there: ChaCha | None = None) -> None:
-    """Fill `out`, contiguous int64 of any shape, with independent X, in memory that does not grow with its size.
-
-    `there` gives the bits of the common case on the device of `out`; without it, `out` is a tensor of the host and all
-    bits are of `stream`.
-    """
-    if not out.is_contiguous():
-        raise ValueError("digits are drawn into contiguous tensors only")
-    for part in out.view(-1).split(_BLOCK if there is None else _BLOCK_THERE):
-        if there is None:
-            left = _fill_common(part, torch.from_numpy(stream.words(len(part)).view(np.int64)))
-            many = int(left.sum())
-        else:
-            left, many = _fill_common(part, there.words(len(part))), most_left(len(part))
-        part.masked_scatter_(left, to_device(torch.from_numpy(_remainder(many, stream)), out.device))
+def fill(out: np.ndarray, stream: Keystream) -> None:
+    """Fill `out`, contiguous int64 of any shape, with independent X, in 3 MiB of memory for any size."""
+    if not out.flags.c_contiguous:
+        raise ValueError("digits are drawn into contiguous arrays only")
+    flat = out.reshape(-1)
+    for start in range(0, len(flat), _BLOCK):
+        _fill_block(flat[start : start + _BLOCK], stream)
 
 
-def _fill_common(out: Tensor, words: Tensor) -> Tensor:
-    """Fill `out` (n,) from uniform `words` (n,), both int64; return a mask (n,) of the draws that the table leaves."""
-    slots = (words >> (64 - _SLOT_BITS)) & (_SLOTS - 1)
-    torch.bitwise_left_shift(_cells(out.device)[slots].long(), _DIGITS, out=out)
-    out |= words & _BELOW
-    return slots >= table().filled
-
-
-@cache
-def _cells(device: torch.device) -> Tensor:
-    """Return the table's `cells` on a device."""
-    return to_device(torch.from_numpy(table().cells), device)
-
-
-def most_left(count: int) -> int:
-    """Return how many of `count` words leave the table at most, but for an event of probability below 2^-200.
-
-    Their number is binomial, with variance v = count p (1 - p). By Bernstein's inequality (Boucheron, Lugosi and
-    Massart 2013, Corollary 2.11) it passes its mean by t with probability at most exp(-t^2 / (2 v + 2 t / 3)).
-    """
-    p, least = 1 - table().filled / _SLOTS, 200 * math.log(2)
-    passed = least / 3 + math.sqrt(least * least / 9 + 2 * least * count * p * (1 - p))
-    return min(count, math.ceil(count * p + passed))
+def _fill_block(out: np.ndarray, stream: Keystream) -> None:
+    known = table()
+    words = stream.words(len(out))
+    slots = words >> np.uint64(64 - _SLOT_BITS)
+    np.take(known.cells, slots.view(np.int64), out=(cells := np.empty(len(out), np.int16)), mode="clip")
+    np.left_shift(cells, _DIGITS, out=out, dtype=np.int64)
+    words &= _BELOW
+    out |= words.view(np.int64)
+    left = np.flatnonzero(slots >= np.uint64(known.filled))
+    out[left] = _remainder(len(left), stream)
 
 
 def _remainder(count: int, stream: Keystream) -> np.ndarray:

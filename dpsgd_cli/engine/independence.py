@@ -36,8 +36,6 @@ from dpsgd_cli.engine import state
 from dpsgd_cli.engine.apart import DoesNotRunError, where_in
 from dpsgd_cli.engine.layers import Embedding, Own, UsedByItselfError
 from dpsgd_cli.engine.packing import Pack, Wrapper
-from dpsgd_cli.engine.precision import PRECISION
-from dpsgd_cli.engine.tensors import to_device
 from dpsgd_cli.errors import ModelError
 
 _ROWS = 4
@@ -58,8 +56,9 @@ class _Run:
 
     def rows(self, chosen: list[int]) -> _Run:
         """Return the run restricted to the rows `chosen`."""
-        at = to_device(torch.tensor(chosen, dtype=torch.long), self.outputs.device)
-        return _Run(self.outputs[:, at], [a[:, at] for a in self.inputs], [d[:, at] for d in self.gradients])
+        return _Run(
+            self.outputs[:, chosen], [a[:, chosen] for a in self.inputs], [d[:, chosen] for d in self.gradients]
+        )
 
 
 def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -172,8 +171,7 @@ def check_first(pack: Pack, x: Tensor) -> None:
     """Make the least test: module and pack on two of the rows `x` (B, ...), and each row alone."""
     with _random_weights(pack):
         every = [
-            (one, _run(one, x[:2], [0, 1]), [_run(one, x[row : row + 1], [0]) for row in (0, 1)])
-            for one in subjects(pack)
+            (one, _run(one, x[:2], [0, 1]), [_run(one, x[[row]], [0]) for row in (0, 1)]) for one in subjects(pack)
         ]
         for subject, both, alone in every:
             _require_equal(_stacked(alone), both, 1e-3)
@@ -320,15 +318,14 @@ def _stacked(runs: Sequence[_Run]) -> _Run:
 
 
 def _require_no_gradient(run: _Run) -> None:
-    found = [(torch.isfinite(d) & (d != 0)).any() for d in run.gradients]
-    if found and bool(torch.stack(found).any()):
+    if any(bool((torch.isfinite(d) & (d != 0)).any()) for d in run.gradients):
         raise _mixes("the loss of one example has a gradient in the rows of others")
 
 
 def _check_row(subject: Pack | Plain, x: Tensor, row: int, first: _Run) -> None:
     """Test row `row` of `x`, whose ordinary run was `first`: alone, replaced, and alone in the loss."""
     alone = _run(subject, x[row : row + 1])
-    _require_equal(_Run(first.outputs[:, row : row + 1], [], []), _Run(alone.outputs, [], []), 1e-3)
+    _require_equal(_Run(first.outputs[:, [row]], [], []), _Run(alone.outputs, [], []), 1e-3)
     changed = x.clone()
     changed[row] = x[(row + 1) % len(x)]
     others = [other for other in range(len(x)) if other != row]
@@ -509,29 +506,19 @@ def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
     if len(ours) != len(theirs) or any(one.shape != other.shape for one, other in pairs):
         raise _mixes("layers are called differently from batch to batch")
     # a gradient that cancels, as that of a key's bias, is rounding of the terms that cancel
-    least = 1e-3 * torch.stack([_largest(d) for d in (*before.gradients, before.outputs[:0])]).max()
-    wrong = [
-        _differ(one, other, tolerance, least if number > len(before.inputs) else 0 * least)
-        for number, (one, other) in enumerate(pairs)
-    ]
-    # one question for all, as a GPU is waited for
-    if bool(torch.stack([differs.any() for differs in wrong]).any()):
-        place = next(number for number, differs in enumerate(wrong) if bool(differs.any()))
-        one, other = pairs[place]
-        gap = float((one.double() - other.double()).abs()[wrong[place]].max())
-        raise _mixes(f"an example's numbers changed by {gap:.3g} with the batch around it")
+    steepest = max((_largest(d) for d in before.gradients), default=0.0)
+    for number, (one, other) in enumerate(pairs):
+        least = 1e-3 * steepest if number > len(before.inputs) else 0.0
+        gaps = (one.double() - other.double()).abs()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if bool((~same & ~(gaps <= tolerance * (one.double().abs() + _sizes(one).clamp_min(least)))).any()):
+            gap = float(gaps[~same].max())
+            raise _mixes(f"an example's numbers changed by {gap:.3g} with the batch around it")
 
 
-def _differ(one: Tensor, other: Tensor, tolerance: float, least: Tensor) -> Tensor:
-    """Return where two tensors (R or 1, B, ...) differ beyond rounding, for sizes of at least `least`."""
-    gaps = (one.double() - other.double()).abs()
-    same = (one == other) | (one.isnan() & other.isnan())
-    return ~same & ~(gaps <= tolerance * (one.double().abs() + torch.maximum(_sizes(one), least)))
-
-
-def _largest(x: Tensor) -> Tensor:
-    """Return the largest finite absolute value of a tensor, as a float64 tensor; 0 if there is none."""
-    return x.double().nan_to_num(0.0, 0.0, 0.0).abs().max() if x.numel() else x.new_zeros((), dtype=PRECISION)
+def _largest(x: Tensor) -> float:
+    """Return the largest finite absolute value of a tensor; 0 if there is none."""
+    return float(x.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if x.numel() else 0.0
 
 
 def _sizes(x: Tensor) -> Tensor:
@@ -539,7 +526,7 @@ def _sizes(x: Tensor) -> Tensor:
     if not x.numel():
         return x.double()
     largest = x.double().nan_to_num(0.0, 0.0, 0.0).abs().reshape(*x.shape[:2], -1).amax(dim=(0, 2))
-    largest = torch.maximum(largest, 1e-3 * largest.max())
+    largest = largest.clamp_min(1e-3 * float(largest.max()))
     return largest.view(1, -1, *[1] * (x.dim() - 2))
 
 

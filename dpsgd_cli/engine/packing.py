@@ -56,8 +56,6 @@ class Pack(nn.Module):
     has a rule, as the built-in models; so it runs on whole batches, and all trials can share one (B, ...) input without
     copies. The code of any other model runs on one example at a time (`apart.py`). `findings`: what tests of such a
     model have tried (`independence.py`). `preconditioned`: members with factors (`Layer.precondition`).
-    `columns`: the columns of `values` and `sums` that each of `layers` has. `on_sum`: called with the number of a layer
-    whose sums a step has made, if set.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Pack(nn.Module):
         self._seen: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, nn.Parameter]] = []
         self.trusted = trusted
         self.findings: Any = None
-        self.on_sum: Callable[[int], None] | None = None
         self.build = build
         sources = []
         for seed in seeds:
@@ -172,7 +169,6 @@ class Pack(nn.Module):
         self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
-        self.columns: list[list[slice]] = [[] for _ in self.layers]
         offset = 0
         for name in (name for name in self._names.values() if name in groups):
             number = groups[name]
@@ -182,7 +178,6 @@ class Pack(nn.Module):
                 self.values[trial, offset:stop] = parameters[name].detach().reshape(-1)
             self.spans[name] = (offset, shape)
             self.group_of[offset:stop] = number
-            self.columns[number].append(slice(offset, stop))
             offset = stop
         self._attach(self.values, self.sums)
 

@@ -8,31 +8,12 @@ the r-th part of b_t only; the parts are disjoint and together b_t, so the sum o
     sum over b_t of clip(g_i),
 
 the same sum, of the same Poisson (or shuffled, or full) batch of the WHOLE data, as in one process, to the order of
-floating-point additions. No process draws a sample of the whole data for itself, which would let one record into a step
-twice. Ledgers are charged alike everywhere; process 0's is written.
-
-Noise. Each of the R P numbers of a sum has one owner (`Team.owned`): the process on which the sums of that number are
-added up (`Reduction`), which adds the noise, and which sends the noisy number to all others (`Team.share`):
-post-processing. There are two cases.
-
-- Process 0 owns all numbers. The mechanism that the ledger was charged for adds its noise there, from process 0's own
-  stream. No other process draws noise (with streams of the operating system it could not: `SharedStreams.normal` raises
-  there).
-- Process r owns the r-th slice, where noise is Gaussian, independent between numbers and steps, and without a seed. A
-  Gaussian mechanism is noise N(0, s^2) on each number, independently. The owner rounds a number S to the grid and adds
-  floor(N 2^42) (`digits.py`) from its own operating system. That map is of one number, with public s and grid, so the
-  joint law of all numbers is that of process 0 doing all of it: keys of different draws are independent, in one process
-  or in several. The slices are disjoint and cover all numbers, so each gets noise exactly once.
-
-A number without noise is on its owner only, and in parts (a process's own sum) on the others. Nothing of it is sent
-again before the owner's noise; the owner's message then overwrites what the others had. So noise is neither left out
-nor added once for each process. With a seed, process 0 owns all: the numbers are those of one process. Process 0 also
-draws whatever is no Gaussian noise of a step's gradients: coins, choices, counts, histograms, correlated noise.
-
-Time. A layer's sum is whole when the last piece of a batch was added to it. Then it is sent, while the products of
-later layers are computed; the owner waits for all before noise. What goes there is float64, as sums are: rounding it to
-float32 would move a sum by up to 2 N 2^-24 C more, which is not charged (`precision.py`). What comes back has noise,
-and is rounded to the dtype of the parameters, as one process rounds it.
+floating-point additions. It comes to be on process 0 only (`Team.add_up`). There the mechanism that the ledger was
+charged for adds its noise, once, from process 0's own stream, and process 0 sends the noisy sum to all others
+(`Team.share`): post-processing. No other process ever draws noise (with streams of the operating system it could not:
+`SharedStreams.normal` raises there), so noise is neither left out nor added once for each process; and no process draws
+a sample of the whole data for itself, which would let one record into a step twice. Ledgers are charged alike
+everywhere; process 0's is written.
 
 What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
 as their memory is.
@@ -63,8 +44,6 @@ PATIENCE = datetime.timedelta(seconds=3)
 TIMEOUT = datetime.timedelta(minutes=30)
 """Time that a process waits for one that is alive but silent. On CPUs, the end of a process is noticed at once. On
 GPUs, where transfers are asynchronous, the launcher ends the remaining processes."""
-BUCKET = 1 << 18
-"""Numbers from which sums are sent together, 2 MiB: a message of fewer takes its latency for the most part."""
 
 
 class Team:
@@ -76,42 +55,23 @@ class Team:
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self.first = rank == 0
-        """True for process 0, which adds all noise that has no other owner, evaluates, prints and writes."""
+        """True for process 0, which adds noise, evaluates, prints and writes."""
 
     def part(self, count: int) -> slice:
         """Return this process's slice of `count` items; the slices of all processes are disjoint and cover them."""
-        return self._part(self.rank, count)
-
-    def _part(self, rank: int, count: int) -> slice:
-        return slice(rank * count // self.size, (rank + 1) * count // self.size)
-
-    def owned(self, start: int, stop: int, count: int, apart: bool) -> list[tuple[int, slice]]:
-        """Return the pieces of the numbers from `start` to `stop` of `count`, and the process that adds noise to each.
-
-        It is process 0 for all of them, or with `apart` the process whose `part` they are in.
-        """
-        if not apart:
-            return [(0, slice(start, stop))]
-        every = ((rank, self._part(rank, count)) for rank in range(self.size))
-        cut = [(rank, slice(max(start, part.start), min(stop, part.stop))) for rank, part in every]
-        return [(rank, part) for rank, part in cut if part.start < part.stop]
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def add_up(self, sums: Tensor) -> None:
         """Add up the `sums` of all processes in place on process 0; on other processes `sums` is then undefined."""
         if self.size > 1:
-            with self.in_touch():
+            with self._in_touch():
                 torch.distributed.reduce(sums, dst=0)
 
-    def share(self, sums: Tensor, apart: bool = False) -> None:
-        """Send the `sums` of process 0, or with `apart` each process's part, to all others, in place.
-
-        They must be private by now: each part has the noise of the process that sends it.
-        """
+    def share(self, sums: Tensor) -> None:
+        """Send the `sums` of process 0, which must be private by now, to all others, in place."""
         if self.size > 1:
-            flat = sums.view(-1)
-            with self.in_touch():
-                for owner, part in self.owned(0, len(flat), len(flat), apart):
-                    torch.distributed.broadcast(flat[part], src=owner)
+            with self._in_touch():
+                torch.distributed.broadcast(sums, src=0)
 
     def total(self, sums: dict[str, list[float]]) -> dict[str, Tensor]:
         """Return the diagnostics of all processes together; valid on process 0 only."""
@@ -133,7 +93,7 @@ class Team:
                 said[0] = make()
             except DpsgdError as error:
                 failed, said[1] = error, error.exit_code
-        with self.in_touch():
+        with self._in_touch():
             torch.distributed.broadcast_object_list(said, src=0)
         if failed is not None:
             raise failed
@@ -162,7 +122,7 @@ class Team:
         return told
 
     @contextmanager
-    def in_touch(self) -> Iterator[None]:
+    def _in_touch(self) -> Iterator[None]:
         """Convert the failure of a collective operation, always caused by another process, into ConnectionError."""
         try:
             yield
@@ -208,61 +168,6 @@ class Team:
         own = torch.device("cuda", local)
         torch.cuda.set_device(own)
         return own
-
-
-class Reduction:
-    """The sums (R, P) of a step, added up over all processes while they are made: layer after layer, in one order.
-
-    `columns` are those of each layer. Numbers are added up on the process that adds their noise (`Team.owned`), and are
-    then undefined on the others. Layers are joined to buckets of `BUCKET` numbers or more.
-    """
-
-    def __init__(self, team: Team, sums: Tensor, columns: Sequence[Sequence[slice]], apart: bool) -> None:
-        self._team = team
-        self._buckets: list[tuple[int, list[tuple[int, Tensor]]]] = []
-        self._next = 0
-        self._begun: list[Any] = []
-        if team.size == 1:
-            return
-        flat, (trials, size), waiting = sums.view(-1), sums.shape, list[tuple[int, int]]()
-        for layer, own in enumerate(columns):
-            waiting += [(at * size + part.start, at * size + part.stop) for at in range(trials) for part in own]
-            if layer == len(columns) - 1 or sum(stop - start for start, stop in waiting) >= BUCKET:
-                pieces = [piece for ends in _joined(waiting) for piece in team.owned(*ends, len(flat), apart)]
-                self._buckets.append((layer, [(owner, flat[part]) for owner, part in pieces]))
-                waiting = []
-
-    def made(self, layer: int) -> None:
-        """Begin to add up what is whole, now that the sums of the layers up to `layer` are."""
-        with self._team.in_touch():
-            while self._next < len(self._buckets) and self._buckets[self._next][0] <= layer:
-                for owner, part in self._buckets[self._next][1]:
-                    self._begun.append(torch.distributed.reduce(part, dst=owner, async_op=True))
-                self._next += 1
-
-    def finish(self) -> None:
-        """Add up the rest, wait for all, and be ready for the next step."""
-        if self._buckets:
-            self.made(self._buckets[-1][0])
-        with self._team.in_touch():
-            for work in self._begun:
-                work.wait()
-        self._next, self._begun = 0, []
-
-
-def _joined(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return disjoint intervals in order, those that meet as one.
-
-    >>> _joined([(4, 6), (0, 2), (2, 3)])
-    [(0, 3), (4, 6)]
-    """
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(ends):
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
-        else:
-            found.append((start, stop))
-    return found
 
 
 def started_by_a_launcher() -> bool:

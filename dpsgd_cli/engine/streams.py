@@ -19,13 +19,9 @@ import numpy as np
 import torch
 
 from dpsgd_cli.engine import digits
-from dpsgd_cli.engine.chacha import ChaCha
 from dpsgd_cli.engine.discrete import Coins
 
 _WORDS = 624  # words of a Mersenne Twister's state
-WORTH_A_KEYSTREAM = 1 << 18
-"""Numbers from which a draw is made on its device. A keystream takes some 500 operations there, whatever its length;
-at 5 microseconds each, which is reckoned, a CPU draws 2^18 numbers meanwhile."""
 
 
 class Streams(Protocol):
@@ -130,8 +126,8 @@ def _mersenne_state(generator: torch.Generator, words: np.ndarray) -> torch.Tens
 class SecureStreams:
     """Streams from the operating system's cryptographic generator; draws are never repeated and never stored.
 
-    Normals are exact, by AES or, for large draws on a device, ChaCha20, with new keys from the operating system for
-    each draw (`digits.py`). Small ones are drawn on the CPU and then moved to the device.
+    Normals are exact, by AES with a new key from the operating system for each draw (`digits.py`). They are drawn on
+    the CPU and then moved to the device.
     """
 
     reproducible = False
@@ -148,11 +144,8 @@ class SecureStreams:
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
         if out.dtype != torch.int64:
             raise TypeError(f"noise for {purpose} was asked for as {out.dtype}; without a seed it is drawn as integers")
-        if not out.is_cpu and out.numel() >= WORTH_A_KEYSTREAM:
-            digits.fill(out, digits.fresh(), ChaCha(out.device))
-            return out
         here = out if out.is_cpu else torch.empty(out.shape, dtype=torch.int64)
-        digits.fill(here, digits.fresh())
+        digits.fill(here.numpy(), digits.fresh())
         # a GPU copies from pinned memory asynchronously, while the next ones are drawn
         return out if here is out else out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
 
@@ -194,12 +187,11 @@ def _fair(words: np.ndarray, n: int) -> np.ndarray:
 
 
 class SharedStreams(SecureStreams):
-    """Secure streams for several processes: all draw the same batches, and process 0 alone draws noise here.
+    """Secure streams for several processes: all draw the same batches, and only process 0 draws noise.
 
     Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256. The key is 256 bits from
     the operating system of process 0 plus the trial's number. It is sent to the other processes and never stored.
-    Normals and coins come from the operating system of process 0; other processes raise RuntimeError. What a process
-    draws for its own part of a sum (`processes.py`) comes from `SecureStreams` of its own.
+    Normals and coins come from the operating system of process 0; other processes raise RuntimeError.
     """
 
     def __init__(self, key: bytes, first: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.plugins import load_attribute, named, refusal_of_call
 from dpsgd_cli.engine.context import Context
@@ -154,7 +155,7 @@ class OneShot(Method):
 def create(context: Context) -> Method:
     """Return the method that the recipes name, ready for its first epoch.
 
-    Raises UsageError for several processes if the method does not support them.
+    Raises UsageError for several processes, or rows that stay on disk, if the method does not support them.
     """
     _refuse(context)
     made: Method = named(context.recipes[0].method.described.runs)(context)
@@ -178,6 +179,11 @@ def _refuse(context: Context) -> None:
     name = f"method {settings.kind}{', one record a step' if settings.batching == 'fixed' else ''}"
     if processes > 1:
         raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
+    if isinstance(context.table, StreamedTable):
+        raise UsageError(
+            f"{name} holds all rows in memory, and those of a npy file, or with data.on_disk, stay on disk; save"
+            " features and labels as one npz file, or leave data.on_disk out"
+        )
 
 
 def own(context: Context) -> Method:

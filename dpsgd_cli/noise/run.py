@@ -23,15 +23,14 @@ from torch import Tensor
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine import digits, discrete
 from dpsgd_cli.engine.precision import MOST_ROWS, excess
-from dpsgd_cli.engine.streams import SecureStreams, Streams
+from dpsgd_cli.engine.streams import Streams
 
 BLOCK_ELEMENTS = 1 << 19
 _TRIAL_BLOCK_ELEMENTS = 1 << 14
 # each block of a seeded trial is drawn as this many streams, which CPU cores fill in parallel; a GPU uses one
 _PARTS = {"cpu": 4}
-_AT_ONCE = {"cpu": 1 << 16}
-"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum; a device, which takes
-as many operations for few as for many, gets 2^22."""
+_AT_ONCE = 1 << 16
+"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum."""
 _LARGEST = 62
 """Rounded sums are clipped to +-2^62, which leaves room for noise in 64 bits. Clipping increases no distance."""
 
@@ -175,14 +174,12 @@ class NoiseSource:
     Guarantee: the draw of (trial, step) depends only on that trial's streams, the step and P, and no two (trial, step)
     pairs share a number. The block length is a function of P alone, so packs of any size agree. With seeded streams, a
     repeated step gives the same draw. With secure streams, steps must be drawn once each, in increasing order; a
-    repetition raises RuntimeError. `apart`: no trial has a seed, so several processes may draw noise, each for numbers
-    of its own.
+    repetition raises RuntimeError.
     """
 
     def __init__(self, streams: Sequence[Streams], size: int, device: torch.device, dtype: torch.dtype) -> None:
         self._streams = streams
         self.secure = is_secure(streams)
-        self.apart = not any(stream.reproducible for stream in streams)
         self._steps = max(1, min(64, BLOCK_ELEMENTS // max(1, size)))
         self._block: Tensor | None = None
         self._number = -1
@@ -227,29 +224,21 @@ class NoiseSource:
             self._number = number
         return self._block[:, offset]
 
-    def add(self, sums: Tensor, step: int, scale: Tensor, grid: Grid | None, own: slice | None = None) -> None:
-        """Add the noise of `step` to sums (R, P) by `add_noise`; large sums in pieces, whatever their size.
-
-        The pieces take 4 MiB on a CPU and about 150 MiB on a device. With `own`, only these numbers of the sums,
-        counted trial by trial, get noise, from this process's operating system (`processes.py`). Raises ValueError for
-        `own` with a seed.
-        """
-        if own is not None and not self.apart:
-            raise ValueError("noise with a seed is drawn by one process, as streams say")
-        if own is None and (self._steps > 1 or not self.secure):
+    def add(self, sums: Tensor, step: int, scale: Tensor, grid: Grid | None) -> None:
+        """Add the noise of `step` to sums (R, P) by `add_noise`; large sums in pieces, in 4 MiB whatever their size."""
+        if self._steps > 1 or not self.secure:
             add_noise(sums, self.draw(step), scale, grid)
             return
         self._begin(step)
-        (trials, size), at_once = sums.shape, _AT_ONCE.get(sums.device.type, 1 << 22)
-        room = torch.empty(min(at_once, size), dtype=torch.int64, device=sums.device)
-        every = scale.expand(trials, scale.shape[1])
-        for trial, stream in enumerate(self._streams if own is None else [SecureStreams()] * trials):
-            first, last = (0, size) if own is None else (own.start - trial * size, own.stop - trial * size)
-            for piece, start in enumerate(range(max(0, first), min(size, last), at_once)):
-                part = slice(start, min(start + at_once, last, size))
-                counter = step * -(-size // at_once) + piece
-                fresh = stream.normal("noise", counter, room[: part.stop - part.start])
-                add_noise(sums[trial, part], fresh, every[trial, part] if every.shape[1] > 1 else every[trial], grid)
+        room = torch.empty(_AT_ONCE, dtype=torch.int64, device=sums.device)
+        every = scale.expand(len(sums), scale.shape[1])
+        for trial, stream in enumerate(self._streams):
+            for piece, start in enumerate(range(0, sums.shape[1], _AT_ONCE)):
+                own = sums[trial, start : start + _AT_ONCE]
+                counter = step * -(-sums.shape[1] // _AT_ONCE) + piece
+                fresh = stream.normal("noise", counter, room[: len(own)])
+                wide = every[trial, start : start + _AT_ONCE] if every.shape[1] > 1 else every[trial]
+                add_noise(own, fresh, wide, grid)
 
 
 class TrialNoise:

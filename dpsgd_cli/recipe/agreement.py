@@ -35,7 +35,6 @@ def method_problems(recipe: Recipe) -> list[str]:
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
-    found += _on_disk(recipe)
     found += [
         *_weights(recipe),
         *_discovery(recipe),
@@ -504,21 +503,6 @@ def _model(recipe: Recipe) -> list[str]:
             " yourself)"
         ]
     return []
-
-
-def _on_disk(recipe: Recipe) -> list[str]:
-    """Refuse rows on disk where all of them are needed at once."""
-    method, kfac = recipe.method, recipe.kfac
-    if not recipe.data.stays_on_disk or recipe.data.unit is not None or recipe.data.features_file is not None:
-        return []
-    where, remedy = "data.on_disk" if recipe.data.on_disk else "data.path", "save features and labels as one npz file"
-    remedy = "leave on_disk out" if recipe.data.on_disk else remedy
-    what = ["folds hold"] * (recipe.folds is not None)
-    if not method.descriptor.distributable or method.batching == "fixed":
-        what.append(f"method {method.kind}{', one record a step,' * (method.batching == 'fixed')} holds")
-    elif recipe.inference_share is not None or kfac is not None:
-        what.append(f"method.{'inference' if kfac is None else 'preconditioner kfac'} holds")
-    return [f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}" for own in what]
 
 
 def _folds(recipe: Recipe) -> list[str]:

@@ -427,10 +427,11 @@ def _files(keys: Keys) -> tuple[int, ...]:
 
 
 def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and labels of all rows, training rows first; not for rows on disk, which folds do not take."""
+    """Return features and labels of all rows, training rows first. Raises UsageError for rows on disk."""
     held = (dataset.train_x, dataset.test_x, dataset.train_y, dataset.test_y)
     arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
-    assert len(arrays) == len(held)
+    if len(arrays) < len(held):
+        raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
     return np.concatenate(arrays[:2], axis=int(dataset.per_trial)), np.concatenate(arrays[2:])
 
 

@@ -120,7 +120,7 @@ def test_keys_in_a_file_are_those_in_memory_and_the_file_has_no_name(
 ) -> None:
     """Records are counted a range of hashes at a time; identical ones, of which there are many, in their order."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, number in (("_KEYS_AT_ONCE", 90), ("CODED_AT_ONCE", 64)):
+    for name, number in (("_KEYS_AT_ONCE", 90), ("_CODED_AT_ONCE", 64)):
         monkeypatch.setattr(on_disk, name, number)
     random = np.random.default_rng(0)
     x, y = random.integers(0, 12, (500, 2)).astype(np.float64), random.integers(0, 2, 500)

@@ -67,8 +67,7 @@ class Elsewhere(Tensor):
 class Rule:
     """Runs operations on the numbers inside, and raises where they mix sides or ask when they must not.
 
-    Counted are operations (`ran`, and `named` by name), questions (`waits`), the bytes that operations read and write
-    on the device (`touched`; views touch none), those that come from the host (`sent`) or go there (`fetched`).
+    Counted are operations (`ran`, and `named` by name) and questions (`waits`).
     """
 
     def __init__(self) -> None:
@@ -76,9 +75,6 @@ class Rule:
         self.ran = 0
         self.named: Counter[str] = Counter()
         self.waits = 0
-        self.touched = 0
-        self.sent = 0
-        self.fetched = 0
 
     @contextmanager
     def no_asking(self) -> Iterator[None]:
@@ -119,17 +115,12 @@ class Rule:
                 return x
             return inside[id(x)] if id(x) in inside else Elsewhere(x, self)
 
-        if func in _MOVES:
-            self.sent += _bytes([x for x in tensors if not isinstance(x, Elsewhere)])
-        if not any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns):
-            self.touched += _bytes([x.numbers for x in there]) + _bytes(tree_leaves(found))
         return tree_map(put, found)
 
     def _check(self, func: Any, args: Any, to: torch.device | None, here: list[Tensor]) -> None:
         if func in _MOVES:
             down = to is not None and to.type == "cpu" if func is aten._to_copy.default else args[0].device == HOST
             if down:
-                self.fetched += _bytes([x.numbers for x in tree_leaves(args) if isinstance(x, Elsewhere)])
                 self.asked(f"{func} to the host")
             return
         if func in _INDEXED:
@@ -142,10 +133,6 @@ class Rule:
         for x in here:
             if x.dim() or torch.Tag.pointwise not in func.tags:
                 raise RuntimeError(f"tensors on cuda:0 and cpu meet in {func}")
-
-
-def _bytes(found: list[Any]) -> int:
-    return sum(x.numel() * x.element_size() for x in found if isinstance(x, Tensor))
 
 
 class _Operations(TorchDispatchMode):
@@ -180,7 +167,7 @@ class _Calls(TorchFunctionMode):
 def _listed(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_listed(one) for one in index)
-    return torch.tensor(index, dtype=None if index else torch.long) if isinstance(index, list) else index
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 def _told(device: torch.device) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpsgd_cli.clipping import run as clipping
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine import digits
-from dpsgd_cli.engine.chacha import ChaCha
-from dpsgd_cli.engine.independence import check_examples_stay_apart, check_first, check_size, stand_in_rows
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.streams import WORTH_A_KEYSTREAM, SecureStreams
-from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import Of, weighted_output
 from tests.engine.elsewhere import installed
 
@@ -143,60 +137,3 @@ def test_a_large_pass_is_asked_once_instead_of_copied(name: str, bad: bool, monk
     padding = name == "tokens"
     assert copies[1 << 24] > 5
     assert bad or copies[0] <= 2 * padding
-
-
-def test_a_large_draw_of_noise_is_made_on_its_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many operations for four times as many numbers, whose digits are those of the same keys on a CPU.
-
-    A tenth of a byte for each number comes from the host, which would send 8; operations read and write 2.5 KB.
-    """
-    monkeypatch.setattr(os, "urandom", lambda size: bytes(range(size)))
-    counted = []
-    for size in (WORTH_A_KEYSTREAM, 4 * WORTH_A_KEYSTREAM):
-        wanted = torch.empty(size, dtype=torch.int64)
-        digits.fill(wanted, digits.fresh(), ChaCha(CPU))
-        with installed(monkeypatch) as rule:
-            room = torch.empty(size, dtype=torch.int64, device="cuda")
-            digits._cells(room.device)
-            begun = rule.ran, rule.sent, rule.touched
-            with rule.no_asking():
-                SecureStreams().normal("noise", 0, room)
-            counted.append(rule.ran - begun[0])
-            sent, touched = (rule.sent - begun[1]) / size, (rule.touched - begun[2]) / size
-        assert torch.equal(room.cpu(), wanted)
-    assert counted[0] == counted[1] < 530
-    assert sent < 0.1 and touched < 2560
-
-
-def test_a_small_draw_of_noise_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with installed(monkeypatch) as rule, rule.no_asking():
-        room = torch.empty(WORTH_A_KEYSTREAM - 1, dtype=torch.int64, device="cuda")
-        rule.named.clear()
-        SecureStreams().normal("noise", 0, room)
-        named, sent = dict(rule.named), rule.sent
-    assert named == {"copy_": 1} and sent == 8 * (WORTH_A_KEYSTREAM - 1)
-
-
-@pytest.mark.parametrize("trusted", [False, True], ids=["own code", "built in"])
-def test_the_check_of_a_model_stays_on_its_device(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No activation, gradient or weight goes to the host: only answers, at most one for each comparison of tensors.
-
-    A model that mixes examples is refused there as on the host.
-    """
-
-    def mixed() -> nn.Module:
-        return Of(lambda m, x: m.last((x - x.mean(0)).tanh()), last=nn.Linear(6, 3))
-
-    with installed(monkeypatch) as rule:
-        build = (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))) if trusted else own_code
-        pack = made(build, 1, GPU, trusted)
-        rows = stand_in_rows((6,), torch.zeros(1, device="cuda"))
-        rule.fetched = rule.ran = rule.waits = 0
-        check_first(pack, rows)
-        check_examples_stay_apart(pack, rows)
-        check_size(pack, rows, 8)
-        fetched, asked = rule.fetched, rule.waits / rule.ran
-        with pytest.raises(ModelError, match="mixes examples"):
-            check_first(made(mixed, 1, GPU, False), rows)
-    assert fetched == 0
-    assert asked < 0.1

@@ -6,12 +6,9 @@ import csv
 import json
 import math
 import os
-import pickle
 import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +21,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from dpsgd_cli.batching.run import FullSampler, Sampler, part_of
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine import models, processes
-from dpsgd_cli.engine.layers.linear import Linear
-from dpsgd_cli.engine.losses import cross_entropy
-from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.processes import Reduction, Team, started_by_a_launcher
-from dpsgd_cli.engine.settings import MlpModel
-from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, SharedStreams
+from dpsgd_cli.engine.processes import Team, started_by_a_launcher
+from dpsgd_cli.engine.streams import SharedStreams
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.noise.correlation import CorrelatedStepNoise
-from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
@@ -43,7 +32,6 @@ from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe, recipe_writer
 
 ROOT = Path(__file__).parents[2]
-SIZE = 4001
 ALONE = {
     "single": "method dp-sgd, one record a step trains in one process, not in 2",
     "shuffle-validation": "privacy.schedule validation looks at records between epochs",
@@ -179,8 +167,8 @@ def test_secure_processes_draw_the_same_batches(together: Together) -> None:
     assert first[3] != first[4]
 
 
-def test_a_run_without_a_seed_ends_well_on_all(together: Together) -> None:
-    """Process 1 draws noise for its own numbers only: `SharedStreams.normal` raises there."""
+def test_a_step_draws_noise_on_process_0_only(together: Together) -> None:
+    """Without a seed, where any other process must not (`SharedStreams.normal` raises)."""
     assert [found["outcomes"]["secure"] for found in together.found] == ["", ""]
 
 
@@ -263,189 +251,6 @@ def test_other_commands_refuse_to_run_in_several_processes(
         loop.run(resolve_auto(loaded), loop.Options())
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert not started_by_a_launcher()
-
-
-def forked(size: int, folder: Path, work: Callable[[Team], Any]) -> list[Any]:
-    """What `work` gives in each of `size` processes, which are forked from this one and find each other in a file."""
-    distributed: Any = torch.distributed
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-                store = distributed.FileStore(str(folder / "store"), size)
-                distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
-                found = work(Team(rank, size, distributed.PrefixStore("dpsgd", store)))
-                (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
-                distributed.barrier()
-                code = 0
-            finally:
-                if code:
-                    traceback.print_exc()
-                os._exit(code)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
-
-
-def released(team: Team, planted: str) -> tuple[np.ndarray, int]:
-    """Two trials' sums of ones on each process, as a step releases them without a seed, and the digits drawn here."""
-    drawn: list[int] = []
-    as_it_is = SecureStreams.normal
-
-    def normal(self: SecureStreams, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-        drawn.append(out.numel())
-        return as_it_is(self, purpose, counter, out)
-
-    pytest.MonkeyPatch().setattr(SecureStreams, "normal", normal)
-    streams = team.streams([SecureStreams(), SecureStreams()])
-    noise, sums = NoiseSource(streams, SIZE, torch.device("cpu"), torch.float64), torch.ones(2, SIZE).double()
-    adding = Reduction(team, sums, [[slice(100, SIZE)], [slice(0, 60)], [slice(60, 100)]], planted != "all")
-    adding.made(0)
-    adding.finish()
-    grid, own = Grid.of(2 * SIZE, team.size, [1.0]), team.part(2 * SIZE)
-    if planted == "all":
-        torch.distributed.broadcast(sums, src=0)
-        own = slice(0, 2 * SIZE)
-    if planted != "none" or team.rank:
-        noise.add(sums, 0, torch.ones(2, 1), grid, own)
-    if planted == "all":
-        torch.distributed.all_reduce(sums)
-        sums.sub_(team.size * (team.size - 1))
-    else:
-        team.share(sums, apart=True)
-    return sums.numpy().ravel(), sum(drawn)
-
-
-def is_noised_once(sums: np.ndarray, size: int) -> bool:
-    """Mean `size` and deviation 1 of each process's slice, to 5.5 standard errors: false once in 4 million."""
-    parts = [sums[Team(rank, size).part(len(sums))] for rank in range(size)]
-    return all(
-        abs(part.mean() - size) < 5.5 / math.sqrt(len(part)) and abs(part.std() - 1) < 5.5 / math.sqrt(2 * len(part))
-        for part in parts
-    )
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_each_process_draws_the_noise_of_its_own_numbers(size: int, tmp_path: Path, monkeypatch: Any) -> None:
-    """Every number once, in several buckets; noise of all processes on all numbers, and none on a slice, are found."""
-    monkeypatch.setattr(processes, "BUCKET", 100)
-
-    def work(team: Team) -> list[tuple[np.ndarray, int]]:
-        return [released(team, planted) for planted in ("", "all", "none")]
-
-    found = forked(size, tmp_path, work)
-    right = [one[0] for one in found]
-    assert all(np.array_equal(own[0], right[0][0]) for own in right)
-    assert [own[1] for own in right] == [len(range(2 * SIZE)[Team(rank, size).part(2 * SIZE)]) for rank in range(size)]
-    assert len(set(right[0][0] % 1)) > 2 * SIZE - 5, "no two numbers have the same noise"
-    assert [is_noised_once(one[0], size) for one in found[0]] == [True, False, False]
-
-
-@pytest.mark.parametrize("seed", [0, None], ids=["seed", "no seed"])
-def test_three_processes_train_what_one_trains(
-    seed: int | None, write_recipe: WriteRecipe, train: Train, tmp_path: Path
-) -> None:
-    """The same weights with a seed; without one, the same on all, and about as far from those of no noise."""
-    path = write_recipe(epochs=1, repeats=2, seed=seed, save_model=True, runtime={"micro_batch": 2, "device": "cpu"})
-    drawn: list[int] = []
-    as_it_is = NoiseSource.add
-
-    def add(self: NoiseSource, sums: torch.Tensor, step: int, *more: Any) -> None:
-        before = sums.clone()
-        as_it_is(self, sums, step, *more)
-        drawn.append(int((sums != before).sum()))
-
-    def work(team: Team) -> tuple[list[int], int]:
-        pytest.MonkeyPatch().setattr(NoiseSource, "add", add)
-        loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(tmp_path / "three", team=team))
-        return drawn, 0
-
-    found = [own[0] for own in forked(3, tmp_path, work)]
-    alone = train(path, out=tmp_path / "alone")
-    ours, theirs = (
-        load_file(next((tmp_path / name).glob("tiny-*")) / "model.safetensors") for name in ("three", "alone")
-    )
-    numbers = sum(values.size for values in theirs.values())
-    for step in zip(*found, strict=True) if seed is None else zip(found[0], strict=True):
-        assert sum(step) == numbers, "every number of both trials gets noise once"
-    if seed is None:
-        assert all(abs(own[0] - numbers / 3) <= 1 for own in found)
-        return
-    assert found[1:] == [[], []]
-    for name, values in theirs.items():
-        np.testing.assert_allclose(ours[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
-    assert (alone / "ledger.jsonl").exists()
-
-
-def test_correlated_noise_is_drawn_by_process_0(write_recipe: WriteRecipe, tmp_path: Path) -> None:
-    """Without a seed: its past is kept there. `NoiseSource.add`, which draws for a part of the numbers, is not used."""
-    path, calls, as_it_is = write_recipe(**WAYS["poisson-banded"] | {"seed": None}), [], CorrelatedStepNoise.add
-
-    def add(self: CorrelatedStepNoise, *given: Any) -> None:
-        calls.append("process 0's")
-        as_it_is(self, *given)
-
-    def work(team: Team) -> list[str]:
-        pytest.MonkeyPatch().setattr(CorrelatedStepNoise, "add", add)
-        pytest.MonkeyPatch().setattr(NoiseSource, "add", lambda *_: calls.append("a part's"))
-        loop.run(resolve_auto(load_recipe(str(path), ())), loop.Options(tmp_path / "two", team=team))
-        return sorted(set(calls))
-
-    assert forked(2, tmp_path, work) == [["process 0's"], []]
-
-
-def test_sums_of_a_layer_are_sent_before_those_of_later_layers_are_made(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(processes, "BUCKET", 1)
-    said: list[str] = []
-    reduce, add = torch.distributed.reduce, Linear.add_clipped_sums
-
-    def sent(part: torch.Tensor, **how: Any) -> Any:
-        said.append(f"sent {part.numel()}")
-        return reduce(part, **how)
-
-    def made(layer: Linear, factors: torch.Tensor) -> None:
-        said.append("made")
-        add(layer, factors)
-
-    def work(team: Team) -> tuple[list[str], np.ndarray]:
-        pytest.MonkeyPatch().setattr(torch.distributed, "reduce", sent)
-        pytest.MonkeyPatch().setattr(Linear, "add_clipped_sums", made)
-        pack = Pack(lambda: models.mlp(MlpModel(hidden=[4]), (3,), 2), [0], Placement(torch.device("cpu")), True)
-        adding = Reduction(team, pack.sums, pack.columns, False)
-        rows = torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long), None
-        clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
-        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
-        alone = pack.sums.clone()
-        pack.sums.zero_()
-        said.clear()
-        pack.on_sum = adding.made
-        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
-        adding.finish()
-        return said, (pack.sums / alone).numpy()
-
-    (order, ratio), (other, _) = forked(2, tmp_path, work)
-    assert order == other == ["made", "sent 16", "made", "sent 10"]
-    assert np.nanmax(abs(ratio - 2)) < 1e-9, "sums of equal rows are twice those of one process"
-
-
-def test_noise_with_a_seed_is_no_matter_of_several_processes() -> None:
-    noise = NoiseSource([SeededStreams(0), SecureStreams()], 5, torch.device("cpu"), torch.float64)
-    with pytest.raises(ValueError, match="drawn by one process"):
-        noise.add(torch.ones(2, 5).double(), 0, torch.ones(2, 1), Grid.of(10, 2, [1.0]), slice(0, 3))
-
-
-@given(st.integers(1, 5), st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_every_number_has_one_owner(size: int, start: int, length: int, apart: bool) -> None:
-    pieces = Team(0, size).owned(start, start + length, start + length + 3, apart)
-    owners = [owner for owner, part in pieces for _ in range(part.start, part.stop)]
-    parts = [Team(rank, size).part(start + length + 3) for rank in range(size)]
-    every = range(start, start + length)
-    wanted = [rank for rank, part in enumerate(parts) for at in every if part.start <= at < part.stop]
-    assert owners == (wanted if apart else [0] * length)
-    assert [at for _, part in pieces for at in range(part.start, part.stop)] == list(range(start, start + length))
 
 
 class Fixed(Sampler):

@@ -175,7 +175,7 @@ def test_sums_whose_rounding_is_not_covered_are_made_of_features() -> None:
     def covered(rows: int, codes: int) -> bool:
         column = CodedColumn(np.zeros(0, int), np.zeros((codes, 0)), len)  # type: ignore[arg-type]
         rows_of = CodedRows([column], np.ones(1), np.broadcast_to(np.uint16(0), (rows, 1)))
-        table = CodedTable(torch.empty(0), torch.empty(0), False, coded=rows_of, labels=np.empty(0))
+        table = CodedTable(torch.empty(0), torch.empty(0), False, coded=rows_of, labels=None)
         settings = SimpleNamespace(**vars(recipe), model=layer)
         return coded_sums.fits(SimpleNamespace(table=table, recipes=[settings], pack=pack))  # type: ignore[arg-type]
 
@@ -199,12 +199,3 @@ def test_large_tables_get_a_grid(
     monkeypatch.setattr(auto_settings, "MOST_DENSE", 1000)
     monkeypatch.setattr(auto_settings, "PRODUCTS_FROM", 1e9)
     assert grid() == 2048
-
-
-@pytest.mark.parametrize(("most", "size"), [(255, 1), (256, 8)])
-def test_labels_keep_their_values(monkeypatch: pytest.MonkeyPatch, most: int, size: int) -> None:
-    monkeypatch.setattr(coded_table, "CODED_AT_ONCE", 100)
-    labels = np.arange(most + 1)[::-1]
-    kept = coded_table._small(labels)
-    assert np.array_equal(kept, labels) and kept.dtype.itemsize == size
-    assert coded_table._small(labels.astype(np.float32)).dtype == np.float32

@@ -147,11 +147,7 @@ class Normalised(Affine):
         a, d, (mean, inverse) = self.inputs[call], self.gradients[call], self.moments[call]
         assert d is not None
         exact = self.session.exact
-        if a.dtype == exact and a.is_cpu:
-            # in one pass over the input, as in the forward pass
-            normal = torch.native_layer_norm(a, self.shape, None, None, self.least)[0]
-        else:
-            normal = (a.to(exact) - mean.to(exact)).mul_(inverse.to(exact))
+        normal = (a.to(exact) - mean.to(exact)).mul_(inverse.to(exact))
         return list(zip(self.by_copy(normal), self.by_copy(d.to(exact)), strict=True))
 
     def zero_nonfinite(self, bad: Tensor) -> None:

@@ -570,7 +570,7 @@ class _Recorded(torch.autograd.Function):
         # return a separate tensor with the same storage
         if layer.session.tracing:
             return y.clone()  # a compiler removes the copy
-        own = y.new_empty(0)
+        own = torch.empty(0, dtype=y.dtype, device=y.device)
         return own.set_(y) if y._is_view() else y  # type: ignore[call-overload]
 
     @staticmethod

@@ -48,18 +48,13 @@ class Embedding(Layer):
         raise ModelError("the input of an Embedding must be integers that no layer computed")
 
     def _flat(self) -> tuple[Tensor, Tensor]:
-        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), which count at padding tokens, too."""
+        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), zero at padding tokens."""
         trials, rows = self.session.trials, self.session.rows
         tokens, gradients = [], []
         for a, d in self.recorded():
             tokens.append(a.reshape(a.shape[0], rows, a.shape[2:].numel()).expand(trials, -1, -1))
             gradients.append(d.reshape(trials, rows, a.shape[2:].numel(), self.width))
         token, gradient = (one[0] if len(one) == 1 else torch.cat(one, 2) for one in (tokens, gradients))
-        return token, gradient
-
-    def _without_padding(self) -> tuple[Tensor, Tensor]:
-        """Return `_flat` with gradients that are zero at padding tokens, whose row of the table does not change."""
-        token, gradient = self._flat()
         if self.padding is not None:
             gradient = gradient.masked_fill((token == self.padding).unsqueeze(-1), 0.0)
         return token, gradient
@@ -67,17 +62,14 @@ class Embedding(Layer):
     def square_norms(self) -> Tensor:
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        if self.padding is not None:
-            # not of masked gradients: tables that are added up share the products of theirs
-            same &= (tokens != self.padding).unsqueeze(-1)
         return gram_squares(same.to(d.dtype), self.session.grams.of(d), self.width)
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        tokens, d = self._without_padding()
+        tokens, d = self._flat()
         return [Outer(tokens, d, self.height)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        tokens, d = self._without_padding()
+        tokens, d = self._flat()
         scaled = d * factors[..., None, None]
         if not self.one_by_one(d):
             total = self.sums["weight"]

@@ -40,7 +40,6 @@ from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data import synthetic
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.processes import Reduction
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -52,7 +51,7 @@ from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
 from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
-from dpsgd_cli.noise.correlation import StepNoise, step_noise
+from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource, gaussian
 from dpsgd_cli.preconditioning.kronecker import KroneckerFactors
 from dpsgd_cli.preconditioning.run import Preconditioning
@@ -93,8 +92,6 @@ class GradientMethod(Method):
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.average, context.pack.values, [self.steps * n for n in self.lengths])
         self.dropout_keys = [stream.integer("dropout") for stream in context.lasting]
-        self.noise_apart = False
-        self.reduction = Reduction(context.team, context.pack.sums, context.pack.columns, False)
         self.sum_clipped: SumClipped = sum_clipped
         if context.recipes[0].runtime.compile:
             from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
@@ -109,8 +106,7 @@ class GradientMethod(Method):
     def privatise(self, epoch: int, step: int) -> None:
         """Add noise to `pack.sums` in place, so that they may be released.
 
-        Only one process calls it, with the sums of all processes; if `noise_apart`, all call it, and each has the sums
-        of all processes in its part of the numbers only.
+        Only one process calls it, with the sums of all processes.
         """
 
     def learning_rates(self, epoch: float) -> list[float]:
@@ -180,16 +176,14 @@ class GradientMethod(Method):
         self.begin()
         self.add_sums(epoch, step, seen)
         released = [pack.sums] if self.side_statistics is None else [pack.sums, self.side_statistics]
-        self.reduction.finish()
-        for sums in released[1:]:
+        for sums in released:
             team.add_up(sums)
         exact = None if self.context.watcher is None else [sums.clone() for sums in released]
-        if team.first or self.noise_apart:
+        if team.first:
             self.privatise(epoch, step)
-        for sums in released[1:]:
+        for sums in released:
             team.share(sums)
         gradient = pack.sums.div_(self.divisor).to(pack.values.dtype)
-        team.share(gradient, self.noise_apart)
         if exact is not None:
             self.show(epoch, step, exact, gradient)
         self.follow()
@@ -234,21 +228,8 @@ class GradientMethod(Method):
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
         del epoch
-        pack, pieces = self.context.pack, self.pieces(step)
-        if self.context.team.size > 1 and self.sum_clipped is sum_clipped:
-            pieces = self._last_told(pieces)
-        for examples in pieces:
-            add_clipped_sums(pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
-
-    def _last_told(self, pieces: Iterator[Examples]) -> Iterator[Examples]:
-        """Yield pieces; after the last one, sums are whole, so each layer's is sent while later ones are made."""
-        examples = next(pieces, None)
-        while examples is not None:
-            following = next(pieces, None)
-            self.context.pack.on_sum = self.reduction.made if following is None else None
-            yield examples
-            self.context.pack.on_sum = None
-            examples = following
+        for examples in self.pieces(step):
+            add_clipped_sums(self.context.pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         """Return the step's batch as the model's input, in pieces that fit in memory."""
@@ -307,9 +288,6 @@ class DpSgd(GradientMethod):
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
         shapes = [None if plan.correlated is None else plan.correlated.strategy for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
-        if context.team.size > 1 and type(self).privatise is DpSgd.privatise and context.watcher is None:
-            self.noise_apart = self.noise.apart and type(self.step_noise) is StepNoise
-            self.reduction = Reduction(context.team, pack.sums, pack.columns, self.noise_apart)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
         self.preconditioning = None
@@ -461,13 +439,8 @@ class DpSgd(GradientMethod):
         if self._scale is None or self._scale[0] != epoch:
             self._scale = (epoch, self._noise_scale(epoch), self._grid(epoch) if self.noise.secure else None)
         unit, (_, scale, grid) = self.bounds.unit, self._scale
-        sums, team, scale = self.context.pack.sums, self.context.team, scale if unit is None else scale * unit
-        if self.noise_apart:
-            self.noise.add(sums, step, scale, grid, team.part(sums.numel()))
-        else:
-            self.step_noise.add(sums, step, self.noise, scale, grid)
-        if team.first:
-            self.bounds.privatise(step, self.moves, grid)
+        self.step_noise.add(self.context.pack.sums, step, self.noise, scale if unit is None else scale * unit, grid)
+        self.bounds.privatise(step, self.moves, grid)
 
     def variance(self, epoch: int) -> Tensor | None:
         if self.bounds.unit is not None or any(plan.correlated is not None for plan in self.plans):
