@@ -190,12 +190,17 @@ def _numeric(kind: int, z: np.ndarray, random: np.random.Generator) -> tuple[np.
     return 1 / (1 + np.exp(-z)), [0, 1]
 
 
-def write_photographs(folder: Path) -> Path:
-    """`frontier/cifar10` on 30,000 of its training records, with 10,000 others for testing."""
+def photographs() -> tuple[np.ndarray, np.ndarray]:
+    """The 40,000 training photographs of CIFAR-10 that do not judge in `results/frontier/`, and their classes."""
     held_out = f"data.validation={{records: {HELD}, public: true}}"
     loaded = load_recipe("frontier/cifar10", [held_out, "data.features=null", "data.preprocess=null"])
     held = data.prepare(loaded.recipe.data, loaded.base, 0, _noiseless, "add-remove")
-    x, y = np.asarray(held.train_x), np.asarray(held.train_y)
+    return np.asarray(held.train_x), np.asarray(held.train_y)
+
+
+def write_photographs(folder: Path) -> Path:
+    """`frontier/cifar10` on 30,000 of its training records, with 10,000 others for testing."""
+    x, y = photographs()
     np.savez(folder / "own.npz", x=x[:-HELD], y=y[:-HELD], x_test=x[-HELD:], y_test=y[-HELD:])
     recipe = yaml.safe_load(find_recipe("frontier/cifar10").read_text())
     del recipe["data"]["name"]

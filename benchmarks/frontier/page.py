@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
+from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
 from benchmarks.pages.drawing import errorbars, over_epsilon
 from benchmarks.pages.rows import MISSING, Rows, markdown, percent
@@ -178,6 +180,8 @@ def said(rows: Rows) -> Mapping[str, str]:
     told = {case.name.replace(" ", "_"): percent(rows.summary(case.table, case.name)) for case in AT_YU}
     told |= {"share": f"{MOMENTS.share:g}"}
     boards = {f"board_{data}": _board(rows, data) for data in BOARD}
+    attempts = pd.read_csv(RESULTS / "frontier" / "attempts.csv", dtype=str, keep_default_na=False)
+    boards["attempts"] = markdown(tuple(attempts.columns), attempts.to_numpy().tolist())
     return tables | told | boards | {"gaps": _gaps(rows)}
 
 
