@@ -62,7 +62,7 @@ def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: p
     pack = Pack(lambda: nn.Linear(10, 2), [0, 1], Placement(torch.device("cpu")))
     x = torch.zeros(4, 10)
     whole = rows_that_fit(pack, x)
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert rows_that_fit(pack, x) == 64 * 4096 // 16 // (2 * elements_per_row(pack, x)) < whole
 
 
