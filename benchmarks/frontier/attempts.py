@@ -190,7 +190,13 @@ def main() -> None:
     asked: list[tuple[str, list[str], tuple[float, ...]]] = [(f"{name} alone", [name], ()) for name in VARIANTS]
     asked += [(f"{name} and formulae", [name, *present[4:]], ()) for name in VARIANTS[:2]]
     found = []
-    for name, parts, noises in [*asked, ("those of the page", present, (1.0, 0.0))]:
+    joined = {
+        "those of the page": present,
+        "soft-floor for 2,048 patches": ["soft-floor", *present[1:]],
+        "those of the page and soft-floor": ["soft-floor", *present],
+        "soft-floor and formulae": ["soft-floor", *present[4:]],
+    }
+    for name, parts, noises in [*asked, *((name, parts, (1.0, 0.0)) for name, parts in joined.items())]:
         found.append([name, *compare(parts, folder, classes, noises)])
         print(*found[-1], sep=" | ", flush=True)
         told = [[one[0], *(f"{value:.2f}" for value in one[1:]), *[""] * (len(COLUMNS) - len(one))] for one in found]

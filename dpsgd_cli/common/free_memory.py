@@ -28,7 +28,9 @@ def free_memory() -> int:
         found.append(int(available[1]) * 1024)  # type: ignore[index]
     with suppress(OSError, ValueError):
         most, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(0, most - used))
+        # as above, copies of files count as free
+        files = re.findall(r"^(?:in)?active_file (\d+)$", (_GROUP / "memory.stat").read_text(), re.MULTILINE)
+        found.append(max(0, most - used + sum(map(int, files))))
     return min(found)
 
 

@@ -47,13 +47,13 @@ def read_through(path: Path, look: Look | None = None) -> str:
 def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `read` finds in the file, as JSON values; it is called again only if the file has changed.
 
-    `question` names what is asked. A file counts as unchanged while its path, size, inode and modification time (to the
-    nanosecond) are the same. Answers about files of 64 MiB and more are kept in the user's cache folder. Answers about
-    a file that was written within the last two seconds are not kept at all, since another write could leave the same
-    modification time.
+    `question` names what is asked. A file counts as unchanged while its path, size, inode and times of modification and
+    of change (to the nanosecond) are the same. Answers about files of 64 MiB and more are kept in the user's cache
+    folder. Answers about a file that was written within the last two seconds, or while it was read, are not kept at
+    all, since another write could leave the same modification time.
     """
     status = path.stat()
-    state = (str(path.resolve()), question, status.st_size, status.st_mtime_ns, status.st_ino)
+    state = (str(path.resolve()), question, *_kept_facts(status))
     if time.time_ns() - status.st_mtime_ns < _SETTLED_NS:
         return read()
     if state not in _answers:
@@ -61,10 +61,16 @@ def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict
         answer = None if place is None else _load(place)
         if answer is None:
             answer = read()
+            if _kept_facts(path.stat()) != _kept_facts(status):
+                return answer  # of a file that was written meanwhile
             if place is not None:
                 _keep(place, answer)
         _answers[state] = answer
     return _answers[state]
+
+
+def _kept_facts(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _place(state: tuple[object, ...]) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.data import table
+from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Parts = Callable[[], "Iterator[pd.DataFrame]"]
 ROWS_AT_ONCE = 100_000
-VERSION = 1
+VERSION = 2
 _HEADER_BYTES = 128
 
 
@@ -81,7 +81,7 @@ def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: 
     place = cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
     kept = place.with_suffix(".x.npy"), place.with_suffix(".y.npy")
     if not all(one.is_file() for one in kept):
-        _convert(parts, data, layout, path, kept)
+        _convert(parts, data, layout, path, kept, hashes)
     x, y = (Stored(one) for one in kept)
     whole = Selection(len(x))
     classes = None if data.task == "regression" else tuple(data.classes or ())
@@ -90,8 +90,13 @@ def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: 
     return RawDataset(path.name, part, None, layout, classes, said, (), hashes)
 
 
-def _convert(parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[Path, Path]) -> None:
-    """Write the features (N, D), float64, and the labels (N,) of all parts. Complete files or none are left."""
+def _convert(
+    parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[Path, Path], hashes: dict[str, str]
+) -> None:
+    """Write the features (N, D), float64, and the labels (N,) of all parts. Complete files or none are left.
+
+    Raises DataError if the file is no longer the one that `hashes` name.
+    """
     kept[0].parent.mkdir(parents=True, exist_ok=True)
     drafts = [one.with_name(f".{secrets.token_hex(8)}.npy") for one in kept]
     columns, written = layout.columns or (), data.format or PLAIN
@@ -113,6 +118,8 @@ def _convert(parts: Parts, data: Data, layout: Layout, path: Path, kept: tuple[P
                 stream.write(_header(shape, of))
         if problems := within.problems(path.name):
             raise DataError("\n".join(problems))
+        if fingerprint.sha256(path) not in hashes.values():
+            raise DataError(f"{path} was changed while it was read; start again once nothing writes to it")
         for draft, one in zip(drafts, kept, strict=True):
             os.replace(draft, one)
     finally:

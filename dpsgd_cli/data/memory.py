@@ -51,7 +51,7 @@ def table_of(records: Any) -> pd.DataFrame | None:
         try:
             import pyarrow
 
-            records = pyarrow.table(records).to_pandas()
+            records = frame_of(pyarrow.table(records))
         except ImportError:
             raise DataError("an Arrow table needs pyarrow: pip install 'dpsgd[parquet]'") from None
         except (ValueError, TypeError, NotImplementedError) as error:
@@ -63,6 +63,25 @@ def table_of(records: Any) -> pd.DataFrame | None:
     if not isinstance(records.columns, pd.Index) or records.columns.nlevels > 1:
         raise DataError("the columns have names of several levels; give each one name")
     return named
+
+
+def frame_of(arrow: Any, **how: Any) -> pd.DataFrame:
+    """Return an Arrow table, or a batch of one, as a data frame whose integers stay integers beside cells without one.
+
+    pandas would make all integers of a column float64 if one cell has none. From 2^53 on they would be rounded, so one
+    record would change the texts, hashes and categories of others. `how` goes to `to_pandas`.
+    """
+    import pandas as pd
+    import pyarrow
+
+    whole = [column.null_count for column in arrow.columns if pyarrow.types.is_integer(column.type)]
+    kinds = {
+        getattr(pyarrow, f"{sign}int{bits}")(): getattr(pd, f"{sign.upper()}Int{bits}Dtype")()
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    }
+    found: pd.DataFrame = arrow.to_pandas(types_mapper=kinds.get if any(whole) else None, **how)
+    return found
 
 
 def labels_of(labels: Any) -> np.ndarray | None:

@@ -156,10 +156,10 @@ def _csv_parts(
 
     written, names = head_of(path, written)
     with _as_data_errors(path), _unpacked(path) as stream:
-        for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING, only)):
+        for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING)):
             if frame.empty:
                 return
-            yield _with_categories(frame, text_columns)
+            yield _with_categories(_some(frame, only), text_columns)
 
 
 def _parquet_parts(
@@ -175,7 +175,7 @@ def _parquet_parts(
         for group in range(file.num_row_groups):
             # a reader of several groups keeps the bytes of all that it has read
             for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                frame = batch.to_pandas().rename(columns=str)
+                frame = memory.frame_of(batch).rename(columns=str)
                 frame.index = pd.RangeIndex(done, done + len(frame))
                 done += len(frame)
                 yield _with_categories(frame, _texts_in(schema, text_columns))
@@ -245,8 +245,13 @@ def parse_csv(
         header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
         written = written.changed(separator=separator_of(written, header))
     with _as_data_errors(path), _unpacked(content) as stream:
-        frame = pd.read_csv(stream, **_options(written, names, text_columns, blanks, only))
-    return _with_categories(frame, text_columns)
+        frame = pd.read_csv(stream, **_options(written, names, text_columns, blanks))
+    return _with_categories(_some(frame, only), text_columns)
+
+
+def _some(frame: pd.DataFrame, only: Set[str] | Sequence[str] | None) -> pd.DataFrame:
+    """Return the columns `only` of a table. A reader that is told of them does not count the fields of a line."""
+    return frame if only is None else frame[[name for name in frame.columns if name in only]]
 
 
 def _options(
@@ -254,10 +259,13 @@ def _options(
     names: Sequence[str],
     text: Set[str],
     blanks: Sequence[str],
-    only: Set[str] | Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return how pandas reads a CSV file that is `written` so, with the columns `text` as text."""
-    return {
+    import pandas as pd
+
+    # before version 3, pandas rounds the last digits of numbers, but not of those that `numbers_in` reads
+    exact = {"float_precision": "round_trip"} if int(pd.__version__.split(".")[0]) < 3 else {}
+    return exact | {
         "sep": written.separator,
         "encoding": written.encoding,
         "decimal": written.decimal,
@@ -265,7 +273,6 @@ def _options(
         "skiprows": written.skip,
         "header": 0 if written.header else None,
         "names": list(names),
-        "usecols": None if only is None else [name for name in names if name in only],
         "skipinitialspace": written.trim,
         "index_col": False,
         "keep_default_na": False,
@@ -296,12 +303,12 @@ class _Token(str):
 def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     """Read a table with one JSON object per line; an absent or null key is a missing value.
 
+    Columns of text keep each cell as it is: of integers and a gap, pandas would make floats (`memory.frame_of`).
     Numbers under the key `owner` are kept as the text that was written. pandas would convert all of them to floats if
     one is, and different integers from 2^53 on would become equal.
     """
     import pandas as pd
 
-    del text_columns
     rows, owners = [], []
     with _as_data_errors(path), _open_text(path, written.encoding) as lines:
         for number, line in enumerate(lines, 1):
@@ -318,6 +325,8 @@ def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], o
     if frame.empty or nested:
         what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
         raise DataError(f"{path}: {what}")
+    for name in text_columns & {*frame.columns}:
+        frame[name] = pd.Series([row.get(name) for row in rows], dtype=object, index=frame.index)
     if owner in frame.columns:
         frame[owner] = pd.Series(owners, dtype=object, index=frame.index)
     return frame.rename(columns=str)
@@ -492,7 +501,9 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
 
             texts = sorted(_texts_in(schema, text_columns))
             # each column is handed over without a copy, or its own is freed at once
-            frame = read_arrow(path, read_dictionary=texts).to_pandas(split_blocks=True, self_destruct=True)
+            arrow = read_arrow(path, read_dictionary=texts)
+            frame = memory.frame_of(arrow, split_blocks=True, self_destruct=True)
+            del arrow
     _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
