@@ -393,6 +393,42 @@ def check(device: torch.device, tiny: bool) -> None:
         print(f"| {place} | {found.seconds:.2f} | {len(found.tried)} | {len(found.left)} |")
 
 
+def steps(device: torch.device, tiny: bool, rounds: int) -> None:
+    """Steps of small networks and of a wide one, in every mode."""
+    print("| step | mode | ms | examples a second | over plain | peak MiB | over plain | over the floor |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    small, wide = tasks(device, tiny)
+    side = 64 if tiny else 8192
+    for task in small:
+        modes: dict[str, Callable[[], Step]] = {
+            "plain float32": lambda task=task: plain(task),  # type: ignore[misc]
+            "dpsgd float32": lambda task=task: private(task),  # type: ignore[misc]
+            "dpsgd float32, compiled": lambda task=task: private(task, compiles=True),  # type: ignore[misc]
+            "opacus ghost": lambda task=task: opacus(task, ghost=True),  # type: ignore[misc]
+            "opacus hooks": lambda task=task: opacus(task, ghost=False),  # type: ignore[misc]
+        }
+        if tiny and task is not small[0]:
+            del modes["dpsgd float32, compiled"]
+        table(task, modes, side, rounds)
+    modes = {}
+    for dtype in ("float32", "tf32", "bfloat16"):
+        modes[f"plain {dtype}"] = lambda dtype=dtype: plain(wide, dtype)  # type: ignore[misc]
+        modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype)  # type: ignore[misc]
+        # an eighth of the batch at a time (`runtime.micro_batch`), for the memory
+        part = len(wide.y) // 8
+        modes[f"dpsgd {dtype}, micro_batch {part}"] = lambda dtype=dtype, part=part: private(  # type: ignore[misc]
+            wide, dtype, piece=part
+        )
+    if not tiny:
+        modes["dpsgd float32, compiled"] = lambda: private(wide, compiles=True)
+    modes["dpsgd float32, rows set to 0 without asking"] = lambda: _never_asking(private(wide))
+    modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
+    modes["opacus ghost"] = lambda: opacus(wide, ghost=True)
+    modes["opacus hooks"] = lambda: opacus(wide, ghost=False)
+    modes["torch.func"] = lambda: torch_func(wide)
+    table(wide, modes, side, max(3, rounds // 6))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -414,44 +450,8 @@ def main() -> int:
         noise(device, settings.tiny, settings.rounds)
         parts(device, settings.tiny, settings.rounds)
         return 0
-    print("| step | mode | ms | examples a second | over plain | peak MiB | over plain | over the floor |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    small, wide = tasks(device, settings.tiny)
-    side = 64 if settings.tiny else 8192
-    for task in small:
-        modes: dict[str, Callable[[], Step]] = {
-            "plain float32": lambda task=task: plain(task),  # type: ignore[misc]
-            "dpsgd float32": lambda task=task: private(task),  # type: ignore[misc]
-            "dpsgd float32, compiled": lambda task=task: private(task, compiles=True),  # type: ignore[misc]
-            "opacus ghost": lambda task=task: opacus(task, ghost=True),  # type: ignore[misc]
-            "opacus hooks": lambda task=task: opacus(task, ghost=False),  # type: ignore[misc]
-        }
-        if settings.tiny and task is not small[0]:
-            del modes["dpsgd float32, compiled"]
-        table(task, modes, side, settings.rounds)
-    modes = {}
-    for dtype in ("float32", "tf32", "bfloat16"):
-        modes[f"plain {dtype}"] = lambda dtype=dtype: plain(wide, dtype)  # type: ignore[misc]
-        modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype)  # type: ignore[misc]
-        # an eighth of the batch at a time (`runtime.micro_batch`), for the memory
-        part = len(wide.y) // 8
-        modes[f"dpsgd {dtype}, micro_batch {part}"] = lambda dtype=dtype, part=part: private(  # type: ignore[misc]
-            wide, dtype, piece=part
-        )
-    if not settings.tiny:
-        modes["dpsgd float32, compiled"] = lambda: private(wide, compiles=True)
-    modes["dpsgd float32, rows set to 0 without asking"] = lambda: _never_asking(private(wide))
-    modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
-    modes["opacus ghost"] = lambda: opacus(wide, ghost=True)
-    modes["opacus hooks"] = lambda: opacus(wide, ghost=False)
-    modes["torch.func"] = lambda: torch_func(wide)
-    table(wide, modes, side, max(3, settings.rounds // 6))
-    logistic(device, settings.tiny, settings.rounds)
-    packs(device, settings.tiny, settings.rounds)
-    snapshots(device, settings.tiny, settings.rounds)
-    rows(device, settings.tiny, settings.rounds)
-    noise(device, settings.tiny, settings.rounds)
-    parts(device, settings.tiny, settings.rounds)
+    for measure in (steps, logistic, packs, snapshots, rows, noise, parts):
+        measure(device, settings.tiny, settings.rounds)
     check(device, settings.tiny)
     return 0
 

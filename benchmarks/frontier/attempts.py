@@ -1,6 +1,6 @@
 """Other features of CIFAR-10 than those of `recipes/frontier/cifar10.yaml`, compared on photographs that judge nothing.
 
-    DPSGD_DATA=... python -m benchmarks.frontier.attempts build/attempts      (half an hour on one core; 2 GB of memory)
+    DPSGD_DATA=... python -m benchmarks.frontier.attempts build/attempts
 
 10,000 training photographs train and 5,000 others judge; the 10,000 that judge in `results/frontier/` are not looked
 at. All parts are computed first, into the given folder. Writes `results/frontier/attempts.csv`, in percent: for each

@@ -65,7 +65,8 @@ _MORE = 64 - _SLOT_BITS
 UNIT = (5, 24)
 """Mass of one slot of a proposal: 5 / 2^24."""
 _GAP = 2.0**-50
-_BLOCK, _BLOCK_THERE = 1 << 16, 1 << 22
+AT_ONCE = {True: 1 << 16, False: 1 << 22}
+"""Numbers drawn together on a CPU (True), whose caches hold few, and on a device, where many take as long as few."""
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798214808651"
 )
@@ -137,7 +138,7 @@ def fill(out: Tensor, stream: Keystream, there: ChaCha | None = None) -> None:
     """
     if not out.is_contiguous():
         raise ValueError("digits are drawn into contiguous tensors only")
-    for part in out.view(-1).split(_BLOCK if there is None else _BLOCK_THERE):
+    for part in out.view(-1).split(AT_ONCE[there is None]):
         if there is None:
             left = _fill_common(part, torch.from_numpy(stream.words(len(part)).view(np.int64)))
             many = int(left.sum())

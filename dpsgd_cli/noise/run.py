@@ -29,9 +29,6 @@ BLOCK_ELEMENTS = 1 << 19
 _TRIAL_BLOCK_ELEMENTS = 1 << 14
 # each block of a seeded trial is drawn as this many streams, which CPU cores fill in parallel; a GPU uses one
 _PARTS = {"cpu": 4}
-_AT_ONCE = {"cpu": 1 << 16}
-"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum; a device, which takes
-as many operations for few as for many, gets 2^22."""
 _LARGEST = 62
 """Rounded sums are clipped to +-2^62, which leaves room for noise in 64 bits. Clipping increases no distance."""
 
@@ -240,7 +237,7 @@ class NoiseSource:
             add_noise(sums, self.draw(step), scale, grid)
             return
         self._begin(step)
-        (trials, size), at_once = sums.shape, _AT_ONCE.get(sums.device.type, 1 << 22)
+        (trials, size), at_once = sums.shape, digits.AT_ONCE[sums.is_cpu]
         room = torch.empty(min(at_once, size), dtype=torch.int64, device=sums.device)
         every = scale.expand(trials, scale.shape[1])
         for trial, stream in enumerate(self._streams if own is None else [SecureStreams()] * trials):

@@ -273,7 +273,7 @@ def test_tensors_of_any_size_take_a_few_megabytes() -> None:
 @WAYS
 def test_pieces_of_a_stream_are_new(device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one draw share no number, and tensors that are not contiguous are refused."""
-    monkeypatch.setattr(digits, "_BLOCK_THERE", 1 << 16)
+    monkeypatch.setitem(digits.AT_ONCE, False, 1 << 16)
     assert len(set(drawn(300_000, device).tolist())) > 299_990
     with pytest.raises(ValueError, match="contiguous"):
         digits.fill(torch.empty((4, 4), dtype=torch.int64)[:, 1], Keystream(KEY))

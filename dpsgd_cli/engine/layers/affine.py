@@ -1,7 +1,7 @@
 """Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
 
 The normalisation itself has no parameters and is left to autograd, but for layer normalisation: PyTorch's own operation
-does both at once, and xhat is computed again from its input, mean and deviation. One example's gradient is the sum over
+does both at once, and xhat is computed again from its input. One example's gradient is the sum over
 positions of d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
 """
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, added, aligned, stacked
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, added, stacked
 
 
 class Affine(Instantiated):
@@ -144,22 +144,11 @@ class Normalised(Affine):
 
     def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
         """Return xhat instead of the input."""
-        a, d, (mean, inverse) = self.inputs[call], self.gradients[call], self.moments[call]
+        a, d = self.inputs[call], self.gradients[call]
         assert d is not None
         exact = self.session.exact
-        if a.dtype == exact and a.is_cpu:
-            # in one pass over the input, as in the forward pass
-            normal = torch.native_layer_norm(a, self.shape, None, None, self.least)[0]
-        else:
-            normal = (a.to(exact) - mean.to(exact)).mul_(inverse.to(exact))
+        normal = torch.native_layer_norm(a.to(exact), self.shape, None, None, self.least)[0]
         return list(zip(self.by_copy(normal), self.by_copy(d.to(exact)), strict=True))
-
-    def zero_nonfinite(self, bad: Tensor) -> None:
-        super().zero_nonfinite(bad)
-        for index, moments in enumerate(self.moments):
-            every = bad if moments[0].shape[1] == bad.shape[1] else bad.repeat(1, moments[0].shape[1] // bad.shape[1])
-            mean, inverse = (one.masked_fill(aligned(every, one), 0.0) for one in moments)
-            self.moments[index] = mean, inverse
 
     def forget(self) -> None:
         super().forget()

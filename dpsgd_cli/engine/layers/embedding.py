@@ -48,7 +48,7 @@ class Embedding(Layer):
         raise ModelError("the input of an Embedding must be integers that no layer computed")
 
     def _flat(self) -> tuple[Tensor, Tensor]:
-        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), which count at padding tokens, too."""
+        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), those at padding tokens included."""
         trials, rows = self.session.trials, self.session.rows
         tokens, gradients = [], []
         for a, d in self.recorded():
