@@ -129,6 +129,16 @@ METHOD: dict[str, dict[str, Any]] = {
         "epochs": 2,
         "data": {"target": "b", "task": "regression", "classes": "", "drop": ["y"], "bounds": {"a": [0, 1]}},
     },
+    "calibrated": {
+        "model": {"kind": "convex", "loss": "squared", "bias": True},
+        "privacy": BUDGET,
+        "method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}, "calibration": {"share": 0.3}},
+        "epochs": 2,
+        "data": {
+            **{"target": "b", "task": "regression", "classes": "", "target_bounds": [0, 1], "drop": ["y"]},
+            **{"bounds": {"a": [0, 1]}, "preprocess": [{"bin": {"waves": 4}}]},
+        },
+    },
     "raw pca": {
         **PLANNED,
         "method": DP_SGD,

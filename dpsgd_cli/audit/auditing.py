@@ -172,6 +172,8 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         before += [finding for finding in found if finding.tier in options.tiers]
     if loaded.recipe.inference_share is not None:
         left_out.append("intervals: the rounds of method.inference are released, and charged, but not attacked")
+    if loaded.recipe.calibration is not None:
+        left_out.append("calibration: its release is compared on neighbours alone (tier D), and no canary attacks it")
     if loaded.recipe.preconditioner is not None and plan.correlated is not None:
         left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
         return before, {}, left_out

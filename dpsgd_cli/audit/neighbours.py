@@ -54,13 +54,13 @@ _PLACE = 5
 class _Seen:
     """Observations of one training: batches, exact sums, noisy means, charges and published values.
 
-    - `before`: for each release before the first step, the mechanism, and the sums before and after noise.
+    - `apart`: for each release apart from the steps, the mechanism, and the sums before and after noise.
     - `looks`: how often validation records were used.
     - `public`: all public values of the result that the training would write; empty for methods that choose weights.
     """
 
     batches: list[tuple[Tensor, ...]] = field(default_factory=list)
-    before: list[tuple[Mechanism, Tensor, Tensor]] = field(default_factory=list)
+    apart: list[tuple[Mechanism, Tensor, Tensor]] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     moments: tuple[np.ndarray, np.ndarray] | None = None
@@ -84,10 +84,10 @@ class _Follower(AuditHook):
         self.seen.batches.append(tuple(parts))
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        place = len(self.seen.before)
+        place = len(self.seen.apart)
         if self.first is not None:
-            noisy.copy_(self.first.before[place][2])
-        self.seen.before.append((mechanism, exact.clone(), noisy.clone()))
+            noisy.copy_(self.first.apart[place][2])
+        self.seen.apart.append((mechanism, exact.clone(), noisy.clone()))
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
         del trial
@@ -165,6 +165,8 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         noted = at.method.run_epoch(at.done)
         at.history.append(record(at, at.done, noted, wanted=True))
         at.done += 1
+    if isinstance(at.method, DpSgd) and at.method.calibrating is not None and at.done < at.method.epochs:
+        at.method.calibrate(range(at.context.trials))  # as after the last step
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
     # all candidates were trained, whichever is chosen
     trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method
@@ -211,7 +213,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
                    f"at most {most}", worst, moved[worst] > most * _CLOSE),
         _judged("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
-    found += _before(seen)
+    found += _of_others(seen)
     if base.moments is not None:
         found.append(_preconditioner(seen, released_moments(plan).sensitivity))
     if base.looks and cut is not None and not cut.public:
@@ -226,21 +228,21 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     return found
 
 
-def _before(seen: dict[str, _Seen]) -> Iterator[Finding]:
-    """Yield how far neighbours move each sum released before the first step. Each must be charged."""
+def _of_others(seen: dict[str, _Seen]) -> Iterator[Finding]:
+    """Yield how far neighbours move each sum released apart from the steps. Each must be charged before them."""
     base = next(iter(seen.values()))
     charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
-    for number, (mechanism, exact, _) in enumerate(base.before):
+    for number, (mechanism, exact, _) in enumerate(base.apart):
         assert isinstance(mechanism, GaussianSum)
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), None)
         if own is None:
-            yield _judged(f"{mechanism.label} before training", "not charged", "charged", "", True)
+            yield _judged(f"{mechanism.label}, apart from the steps", "not charged", "charged", "", True)
             continue
-        apart = {name: float(torch.linalg.vector_norm(one.before[number][1] - exact)) for name, one in seen.items()}
-        worst = max(apart, key=lambda name: apart[name])
-        moved = apart[worst] / own.sensitivity
-        yield _judged(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
-                         moved > _CLOSE)  # fmt: skip
+        moves = {name: float(torch.linalg.vector_norm(one.apart[number][1] - exact)) for name, one in seen.items()}
+        worst = max(moves, key=lambda name: moves[name])
+        moved = moves[worst] / own.sensitivity
+        told = f"{moved:.6f} sensitivities at most"
+        yield _judged(f"{mechanism.label}, apart from the steps", told, "at most 1", worst, moved > _CLOSE)
 
 
 def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Finding:

@@ -33,18 +33,18 @@ def _check(name: str, found: str, claimed: str, p_value: float, control: float) 
 
 def checks_of(watch: Watch, confidence: float) -> list[Finding]:
     """Return every check that the run allows."""
-    before = [check for noise in watch.before for check in _before(noise)]
-    return [*before, *noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
+    apart = [check for noise in watch.apart for check in _apart(noise)]
+    return [*apart, *noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
 
 
-def _before(noise: np.ndarray) -> Iterator[Finding]:
-    """Check noise (R, n) of a release before the first step, in units of the ledger's noise."""
+def _apart(noise: np.ndarray) -> Iterator[Finding]:
+    """Check noise (R, n) of a release apart from the steps, in units of the ledger's noise."""
     squares, count = float(np.square(noise).sum()), noise.size
     yield _check(
-        "noise before training", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
+        "noise apart from the steps", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
         too_little_noise(squares, count), too_little_noise(squares / _WRONG**2, count),
     )  # fmt: skip
-    yield from _uncorrelated("trials before training", noise)
+    yield from _uncorrelated("trials apart from the steps", noise)
 
 
 def _uncorrelated(what: str, rows: np.ndarray) -> Iterator[Finding]:

@@ -69,7 +69,7 @@ class Watch(AuditHook):
         self._staged: StagedTrials | None = None
         self.batches = ObservedBatches()
         self.drew = ObservedNoise()
-        self.before: list[np.ndarray] = []
+        self.apart: list[np.ndarray] = []
         self.largest = 0.0
         self.kept: np.ndarray | None = None
         self._most_kept = 1
@@ -122,7 +122,7 @@ class Watch(AuditHook):
         entries = staged.trials.context.ledgers[0].entries
         charged = [e.release.mechanism for e in entries if e.phase == "before"]
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
-        self.before.append((noisy - exact).cpu().numpy() / (own.noise_multiplier * own.sensitivity))
+        self.apart.append((noisy - exact).cpu().numpy() / (own.noise_multiplier * own.sensitivity))
 
     def drawn(self, step: int, batch: Batch) -> None:
         del step

@@ -38,7 +38,10 @@ class AuditHook:
     """
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        """Receive the sums (R, n) that `mechanism` releases before the first step, before and after noise."""
+        """Receive the sums (R, n) that `mechanism` releases before or after the steps, before and after noise.
+
+        The watcher may change `noisy` in place; training uses the changed values.
+        """
 
     def drawn(self, step: int, batch: Batch) -> None:
         """Receive the batch of `step`, as the sampler returned it."""

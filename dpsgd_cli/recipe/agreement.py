@@ -13,7 +13,15 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
 from dpsgd_cli.discovery.settings import Discovery
-from dpsgd_cli.engine.settings import LOSS_TASKS, ConvexModel, HuggingFaceModel, LossSettings, NamedLoss
+from dpsgd_cli.engine.settings import (
+    LOSS_TASKS,
+    ConvexModel,
+    HuggingFaceModel,
+    LinearModel,
+    LossSettings,
+    NamedLoss,
+    OneLayer,
+)
 from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
@@ -43,6 +51,7 @@ def method_problems(recipe: Recipe) -> list[str]:
         *_several(recipe),
         *_updates(recipe),
         *_inference(recipe),
+        *calibration_problems(recipe),
     ]
     if recipe.kfac is not None:
         found += _kfac(recipe, recipe.kfac)
@@ -152,6 +161,36 @@ def _inference(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
     if privacy.schedule.adaptive:
         problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
+    return problems
+
+
+def calibration_problems(recipe: Recipe) -> list[str]:
+    """Return why a calibration's proof (`calibration/price.py`) does not cover the recipe, or nothing is corrected."""
+    method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.calibration"
+    if recipe.calibration is None or privacy is None:
+        return []
+    problems = []
+    assert isinstance(method, Preconditioned)
+    if isinstance(model, ConvexModel):
+        squared = model.loss == "squared" and model.radius is None
+    else:
+        squared = isinstance(model, LinearModel) and model.loss in (None, "squared")
+    if not squared or recipe.data.task != "regression" or not isinstance(model, OneLayer) or not model.has_bias:
+        problems.append(
+            f"{where}: is for numbers, a linear or convex model with loss squared and a bias, and no radius"
+        )
+    if not isinstance(recipe.data.target_bounds, tuple):
+        problems.append(f"{where}: needs data.target_bounds of one target; give them")
+    if privacy.unit is not None:
+        problems.append(f"{where}: is priced for records, and users have several; leave it out")
+    if privacy.budget is None or privacy.budget_covers == "training":
+        problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
+    if privacy.schedule.adaptive:
+        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
+    if type(privacy.clipping) is not FlatClipping:
+        problems.append(f"{where}: needs privacy.clipping.kind flat, whose norm bounds residuals")
+    if method.learning_rate == "theorem":
+        problems.append(f"{where}: is beyond the theorem of method.learning_rate; leave it out")
     return problems
 
 

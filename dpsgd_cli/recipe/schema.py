@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from dpsgd_cli.accounting.accountants import ACCOUNTANTS
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import Budget, EpsilonBudget
+from dpsgd_cli.calibration.settings import Calibration
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
 from dpsgd_cli.common.sections import Count, Delta, NonNegative, Section
 from dpsgd_cli.data.settings import Data
@@ -243,6 +244,11 @@ class Recipe(Section):
         """Return the share of the budget that the rounds of `intervals/price.py` get; None without them."""
         asked = isinstance(self.method, Preconditioned) and self.method.inference is not None
         return self.method.inference_share if isinstance(self.method, Preconditioned) and asked else None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Return the settings of calibration; None without it."""
+        return self.method.calibrated if isinstance(self.method, Preconditioned) else None
 
     @property
     def trials(self) -> int:

@@ -34,6 +34,8 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
   model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
   are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of few numbers.
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
+- Calibration, for .05 of what the preconditioner leaves of mu^2, for a squared loss behind counts, but not of
+  logarithms: clipped residuals move predictions from the mean towards the median (`calibration/price.py`).
 - Momentum, and the average of the last half of the steps; for a convolutional network the moving one (`ema`).
 - Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP, .1 for a convolutional network. A small budget is
   best spent on records with small residuals, a large one on all. Probabilities allow for the clipping

@@ -18,6 +18,7 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.calibration.settings import Calibration
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
@@ -27,7 +28,7 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.preconditioning.settings import Marginals
-from dpsgd_cli.recipe.agreement import preconditioner_problems
+from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import ByRule, Influence, Tail, Uniform
@@ -203,7 +204,17 @@ def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tupl
     `known` may be None if `needs_data` is False.
     """
     told: list[AutoChoice] = []
-    for choose in (_bias, _preconditioner, _momentum, _averaging, _clip_norm, _batch_size, _epochs, _schedule):
+    for choose in (
+        _bias,
+        _preconditioner,
+        _calibration,
+        _momentum,
+        _averaging,
+        _clip_norm,
+        _batch_size,
+        _epochs,
+        _schedule,
+    ):
         choice = choose(recipe, known)
         if choice is not None:
             recipe = with_choice(recipe, choice)
@@ -299,6 +310,18 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
         return AutoChoice(key, None, "")
     return AutoChoice(key, chosen, why)
+
+
+def _calibration(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+    """Choose calibration for a squared loss behind counts; not of logarithms, whose mean is no number's mean."""
+    method, key = recipe.method, "method.calibration"
+    if not isinstance(method, Preconditioned) or method.calibration != "auto":
+        return None
+    given = with_choice(recipe, AutoChoice(key, Calibration(), ""))
+    ruled = known is not None and covers(recipe) and isinstance(recipe.preconditioner, Marginals)
+    if not ruled or recipe.data.log_scale or calibration_problems(given):
+        return AutoChoice(key, None, "")
+    return AutoChoice(key, Calibration(), "clipped residuals move predictions from the mean towards the median")
 
 
 def _momentum(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:

@@ -163,7 +163,8 @@ def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descen
     told = found(own, *given, "privacy.budget.epsilon=0.5")
     recipe, plan = told.recipe, plan_and_outline(told)[0]
     assert plan is not None and recipe.model.bias is True and values(told)["model.bias"] is True
-    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95) / mu_of(0.5, 1e-4)
+    # counts have .05 of mu^2, and calibration .05 of the rest
+    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95**2) / mu_of(0.5, 1e-4)
     assert clip == pytest.approx(0.05 * math.sqrt(2), rel=1e-5)
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     moved = reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / plan.sampling.records

@@ -45,7 +45,8 @@ c)) for up to 10^6 weights and sums that err by n 2^-53 of their terms: mu is ra
 
 Refused, because a condition fails or nothing is proved: a loss that is not smooth, several outputs, features without a
 bound, other clipping than flat, momentum, Adam, averages, changing learning rates, groups of parameters with rates or
-decay of their own, changing or correlated noise, preconditioners, users, validation records, m = 0, eta >= 2 / M.
+decay of their own, changing or correlated noise, preconditioners, calibration, users, validation records, m = 0, eta >=
+2 / M.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _unproved(recipe: Recipe) -> list[str]:
         "method.optimizer must be {kind: sgd, momentum: 0}": plain,
         "method.averaging must be null": method.averaging is None,
         "method.preconditioner must be null": method.preconditioner is None,
+        "method.calibration must be null": method.calibration is None,
         "method.groups must be left out": not method.groups,
         "method.learning_rate must be one number": isinstance(method.learning_rate, float | int),
         "privacy.schedule.kind must be uniform": isinstance(privacy.schedule, Uniform),

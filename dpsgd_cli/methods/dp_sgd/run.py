@@ -34,6 +34,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.calibration.run import Calibrating
 from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.common.sections import Section
@@ -318,6 +319,9 @@ class DpSgd(GradientMethod):
         self.kfac, self.kronecker = context.recipes[0].kfac, None
         if self.kfac is not None:
             self.kronecker = KroneckerFactors.of(context, self.kfac, synthetic.probes)
+        self.calibrating = None
+        if any(recipe.calibration is not None for recipe in context.recipes):
+            self.calibrating = Calibrating(context, self.plans)
         self._inferred: list[np.ndarray] = []
         self.of_codes = fits(context) and section_of(context.recipes[0]).batching == "full"
         self._coded: CodedSums | None = None
@@ -354,7 +358,8 @@ class DpSgd(GradientMethod):
     @property
     def output(self) -> Tensor:
         own = super().output
-        return own if self.preconditioning is None else self.preconditioning.through(own)
+        own = own if self.preconditioning is None else self.preconditioning.through(own)
+        return own if self.calibrating is None else self.calibrating.applied(own)
 
     def rows_for_output(self, table: Table) -> Table:
         return table if self.preconditioning is None else self.preconditioning.table(table)
@@ -438,7 +443,14 @@ class DpSgd(GradientMethod):
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
         self.adaptive.look(epoch, self.output)
+        if self.calibrating is not None:
+            self.calibrate([trial for trial, length in enumerate(self.lengths) if length == self._done])
         return seen
+
+    def calibrate(self, ended: Sequence[int]) -> None:
+        """Release the corrections of the trials that `ended` (`calibration/price.py`)."""
+        assert self.calibrating is not None
+        self.calibrating.release(ended, super().output, self.output, self.rows_for_output(self.context.table))
 
     def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         done = step - epoch * self.steps
@@ -563,7 +575,9 @@ class DpSgd(GradientMethod):
     def state(self) -> dict[str, Any]:
         own = {"adaptive": self.adaptive.state(), "done": self._done, "noise": self.step_noise.state()}
         # they never change, so snapshots share them
-        return super().state() | own | {"cuts": [] if self.preconditioning is None else self.preconditioning.kept}
+        own |= {"cuts": [] if self.preconditioning is None else self.preconditioning.kept}
+        own |= {"calibration": None if self.calibrating is None else self.calibrating.corrections.clone()}
+        return super().state() | own
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
@@ -572,3 +586,5 @@ class DpSgd(GradientMethod):
         self._done = state["done"]
         if self.preconditioning is not None and state["cuts"]:
             self.preconditioning.load(state["cuts"])
+        if self.calibrating is not None:
+            self.calibrating.corrections.copy_(state["calibration"])

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
 from dpsgd_cli.accounting.plan import further_numbers
+from dpsgd_cli.calibration.settings import Calibration
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.intervals.settings import INFERENCE, Inference
@@ -224,11 +225,22 @@ class Preconditioned(Gradient):
     inference_share: Fraction = Field(
         0.3, description="Share of the mu^2 (or rho) left after the preconditioner that the release for intervals gets."
     )
+    calibration: Calibration | Auto | None = Field(
+        "auto",
+        description="Correct predictions of numbers for clipped residuals, for a share of the budget; auto: with the"
+        " rate, for a squared loss behind marginals, or none (null).",
+        examples=[{"share": 0.05}],
+    )
 
     @property
     def conditioned(self) -> Preconditioner | None:
         """Return the preconditioner; None while it is `auto`."""
         return None if self.preconditioner == "auto" else self.preconditioner
+
+    @property
+    def calibrated(self) -> Calibration | None:
+        """Return the settings of calibration; None while they are `auto`."""
+        return None if self.calibration == "auto" else self.calibration
 
 
 class SgdMethod(Gradient):
@@ -275,8 +287,8 @@ class DpSgdMethod(Preconditioned):
         if self.one_by_one:
             single = "dpsgd_cli.methods.lectures.run:LectureSgd"
             return replace(self.descriptor, runs=single, distributable=False, auto_tunable=False, by_unit=False)
-        # the second moments are a look at all rows that no sum over processes makes
-        alone = self.conditioned is not None or self.inference is not None
+        # these look at all rows, and no sum over processes makes that
+        alone = any(one is not None for one in (self.conditioned, self.inference, self.calibrated))
         return replace(self.descriptor, distributable=False) if alone else self.descriptor
 
 
