@@ -151,6 +151,8 @@ def _pairs(rows: Rows, network: Network) -> tuple[Summary, Summary] | None:
     every = read(RESULTS / page / "trials.csv")
     theirs = every[(every["table"] == table) & (every["case"] == case)]
     both = ours.merge(theirs, on="seed", suffixes=("", "_without"))
+    if both.empty:
+        return None
     plain = both["test_accuracy_without"]
     return summarised(plain, stale=False), summarised(both["test_accuracy"] - plain, stale=False)
 
