@@ -256,13 +256,14 @@ OF_CLASSES: Candidates = {
 OF_TARGETS: Candidates = {
     "the rule": ({}, []),
     "no constant of its own": ({}, ["model.bias=false"]),
+    "not calibrated": ({}, ["method.calibration=null"]),
     "products": ({}, ["data.preprocess.0.bin.products=true"]),
     "no products": ({}, ["data.preprocess.0.bin.products=false"]),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "clips from .1": ({"clips": (0.1, 0.4)}, []),
     "clips four times": ({"clips": (0.05, 1.0), "clip_scale_n_mu": 50_000}, []),
     "clips four times, sampling error": ({"clips": (0.05, 1.0), "clip_scale_n_mu": 50_000, "sampling": 0.3}, []),
-    "as two classes": (vars(auto_rule.PRECONDITIONED), ["model.bias=false"]),
+    "as two classes": (vars(auto_rule.PRECONDITIONED), ["model.bias=false", "method.calibration=null"]),
     "mlp": ({}, ["model={kind: mlp}"]),
     "mlp as of two classes": (vars(auto_rule.MLP), ["model={kind: mlp}"]),
 }
