@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.data.column_settings import TableFormat
-from dpsgd_cli.data.table import gaps, refuse_nested
+from dpsgd_cli.data.table import gaps
+from dpsgd_cli.data.written_numbers import plain_cells
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class _Column:
             self._add_fractions(part)
             return
         try:
-            refuse_nested(part)
+            part = plain_cells(part)
         except DataError:
             self.parts += [part] * first
             return

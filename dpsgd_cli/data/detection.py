@@ -21,9 +21,9 @@ from dpsgd_cli.data import table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
 from dpsgd_cli.data.condensed import MOST_HASHES, Condensed
-from dpsgd_cli.data.table import gaps, refuse_nested
+from dpsgd_cli.data.table import gaps
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in, plain_cells, plain_text, row_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
     import pandas as pd
 
     try:
-        refuse_nested(typed)
+        typed = plain_cells(typed)
     except DataError:
         return Use("lists or objects", "drop", "write plain values, a column for each")
     name, text = str(typed.name), column.kept

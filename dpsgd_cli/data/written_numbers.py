@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.table_files import MISSING
+from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +29,36 @@ def row_of(cells: pd.Series, place: int | np.integer) -> int:
 
 
 def plain_text(value: object) -> str:
-    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
+    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text.
+
+    >>> plain_text(3.0), plain_text(Decimal("1.50")), plain_text("3.0")
+    ('3', '1.5', '3.0')
+    """
+    if isinstance(value, Decimal) and value.is_finite():
+        value = float(value) if float(value) == value else format(value.normalize(), "f")
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)
+
+
+def plain_cells(cells: pd.Series) -> pd.Series:
+    """Return a column in which cells are equal only if their texts (`plain_text`) are.
+
+    pandas takes True for 1. Of both in one column the first would stand for all, so one record would change others.
+    True and False beside other cells therefore become text, which is no number. Raises DataError, naming the first row,
+    for lists, arrays and objects.
+    """
+    import pandas as pd
+
+    if cells.dtype != object or not pd.api.types.infer_dtype(cells).startswith("mixed"):
+        return cells
+    nested = next((at for at, cell in enumerate(cells) if pd.api.types.is_list_like(cell)), None)
+    if nested is not None:
+        raise DataError(
+            f"column {quoted(cells.name)} holds lists or objects, first in data row {row_of(cells, nested)}; write"
+            " plain values, a column for each"
+        )
+    return cells.map(lambda cell: str(cell) if isinstance(cell, bool | np.bool_ | complex) else cell)
 
 
 def number_form(written: TableFormat) -> re.Pattern[str]:
@@ -74,7 +103,7 @@ def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.n
     """
     import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(cells):
+    if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_complex_dtype(cells):
         return cells.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(cells), bool)
     values = cells.astype("category")
     form, blank = number_form(written), {*MISSING, *written.marks}
