@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_PROBLEMS = 20
+_FIRST_ROWS = 1000
 
 
 def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
@@ -81,16 +82,18 @@ class WithinBounds:
 
     def with_part(self, matrix: np.ndarray) -> WithinBounds:
         """Count the next rows (n, D) of the table, and return self."""
-        for at, column in list(self._left.items()):
-            values = matrix[:, at]
-            assert column.bounds is not None
-            outside = (values < column.bounds[0]) | (values > column.bounds[1])
-            if not (outside | (values == column.filling)).all():
-                del self._left[at]
-            elif outside.any():
-                self._first.setdefault(at, self._rows + int(outside.argmax()) + 1)
-                self._outside[at] += int(outside.sum())
-        self._rows += len(matrix)
+        # most columns have a value within in their first rows
+        for rows in (matrix[:_FIRST_ROWS], matrix[_FIRST_ROWS:]):
+            for at, column in list(self._left.items()):
+                values = rows[:, at]
+                assert column.bounds is not None
+                outside = (values < column.bounds[0]) | (values > column.bounds[1])
+                if not (outside | (values == column.filling)).all():
+                    del self._left[at]
+                elif outside.any():
+                    self._first.setdefault(at, self._rows + int(outside.argmax()) + 1)
+                    self._outside[at] += int(outside.sum())
+            self._rows += len(rows)
         return self
 
     def problems(self, where: str) -> list[str]:

@@ -124,4 +124,7 @@ class CodedSums:
         factors = clipping.factors(clipping.norms.to(PRECISION).unsqueeze(-1), squares.sqrt())[0]
         if clipping.on_norms is not None:
             clipping.on_norms(squares, None)
-        return torch.where(torch.isfinite(squares[0]).unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
+        weights = slopes * factors.unsqueeze(1)
+        if torch.isfinite(squares.amax()):  # so are all, for none is below 0; usually
+            return weights
+        return torch.where(torch.isfinite(squares[0]).unsqueeze(1), weights, 0.0)
