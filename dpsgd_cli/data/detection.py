@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -305,7 +306,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
         numbers, bad = numbers_in(typed, written)
         if not bad.any() and np.isfinite(numbers).any():
             return replace(_of_numbers(name, numbers[~empty], texts, column), gaps=column.gaps)
-        _refuse_mixed(name, typed, bad, texts, written)
+        _refuse_mixed(name, typed, texts, written)
     return _of_texts(name, texts, column, coded)
 
 
@@ -375,33 +376,46 @@ def _of_texts(name: str, texts: list[str], column: Condensed, coded: bool) -> Us
     )
 
 
-def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str], written: TableFormat) -> None:
-    """Raise DataError if most cells of a column look like numbers, or like dates of one form, and some do not."""
+def _refuse_mixed(name: str, typed: pd.Series, texts: Sequence[str], written: TableFormat) -> None:
+    """Raise DataError, naming the first odd row, for a column most of whose cells are numbers or dates of one form."""
     import pandas as pd
 
-    looks = [one for one in texts[:_TEXTS_TRIED] if _A_NUMBER.fullmatch(one)]
-    strict, _ = numbers_in(pd.Series(texts, dtype=object), written)
+    few = texts[:_TEXTS_TRIED]
+    if len(few) < 5:
+        return
     here = f"column {quoted(name)}"
     advice = f"; mend those cells, or say that it holds codes: --text {quoted(name)}"
-    if (
-        len(texts) >= 5
-        and len(looks) >= 0.9 * min(len(texts), _TEXTS_TRIED)
-        and 2 * np.isfinite(strict).sum() > len(texts)
-    ):
-        row = row_of(typed, bad.argmax())
-        marks = f"decimal {quoted(written.decimal)}, thousands {quoted(written.thousands)}"
-        raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
-    if len(texts) < 5:
-        return
-    sample = pd.Series(texts[:_TEXTS_TRIED], dtype=object)
-    for day in _DAYS[:7]:
-        fits = pd.to_datetime(sample, format=day, errors="coerce").notna()
+    if sum(_A_NUMBER.fullmatch(one) is not None for one in few) >= 0.9 * len(few):
+        every = {"symbols": list(_SYMBOLS), "missing": list(_MARKS)}
+        forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
+        sample = pd.Series(few, dtype=object)
+        form = max(forms, key=lambda one: np.isfinite(numbers_in(sample, one)[0]).sum())
+        if 2 * np.isfinite(numbers_in(sample, form)[0]).sum() > len(few):
+            bad, marks = (
+                numbers_in(typed, form)[1],
+                f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}",
+            )
+            if not bad.any():
+                raise DataError(f"{here} holds numbers in another form ({marks}) than other columns do{advice}")
+            row = row_of(typed, bad.argmax())
+            raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
+    for form in _forms_of_most(few[:20]):
+        fits = pd.to_datetime(pd.Series(few, dtype=object), format=form, errors="coerce", utc=True).notna()
         if 0.5 <= fits.mean() < 1:
-            odd = set(sample[~fits])
+            odd = {one for one, fit in zip(few, fits, strict=True) if not fit}
             row = row_of(typed, typed.astype(str).str.strip().isin(odd).to_numpy().argmax())
             raise DataError(
-                f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
+                f"{here} holds dates in several forms, or cells that are none: not {form} in data row {row}{advice}"
             )
+
+
+def _forms_of_most(texts: Sequence[str]) -> Iterator[str]:
+    """Yield the forms of dates, with a year of four digits, whose marks between numbers are in half of the texts."""
+    letters = [set(re.sub(r"\s", " ", one).lower()) for one in texts if re.search(r"\d", one)]
+    for day, time in itertools.product((one for one in _DAYS if "%Y" in one), _TIMES):
+        marks = set(re.sub("%.", "", day + time).lower())
+        if marks and 2 * sum(marks <= own for own in letters) >= len(texts):
+            yield day + time
 
 
 def names_something(name: str) -> bool:

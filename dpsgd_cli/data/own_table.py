@@ -23,7 +23,7 @@ from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, known_columns, names_of, read_table, table_parts
+from dpsgd_cli.data.table_files import PLAIN, is_record, known_columns, names_of, read_table, table_parts
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.data.written_numbers import plain_cells, plain_text
 from dpsgd_cli.discovery.run import codes
@@ -57,6 +57,8 @@ def read(
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
+    if problems.found and any(is_record(list(frame.columns)) for frame in frames):
+        problems.refuse()
     owners: list[np.ndarray | None] = [None] * len(frames)
     if owner is not None and all(owner in frame.columns for frame in frames):
         with problems.kept():

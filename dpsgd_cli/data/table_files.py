@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PLAIN = TableFormat()
 _LONGEST_HEADER = 4_000_000
+_A_RECORD = "its first line looks like a record: if it is no header, say data.format: {header: false}"
 _NO_NAME = re.compile(r"\s*[^\w\s]{0,2}\d[\d\s.,:/%$€T+-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DAMAGED = (
@@ -105,23 +106,20 @@ def named(header: Sequence[object]) -> list[str]:
 
 
 def known_columns(name: str, names: Iterable[object]) -> str:
-    """Return a hint to follow a name that is no column of a table (`suggested`).
-
-    If a name is a number or a date, and they do not count on, the first line is perhaps a record, whose cells no
-    message shows.
-
-    >>> known_columns("age", ["2019", "2020"]), known_columns("age", ["34", "Smith"])[:44]
-    (' (known: 2019, 2020)', '; its first line looks like a record: if it ')
-    """
+    """Return a hint to follow a name that is no column of a table (`suggested`), which shows no cell."""
     known = [str(one) for one in names]
-    numbers = [one for one in known if _NO_NAME.fullmatch(one)]
-    if numbers and (len(numbers) == 1 or numbers != [str(_whole(numbers[0]) + at) for at in range(len(numbers))]):
-        return "; its first line looks like a record: if it is no header, say data.format: {header: false}"
-    return suggested(name, known)
+    return f"; {_A_RECORD}" if is_record(known) else suggested(name, known)
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def is_record(names: Sequence[str]) -> bool:
+    """Return True if names are perhaps cells, which no message shows: some are numbers or dates, which do not count on.
+
+    >>> is_record(["2019", "2020", "name"]), is_record(["34", "Smith"]), is_record(["1st visit", "age"])
+    (False, True, False)
+    """
+    numbers = [one for one in names if _NO_NAME.fullmatch(one)]
+    first = int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
+    return len(numbers) == 1 or numbers != [str(first + at) for at in range(len(numbers))]
 
 
 def table_parts(
@@ -555,6 +553,8 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
 
 def _refuse_twice(path: Path, names: list[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice and is_record(names):
+        raise DataError(f"{path}: two columns have one name; {_A_RECORD}")
     if twice:
         raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
 
