@@ -163,7 +163,7 @@ FILES: dict[str, tuple[Callable[[str, Path], bytes], str, str, str]] = {
     "a key twice": (
         edited(lambda text: text.replace(b'"c"', b'"n"')), "t.jsonl", ALL, "line 1 has the key 'n' twice",
     ),
-    "a column missing": (changed(lambda frame: frame.drop(columns="n")), " ".join(KINDS), TRAINED, "no.*'n'|'n', which"),
+    "a column missing": (changed(lambda frame: frame.drop(columns="n")), " ".join(KINDS), TRAINED, "no.*'n'|'n', wh"),
     "labels missing": (changed(lambda frame: frame.drop(columns="y")), " ".join(KINDS), "new train evaluate", "'y'"),
     "a column of gaps": (changed(lambda frame: frame.assign(n="")), " ".join(KINDS), "train parts evaluate",
                          "'n' has 24 missing values, first in data row 1"),
