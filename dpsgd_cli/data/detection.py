@@ -10,6 +10,7 @@ import codecs
 import csv
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ _TITLES = 30
 _BLOCK = 1 << 22
 _OF_WINDOWS = bytes(range(0x80, 0xA0))
 _TEXTS_TRIED = 5000
-_SYMBOLS = ("$", "€", "£", "¥", "%", "USD", "EUR", "GBP", "CHF")
+_SYMBOLS = ("$", "€", "£", "¥", "₹", "₽", "₺", "₩", "%", "USD", "EUR", "GBP", "CHF")
 _MARKS = (
     "-",
     "--",
@@ -59,6 +60,8 @@ _MARKS = (
     "NONE",
 )
 _WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
+_DAYS_OF_EXCEL = range(20_000, 60_000)
+"""Days since 1900, as Excel counts them: 1954 to 2064."""
 _DAYS: tuple[str, ...] = (
     "%Y-%m-%d",
     "%d.%m.%Y",
@@ -89,8 +92,15 @@ _PERSON = (
 _ID = re.compile(
     rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
 )
+_OF_A_DAY = re.compile(r"date|day|datum|tag|jour|fecha|born|since|when|time")
 _OF_A_PERSON = re.compile(_PERSON)
-_A_NUMBER = re.compile(r"\(?[\s+\-\u2212$€£¥%]*\d[\d.,'\s\u00a0\u202f]*[\s$€£¥%]*[\-\u2212)]?")
+_SYMBOL = "|".join(map(re.escape, _SYMBOLS))
+_DIGITS = r"\d[\d.,'\u2019\s]*"
+_A_NUMBER = re.compile(rf"\(?(?:[\s+\-\u2212]|{_SYMBOL})*{_DIGITS}(?:\s|{_SYMBOL})*[\-\u2212)]?")
+_WITH_UNIT = re.compile(rf"[\-\u2212+]?{_DIGITS}(?:(?<=\s)([^\W\d_]\D{{0,7}})|(°\D?))")
+_FEWEST_WITH_UNIT = 5
+_MOST_SHARE = 0.9
+"""Share of a column's different texts that have to look like numbers before the others count as faults."""
 _AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}", re.IGNORECASE)
 
 Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
@@ -199,23 +209,37 @@ def with_numbers(frame: pd.DataFrame, written: TableFormat) -> TableFormat:
     Those that make numbers of the most columns are taken; such a column holds nothing else but marks of missing values.
     """
     columns = [_texts(frame[name]) for name in frame.columns if _is_text(frame[name])]
-    columns = [texts for texts in columns if texts and any(_A_NUMBER.fullmatch(text) for text in texts)]
+    units = {unit for texts in columns if (unit := _unit(texts))}
+    columns = [texts for texts in columns if _unit(texts) or any(_A_NUMBER.fullmatch(text) for text in texts)]
+    every = [*_SYMBOLS, *sorted(units - {*_SYMBOLS})]
     pairs = list(_WRITTEN)
     if written.separator == ";":
         pairs.sort(key=lambda pair: pair[0] != ",")
     best, most = written, 0
     for decimal, thousands in pairs:
-        tried = written.changed(decimal=decimal, thousands=thousands, symbols=list(_SYMBOLS), missing=list(_MARKS))
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=every, missing=list(_MARKS))
         fitting = [texts for texts in columns if _all_numbers(texts, tried)]
         if len(fitting) > most:
             seen = [text for texts in fitting for text in texts]
-            symbols = [one for one in _SYMBOLS if any(one in text for text in seen)]
+            symbols = [one for one in every if any(one in text for text in seen)]
             marks = [one for one in _MARKS if one in seen]
             best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
     dated = {text for name in frame.columns if _is_text(frame[name]) for text in _texts(frame[name]) if text in _MARKS}
     if dated and any(form_of(frame[name], _marks_too(best)) for name in frame.columns if _is_text(frame[name])):
         best = best.changed(missing=[one for one in _MARKS if one in dated])
     return best
+
+
+def _unit(texts: Sequence[str]) -> str:
+    """Return the unit that nearly all texts have behind a number, as kg in 70,5 kg; "" if there is none.
+
+    >>> _unit([f"{number} kg" for number in range(9)]), _unit([f"{number}B" for number in range(9)])
+    ('kg', '')
+    """
+    found = [_WITH_UNIT.fullmatch(text) for text in texts] if len(texts) >= _FEWEST_WITH_UNIT else []
+    units = Counter((one[1] or one[2]).strip() for one in found if one is not None)
+    unit, times = units.most_common(1)[0] if units else ("", 0)
+    return unit if times >= _MOST_SHARE * len(texts) else ""
 
 
 def _marks_too(written: TableFormat) -> TableFormat:
@@ -284,8 +308,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
             np.isfinite(numbers).all()
             and ((numbers > numbers.min(initial=np.inf)) & (numbers < numbers.max(initial=-np.inf))).any()
         ):
-            kind = "whole numbers" if (numbers == np.floor(numbers)).all() else "numbers"
-            return Use(kind, "number", "least and largest value", gaps=column.gaps)
+            return replace(_number(name, numbers, bool((numbers == np.floor(numbers)).all())), gaps=column.gaps)
     empty = gaps(text, written)
     there = text[~empty]
     different, cells = column.different, column.cells
@@ -342,6 +365,14 @@ def _of_numbers(name: str, numbers: np.ndarray, texts: Sequence[str], column: Co
             return named
     if len(np.unique(numbers)) <= 2:
         return Use("category", "category", "its values, read from the file", values=tuple(sorted(texts)))
+    return _number(name, numbers, whole)
+
+
+def _number(name: str, numbers: np.ndarray, whole: bool) -> Use:
+    dated = len(numbers) > 0 and numbers.min() in _DAYS_OF_EXCEL and numbers.max() in _DAYS_OF_EXCEL
+    if whole and dated and _OF_A_DAY.search(name.lower()):
+        told = "least and largest value; if Excel counted these days from 1900, write them as dates"
+        return Use("whole numbers", "number", told)
     return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
 
 
@@ -385,8 +416,9 @@ def _refuse_mixed(name: str, typed: pd.Series, texts: Sequence[str], written: Ta
         return
     here = f"column {quoted(name)}"
     advice = f"; mend those cells, or say that it holds codes: --text {quoted(name)}"
-    if sum(_A_NUMBER.fullmatch(one) is not None for one in few) >= 0.9 * len(few):
-        every = {"symbols": list(_SYMBOLS), "missing": list(_MARKS)}
+    looks = sum(any(form.fullmatch(one) for form in (_A_NUMBER, _WITH_UNIT)) for one in few)
+    if looks >= _MOST_SHARE * len(few):
+        every = {"symbols": [*_SYMBOLS, *filter(None, [_unit(few)])], "missing": list(_MARKS)}
         forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
         sample = pd.Series(few, dtype=object)
         form = max(forms, key=lambda one: np.isfinite(numbers_in(sample, one)[0]).sum())

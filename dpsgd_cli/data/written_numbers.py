@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SPACES = " \u00a0\u2009\u202f"
+_APOSTROPHES = "'\u2019"
 
 
 def row_of(cells: pd.Series, place: int | np.integer) -> int:
@@ -69,13 +70,9 @@ def number_form(written: TableFormat) -> re.Pattern[str]:
     [True, True, False, False]
     """
     decimal = re.escape(written.decimal)
-    groups = (
-        ""
-        if written.thousands is None
-        else f"[{_SPACES}]"
-        if written.thousands in _SPACES
-        else re.escape(written.thousands)
-    )
+    groups = re.escape(written.thousands or "")
+    for alike in (_SPACES, _APOSTROPHES):
+        groups = f"[{alike}]" if written.thousands and written.thousands in alike else groups
     whole = rf"[1-9]\d{{0,2}}(?:{groups}\d{{3}})+|\d+" if groups else r"\d+"
     sign, blank = r"([+\-\u2212]?)", f"[{_SPACES}]*"
     symbol = f"(?:{'|'.join(map(re.escape, written.symbols))})?" if written.symbols else ""
@@ -107,7 +104,7 @@ def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.n
         return cells.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(cells), bool)
     values = cells.astype("category")
     form, blank = number_form(written), {*MISSING, *written.marks}
-    unwanted = str.maketrans(dict.fromkeys((written.thousands or "") + _SPACES) | {written.decimal: "."})
+    unwanted = str.maketrans(dict.fromkeys((written.thousands or "") + _SPACES + _APOSTROPHES) | {written.decimal: "."})
     found, bad = np.full(len(values.cat.categories) + 1, np.nan), np.zeros(len(values.cat.categories) + 1, bool)
     for index, value in enumerate(values.cat.categories):
         if isinstance(value, str):
