@@ -431,13 +431,13 @@ def _refuse_mixed(name: str, typed: pd.Series, texts: Sequence[str], written: Ta
                 raise DataError(f"{here} holds numbers in another form ({marks}) than other columns do{advice}")
             row = row_of(typed, bad.argmax())
             raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
-    for form in _forms_of_most(few[:20]):
-        fits = pd.to_datetime(pd.Series(few, dtype=object), format=form, errors="coerce", utc=True).notna()
+    for day in _forms_of_most(few[:20]):
+        fits = pd.to_datetime(pd.Series(few, dtype=object), format=day, errors="coerce", utc=True).notna()
         if 0.5 <= fits.mean() < 1:
             odd = {one for one, fit in zip(few, fits, strict=True) if not fit}
             row = row_of(typed, typed.astype(str).str.strip().isin(odd).to_numpy().argmax())
             raise DataError(
-                f"{here} holds dates in several forms, or cells that are none: not {form} in data row {row}{advice}"
+                f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
             )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import new_rows, opening, recipe_template
+from dpsgd_cli.data import memory, new_rows, opening, recipe_template
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -30,8 +30,11 @@ def data_of(name: str, **more: Any) -> Data:
 
 def layout() -> Layout:
     """Return the layout of a model of the sound table."""
-    with opening.memory.holding(Path("sound.parquet"), sound().assign(n=1.0)):
+    with memory.holding(Path("sound.parquet"), sound().assign(n=1.0)):
         return opening.load_raw(data_of("sound.parquet"), Path()).layout
+
+
+LAYOUT = layout()
 
 
 def predicted(path: Path) -> None:
@@ -49,7 +52,6 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "evaluate": lambda path: opening.open_labelled(path, data_of(path.name), LAYOUT, ["u", "v"]),
     "predict": predicted,
 }
-LAYOUT = layout()
 
 
 def message(error: BaseException) -> str:
