@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -32,11 +33,15 @@ def row_of(cells: pd.Series, place: int | np.integer) -> int:
 def plain_text(value: object) -> str:
     """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text.
 
+    Equal numbers have the same text, and so have equal times, which are told in UTC.
+
     >>> plain_text(3.0), plain_text(Decimal("1.50")), plain_text("3.0")
     ('3', '1.5', '3.0')
     """
     if isinstance(value, Decimal) and value.is_finite():
         value = float(value) if float(value) == value else format(value.normalize(), "f")
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC)
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)

@@ -23,6 +23,7 @@ USES: dict[str, dict[str, Any]] = {
     "hash": {"columns": {"id": {"hash": 64}}},
     "text": {"columns": {"id": {"text": 16}}},
 }
+BERLIN = pd.Timestamp("2020-01-01 01:00", tz="Europe/Berlin")
 IDS = [2**60 + 3 * number for number in range(20)]
 
 
@@ -65,10 +66,10 @@ def test_a_record_without_a_value_leaves_the_texts_of_others(tmp_path: Path, end
 
 
 @pytest.mark.parametrize("use", [*USES.values(), {"categorical": {"id": "private"}}, {"categorical": {"id": ["1"]}}])
-@pytest.mark.parametrize("first", [True, False, Decimal("1.00"), Decimal("0"), 1.0])
+@pytest.mark.parametrize("first", [True, False, Decimal("1.00"), Decimal("0"), 1.0, BERLIN])
 def test_a_record_that_equals_others_leaves_their_texts(first: Any, use: dict[str, Any]) -> None:
     """pandas takes True for 1, and 1.00 for 1: the first of them would be the text of all."""
-    others = [1, 0, Decimal("1.0"), True, False, 2]
+    others = [1, 0, Decimal("1.0"), True, False, 2, BERLIN.tz_convert("UTC")]
     if "1" in str(use.get("categorical")):
         first, others = Decimal("1.00"), [1, Decimal("1.0"), "1"]
     found = []
