@@ -423,10 +423,8 @@ def _refuse_mixed(name: str, typed: pd.Series, texts: Sequence[str], written: Ta
         sample = pd.Series(few, dtype=object)
         form = max(forms, key=lambda one: np.isfinite(numbers_in(sample, one)[0]).sum())
         if 2 * np.isfinite(numbers_in(sample, form)[0]).sum() > len(few):
-            bad, marks = (
-                numbers_in(typed, form)[1],
-                f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}",
-            )
+            bad = numbers_in(typed, form)[1]
+            marks = f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}"
             if not bad.any():
                 raise DataError(f"{here} holds numbers in another form ({marks}) than other columns do{advice}")
             row = row_of(typed, bad.argmax())
