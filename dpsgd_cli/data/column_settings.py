@@ -40,7 +40,7 @@ class TableFormat(Section):
     )
     decimal: Mark = Field(".", description="The decimal mark.")
     thousands: Mark | None = Field(
-        None, description="Between groups of three digits; a space stands for every kind of space."
+        None, description="Between groups of three digits; a space stands for every kind of space, ' for \u2019 too."
     )
     symbols: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.common.text_format import count, quoted
 from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.text_features import features
@@ -130,7 +130,7 @@ def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column
         found = (times - np.datetime64(rule.first, "us")) / _DAY
         if missing.any() and column.filling is None:
             raise DataError(
-                f"column {quoted(rule.of)} has {int(missing.sum())} missing dates, first in data row"
+                f"column {quoted(rule.of)} has {count(int(missing.sum()), 'missing date')}, first in data row"
                 f" {row_of(cells, missing.argmax())}; say what they mean,"
                 f" data.missing: {{{rule.of}: {{indicator: true}}}}, or leave those rows out"
             )
@@ -169,9 +169,10 @@ def moments(cells: pd.Series, missing: np.ndarray, form: str) -> np.ndarray:
     times = found.to_numpy("datetime64[us]")
     bad = np.isnat(times) & ~missing
     if bad.any():
+        more = f" and {int(bad.sum()) - 1} more" if bad.sum() > 1 else ""
         raise DataError(
             f"column {quoted(cells.name)} holds no date of the form {form} in data row {row_of(cells, bad.argmax())}"
-            f" (and {int(bad.sum()) - 1} more); mend it, or give the column another use under data.columns"
+            f"{more}; mend it, or give the column another use under data.columns"
         )
     return np.where(missing, np.datetime64(0, "us"), times)
 

@@ -2,8 +2,9 @@
 
 Of each column all cells of the first part are kept, then cells with a text that the column has not had, and infinite
 numbers. All cells, and the different ones among them, are counted. From about `MOST_TEXTS` different texts on, a column
-has no list of categories: of its later cells, only those without a digit are kept, which make a column of numbers one
-of text. So memory depends on the length of a part, not on the number of rows. Of a table of one part all cells stay.
+has no list of categories: of its later cells, one of each new shape is kept, where all runs of digits have one shape.
+So a word or a comma among numbers is found far down, and a day that is none among dates is not. Memory depends on the
+length of a part, not on the number of rows. Of a table of one part all cells stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.data.column_settings import TableFormat
-from dpsgd_cli.data.table import gaps, refuse_nested
+from dpsgd_cli.data.table import gaps
+from dpsgd_cli.data.written_numbers import plain_cells
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class _Column:
     parts: list[pd.Series] = field(default_factory=list)
     seen: set[Any] = field(default_factory=set)
     full: bool = False
+    shapes: set[str] = field(default_factory=set)
     gaps: bool = False
     cells: int = 0
     different: Different = field(default_factory=Different)
@@ -120,7 +123,7 @@ class _Column:
             self._add_fractions(part)
             return
         try:
-            refuse_nested(part)
+            part = plain_cells(part)
         except DataError:
             self.parts += [part] * first
             return
@@ -150,16 +153,36 @@ class _Column:
 
     def _fresh(self, values: np.ndarray) -> np.ndarray:
         """Return the places of the values that are kept, and remember the values."""
-        import pandas as pd
-
-        there = np.arange(len(values))
-        if self.full and values.dtype.kind in "biuf":
-            there = there[~np.isfinite(values)]
-        elif self.full:
-            there = there[~pd.Series(values, dtype=object).astype(str).str.contains(r"\d").to_numpy()]
-        told = values[there].tolist()
-        fresh = [at for at, value in zip(there.tolist(), told, strict=True) if value not in self.seen]
-        fresh = fresh[: max(0, 2 * MOST_TEXTS - len(self.seen))]
-        self.seen.update(values[fresh].tolist())
-        self.full = self.full or len(self.seen) > MOST_TEXTS
+        if self.full:
+            return np.flatnonzero(~np.isfinite(values)) if values.dtype.kind in "biuf" else self._of_new_shapes(values)
+        told = values.tolist()
+        fresh = [at for at, value in enumerate(told) if value not in self.seen][: 2 * MOST_TEXTS - len(self.seen)]
+        self.seen.update(told[at] for at in fresh)
+        self.full = len(self.seen) > MOST_TEXTS
         return np.array(fresh, dtype=int)
+
+    def _of_new_shapes(self, values: np.ndarray) -> np.ndarray:
+        """Return the place of the first value of each shape that no earlier one has; none once there are many."""
+        self.shapes = self.shapes or set(_shapes(list(map(str, self.seen))))
+        if len(self.shapes) > MOST_TEXTS // 2:
+            return np.empty(0, int)
+        shapes = _shapes(list(map(str, values.tolist())))
+        new = set(shapes) - self.shapes if len(shapes) == len(values) else set()
+        self.shapes |= new
+        return np.array(sorted(shapes.index(shape) for shape in new), int)
+
+
+def _shapes(texts: list[str]) -> list[str]:
+    """Return texts with one zero in place of each run of digits.
+
+    >>> _shapes(["1,234.50", "2020-12-31"])
+    ['0,0.0', '0-0-0']
+    """
+    together = _END.join(texts).translate(_DIGITS)
+    while "00" in together:
+        together = together.replace("00", "0")
+    return together.split(_END)
+
+
+_DIGITS = str.maketrans("123456789", "0" * 9)
+_END = "\0\n"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,9 +23,9 @@ from dpsgd_cli.data import table_files
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.computed_columns import moments
 from dpsgd_cli.data.condensed import MOST_HASHES, Condensed
-from dpsgd_cli.data.table import gaps, refuse_nested
+from dpsgd_cli.data.table import gaps
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in, plain_cells, plain_text, row_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ _TITLES = 30
 _BLOCK = 1 << 22
 _OF_WINDOWS = bytes(range(0x80, 0xA0))
 _TEXTS_TRIED = 5000
-_SYMBOLS = ("$", "€", "£", "¥", "%", "USD", "EUR", "GBP", "CHF")
+_SYMBOLS = ("$", "€", "£", "¥", "₹", "₽", "₺", "₩", "%", "USD", "EUR", "GBP", "CHF")
 _MARKS = (
     "-",
     "--",
@@ -58,6 +60,8 @@ _MARKS = (
     "NONE",
 )
 _WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
+_DAYS_OF_EXCEL = range(20_000, 60_000)
+"""Days since 1900, as Excel counts them: 1954 to 2064."""
 _DAYS: tuple[str, ...] = (
     "%Y-%m-%d",
     "%d.%m.%Y",
@@ -88,8 +92,15 @@ _PERSON = (
 _ID = re.compile(
     rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
 )
+_OF_A_DAY = re.compile(r"date|day|datum|tag|jour|fecha|born|since|when|time")
 _OF_A_PERSON = re.compile(_PERSON)
-_A_NUMBER = re.compile(r"\(?[\s+\-\u2212$€£¥%]*\d[\d.,'\s\u00a0\u202f]*[\s$€£¥%]*[\-\u2212)]?")
+_SYMBOL = "|".join(map(re.escape, _SYMBOLS))
+_DIGITS = r"\d[\d.,'\u2019\s]*"
+_A_NUMBER = re.compile(rf"\(?(?:[\s+\-\u2212]|{_SYMBOL})*{_DIGITS}(?:\s|{_SYMBOL})*[\-\u2212)]?")
+_WITH_UNIT = re.compile(rf"[\-\u2212+]?{_DIGITS}(?:(?<=\s)([^\W\d_]\D{{0,7}})|(°\D?))")
+_FEWEST_WITH_UNIT = 5
+_MOST_SHARE = 0.9
+"""Share of a column's different texts that have to look like numbers before the others count as faults."""
 _AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}", re.IGNORECASE)
 
 Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
@@ -198,23 +209,37 @@ def with_numbers(frame: pd.DataFrame, written: TableFormat) -> TableFormat:
     Those that make numbers of the most columns are taken; such a column holds nothing else but marks of missing values.
     """
     columns = [_texts(frame[name]) for name in frame.columns if _is_text(frame[name])]
-    columns = [texts for texts in columns if texts and any(_A_NUMBER.fullmatch(text) for text in texts)]
+    units = {unit for texts in columns if (unit := _unit(texts))}
+    columns = [texts for texts in columns if _unit(texts) or any(_A_NUMBER.fullmatch(text) for text in texts)]
+    every = [*_SYMBOLS, *sorted(units - {*_SYMBOLS})]
     pairs = list(_WRITTEN)
     if written.separator == ";":
         pairs.sort(key=lambda pair: pair[0] != ",")
     best, most = written, 0
     for decimal, thousands in pairs:
-        tried = written.changed(decimal=decimal, thousands=thousands, symbols=list(_SYMBOLS), missing=list(_MARKS))
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=every, missing=list(_MARKS))
         fitting = [texts for texts in columns if _all_numbers(texts, tried)]
         if len(fitting) > most:
             seen = [text for texts in fitting for text in texts]
-            symbols = [one for one in _SYMBOLS if any(one in text for text in seen)]
+            symbols = [one for one in every if any(one in text for text in seen)]
             marks = [one for one in _MARKS if one in seen]
             best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
     dated = {text for name in frame.columns if _is_text(frame[name]) for text in _texts(frame[name]) if text in _MARKS}
     if dated and any(form_of(frame[name], _marks_too(best)) for name in frame.columns if _is_text(frame[name])):
         best = best.changed(missing=[one for one in _MARKS if one in dated])
     return best
+
+
+def _unit(texts: Sequence[str]) -> str:
+    """Return the unit that nearly all texts have behind a number, as kg in 70,5 kg; "" if there is none.
+
+    >>> _unit([f"{number} kg" for number in range(9)]), _unit([f"{number}B" for number in range(9)])
+    ('kg', '')
+    """
+    found = [_WITH_UNIT.fullmatch(text) for text in texts] if len(texts) >= _FEWEST_WITH_UNIT else []
+    units = Counter((one[1] or one[2]).strip() for one in found if one is not None)
+    unit, times = units.most_common(1)[0] if units else ("", 0)
+    return unit if times >= _MOST_SHARE * len(texts) else ""
 
 
 def _marks_too(written: TableFormat) -> TableFormat:
@@ -271,7 +296,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
     import pandas as pd
 
     try:
-        refuse_nested(typed)
+        typed = plain_cells(typed)
     except DataError:
         return Use("lists or objects", "drop", "write plain values, a column for each")
     name, text = str(typed.name), column.kept
@@ -283,8 +308,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
             np.isfinite(numbers).all()
             and ((numbers > numbers.min(initial=np.inf)) & (numbers < numbers.max(initial=-np.inf))).any()
         ):
-            kind = "whole numbers" if (numbers == np.floor(numbers)).all() else "numbers"
-            return Use(kind, "number", "least and largest value", gaps=column.gaps)
+            return replace(_number(name, numbers, bool((numbers == np.floor(numbers)).all())), gaps=column.gaps)
     empty = gaps(text, written)
     there = text[~empty]
     different, cells = column.different, column.cells
@@ -305,7 +329,7 @@ def use_of(typed: pd.Series, column: Condensed, written: TableFormat, told_text:
         numbers, bad = numbers_in(typed, written)
         if not bad.any() and np.isfinite(numbers).any():
             return replace(_of_numbers(name, numbers[~empty], texts, column), gaps=column.gaps)
-        _refuse_mixed(name, typed, bad, texts, written)
+        _refuse_mixed(name, typed, texts, written)
     return _of_texts(name, texts, column, coded)
 
 
@@ -341,6 +365,14 @@ def _of_numbers(name: str, numbers: np.ndarray, texts: Sequence[str], column: Co
             return named
     if len(np.unique(numbers)) <= 2:
         return Use("category", "category", "its values, read from the file", values=tuple(sorted(texts)))
+    return _number(name, numbers, whole)
+
+
+def _number(name: str, numbers: np.ndarray, whole: bool) -> Use:
+    dated = len(numbers) > 0 and numbers.min() in _DAYS_OF_EXCEL and numbers.max() in _DAYS_OF_EXCEL
+    if whole and dated and _OF_A_DAY.search(name.lower()):
+        told = "least and largest value; if Excel counted these days from 1900, write them as dates"
+        return Use("whole numbers", "number", told)
     return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
 
 
@@ -375,33 +407,45 @@ def _of_texts(name: str, texts: list[str], column: Condensed, coded: bool) -> Us
     )
 
 
-def _refuse_mixed(name: str, typed: pd.Series, bad: np.ndarray, texts: list[str], written: TableFormat) -> None:
-    """Raise DataError if most cells of a column look like numbers, or like dates of one form, and some do not."""
+def _refuse_mixed(name: str, typed: pd.Series, texts: Sequence[str], written: TableFormat) -> None:
+    """Raise DataError, naming the first odd row, for a column most of whose cells are numbers or dates of one form."""
     import pandas as pd
 
-    looks = [one for one in texts[:_TEXTS_TRIED] if _A_NUMBER.fullmatch(one)]
-    strict, _ = numbers_in(pd.Series(texts, dtype=object), written)
+    few = texts[:_TEXTS_TRIED]
+    if len(few) < 5:
+        return
     here = f"column {quoted(name)}"
     advice = f"; mend those cells, or say that it holds codes: --text {quoted(name)}"
-    if (
-        len(texts) >= 5
-        and len(looks) >= 0.9 * min(len(texts), _TEXTS_TRIED)
-        and 2 * np.isfinite(strict).sum() > len(texts)
-    ):
-        row = row_of(typed, bad.argmax())
-        marks = f"decimal {quoted(written.decimal)}, thousands {quoted(written.thousands)}"
-        raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
-    if len(texts) < 5:
-        return
-    sample = pd.Series(texts[:_TEXTS_TRIED], dtype=object)
-    for day in _DAYS[:7]:
-        fits = pd.to_datetime(sample, format=day, errors="coerce").notna()
+    looks = sum(any(form.fullmatch(one) for form in (_A_NUMBER, _WITH_UNIT)) for one in few)
+    if looks >= _MOST_SHARE * len(few):
+        every = {"symbols": [*_SYMBOLS, *filter(None, [_unit(few)])], "missing": list(_MARKS)}
+        forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
+        sample = pd.Series(few, dtype=object)
+        form = max(forms, key=lambda one: np.isfinite(numbers_in(sample, one)[0]).sum())
+        if 2 * np.isfinite(numbers_in(sample, form)[0]).sum() > len(few):
+            bad = numbers_in(typed, form)[1]
+            marks = f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}"
+            if not bad.any():
+                raise DataError(f"{here} holds numbers in another form ({marks}) than other columns do{advice}")
+            row = row_of(typed, bad.argmax())
+            raise DataError(f"{here} holds numbers in several forms: not so ({marks}) in data row {row}{advice}")
+    for day in _forms_of_most(few[:20]):
+        fits = pd.to_datetime(pd.Series(few, dtype=object), format=day, errors="coerce", utc=True).notna()
         if 0.5 <= fits.mean() < 1:
-            odd = set(sample[~fits])
+            odd = {one for one, fit in zip(few, fits, strict=True) if not fit}
             row = row_of(typed, typed.astype(str).str.strip().isin(odd).to_numpy().argmax())
             raise DataError(
                 f"{here} holds dates in several forms, or cells that are none: not {day} in data row {row}{advice}"
             )
+
+
+def _forms_of_most(texts: Sequence[str]) -> Iterator[str]:
+    """Yield the forms of dates, with a year of four digits, whose marks between numbers are in half of the texts."""
+    letters = [set(re.sub(r"\s", " ", one).lower()) for one in texts if re.search(r"\d", one)]
+    for day, time in itertools.product((one for one in _DAYS if "%Y" in one), _TIMES):
+        marks = set(re.sub("%.", "", day + time).lower())
+        if marks and 2 * sum(marks <= own for own in letters) >= len(texts):
+            yield day + time
 
 
 def names_something(name: str) -> bool:

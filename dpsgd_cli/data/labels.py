@@ -11,9 +11,9 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, listed, quoted
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table import gaps, refuse_nested, target_scale, to_numbers
+from dpsgd_cli.data.table import gaps, target_scale, to_numbers
 from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import plain_text, row_of
+from dpsgd_cli.data.written_numbers import plain_cells, plain_text, row_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def to_labels(
     Raises DataError for missing labels, labels that are not listed, and columns that are not classes
     (fractions, a single value, nearly as many values as rows).
     """
-    refuse_nested(series)
+    series = plain_cells(series)
     cells = series.astype("category")
     texts = [plain_text(value) for value in cells.cat.categories]
     codes = cells.cat.codes.to_numpy()

@@ -139,6 +139,6 @@ def _digest_of_table(table: pd.DataFrame) -> str:
         except (TypeError, ValueError, NotImplementedError):
             # the error of pandas may show a cell
             raise DataError(
-                f"column {quoted(name)} holds lists, objects or several types; write plain values, a column for each"
+                f"column {quoted(name)} holds cells that are no plain values, or no text that UTF-8 can write"
             ) from None
     return found.hexdigest()

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted, suggested
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import own_table, table
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.opening import kind_for
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, read_table
+from dpsgd_cli.data.table_files import PLAIN, known_columns, read_table
+from dpsgd_cli.data.written_numbers import plain_cells
 from dpsgd_cli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def read(
     frame = read_table(path, kind, data.format, layout.text_columns)
     absent = [name for name in keep if name not in frame.columns]
     if absent:
-        raise UsageError(f"--keep: {path} has no column {quoted(absent[0])}{suggested(absent[0], frame.columns)}")
+        raise UsageError(f"--keep: {path} has no column {quoted(absent[0])}{known_columns(absent[0], frame.columns)}")
     own_table.check_columns(frame, layout, None, str(path))
     reasons: list[str | None] = [None] * len(frame)
     ignored: dict[int, list[int]] = {}
@@ -114,10 +115,11 @@ def _unusable(frame: pd.DataFrame, columns: Sequence[Column], written: TableForm
     if isinstance(own.dtypes.iloc[0], pd.CategoricalDtype):
         own = own.astype(object)  # a part of it would keep all categories
     try:
+        own = plain_cells(own.iloc[:, 0]).to_frame()
         codes, distinct = pd.factorize(own.iloc[:, 0], use_na_sentinel=False)
         first = np.full(len(distinct), len(own))
         np.minimum.at(first, codes, np.arange(len(own)))
-    except TypeError:  # lists and objects
+    except (TypeError, DataError):  # lists and objects
         codes = first = np.arange(len(own))
     found: dict[int, str] = {}
     left = [np.arange(len(first))]

@@ -49,7 +49,8 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
         pairs.append((x, _labels(data, held, x, f"{target}{end}", path)))
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels", data)
-        _refuse_not_finite(x, f"{paths[0]}: x")
+        refuse_not_finite(x, f"{paths[0]}: x")
+    _refuse_outside(data, float(pairs[0][0].min()), float(pairs[0][0].max()), f"{paths[0]}: x")
     classes: tuple[Any, ...] | None = None
     if data.labels_are_arrays:
         labels = [_coder(data, y)(y) for _, y in pairs]
@@ -91,7 +92,7 @@ def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
         raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
     if layout.integers and x.dtype.kind == "f":
         raise DataError(f"{where} holds {x.dtype}, but the model was trained on integers")
-    _refuse_not_finite(x, where)
+    refuse_not_finite(x, where)
     return x.astype(np.int64) if layout.integers else _floating(x)
 
 
@@ -116,13 +117,23 @@ def shape_of(layout: Layout) -> str:
     return f"(N, {', '.join(map(str, layout.shape))})"
 
 
-def _refuse_not_finite(x: np.ndarray, where: str) -> None:
+def refuse_not_finite(x: np.ndarray, where: str) -> None:
+    """Raise DataError for arrays (N, ...) with NaN or infinite values, naming the first row."""
     finite = np.isfinite(flatten(x)).all(axis=1)
     if not finite.all():
         raise DataError(
             f"{where}: NaN or infinite values in {count(int((~finite).sum()), 'row')}, the first is row"
             f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
         )
+
+
+def _refuse_outside(data: Data, least: float, most: float, where: str) -> None:
+    """Raise DataError if all values, from `least` to `most`, are on one side of the public bounds."""
+    if data.bounds is None:
+        return
+    assert not isinstance(data.bounds, dict)
+    if most < data.bounds[0] or least > data.bounds[1]:
+        raise DataError(f"{where}: data.bounds hold none of its values, from row 1 on; are they in another unit?")
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
@@ -195,7 +206,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
     for (features, labels), (path, target) in zip(pairs, names, strict=False):
         x, y = Stored(features), Stored(labels)
         check_shapes(x, y, first, f"{features}", f"{labels}: the labels", data)
-        hashes[str(path)] = _check_features(x)
+        hashes[str(path)] = _check_features(x, data)
         hashes[str(target or path)] = _check_features(y) if several else _check_labels(y, data)
         everything = Selection(len(x))
         rows = DiskRows(x, everything, (_numbers(data),))
@@ -206,8 +217,8 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
     return RawDataset(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
-def _check_features(x: Stored) -> str:
-    """Return the SHA-256 of the file. Raises DataError for values that are not finite."""
+def _check_features(x: Stored, data: Data | None = None) -> str:
+    """Return the SHA-256 of the file. Raises DataError for values that are not finite, or all outside of bounds."""
     per_row = int(np.prod(x.shape[1:]))
     found = _inspected(x, values=False)
     if found["bad"]:
@@ -215,6 +226,8 @@ def _check_features(x: Stored) -> str:
             f"{x.path}: NaN or infinite: {count(found['bad'], 'value')}, the first in row"
             f" {found['first'] // per_row + 1}; fill them or leave those rows out"
         )
+    if data is not None:
+        _refuse_outside(data, found["least"], found["most"], f"{x.path}")
     return str(found["sha256"])
 
 
@@ -265,17 +278,18 @@ def _coder(data: Data, y: Stored | np.ndarray) -> Any:
 
 
 def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
-    """Return the file's `sha256`, and the number (`bad`) and place (`first`) of values that are not finite.
+    """Return the file's `sha256`, its `least` and `most` value, and how many (`bad`) are not finite and the `first`.
 
     With `values`, return all distinct `values` instead. Raises DataError if there are more than `_MOST_VALUES`.
     """
 
     def look_through() -> dict[str, Any]:
         bad, first = 0, 0
+        least, most = np.inf, -np.inf
         present: set[int] = set()
 
         def look(offset: int, piece: memoryview) -> None:
-            nonlocal bad, first
+            nonlocal bad, first, least, most
             begin = max(stored.header - offset, 0)
             numbers = np.frombuffer(piece[begin:], stored.dtype)
             if values:
@@ -284,16 +298,20 @@ def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
                     raise DataError(
                         f"{stored.path} holds more than {_MOST_VALUES} different values: these are no classes"
                     )
-            elif stored.dtype.kind == "f" and not np.isfinite(numbers).all():
+                return
+            if len(numbers):
+                least, most = min(least, float(numbers.min())), max(most, float(numbers.max()))
+            if stored.dtype.kind == "f" and not np.isfinite(numbers).all():
                 wrong = ~np.isfinite(numbers)
                 if bad == 0:
                     first = (offset + begin - stored.header) // stored.dtype.itemsize + int(wrong.argmax())
                 bad += int(wrong.sum())
 
         digest = fingerprint.read_through(stored.path, look)
-        return {"sha256": digest, "bad": bad, "first": first, "values": sorted(int(value) for value in present)}
+        ends = {"least": least, "most": most}
+        return ends | {"sha256": digest, "bad": bad, "first": first, "values": sorted(int(value) for value in present)}
 
-    answer = fingerprint.found(stored.path, f"npy {values}", look_through)
+    answer = fingerprint.found(stored.path, f"npy {values}, ends", look_through)
     fingerprint.found(stored.path, "sha256", lambda: {"sha256": answer["sha256"]})
     return answer
 

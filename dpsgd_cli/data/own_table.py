@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted, similar, suggested
+from dpsgd_cli.common.text_format import quoted, similar
 from dpsgd_cli.data import large_table, table
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, names_of, read_table, table_parts
+from dpsgd_cli.data.table_files import PLAIN, is_record, known_columns, names_of, read_table, table_parts
 from dpsgd_cli.data.users import owners_of
-from dpsgd_cli.data.written_numbers import plain_text
+from dpsgd_cli.data.written_numbers import plain_cells, plain_text
 from dpsgd_cli.discovery.run import codes
 from dpsgd_cli.discovery.settings import Private
 from dpsgd_cli.errors import DataError
@@ -57,6 +57,8 @@ def read(
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
+    if problems.found and any(is_record(list(frame.columns)) for frame in frames):
+        problems.refuse()
     owners: list[np.ndarray | None] = [None] * len(frames)
     if owner is not None and all(owner in frame.columns for frame in frames):
         with problems.kept():
@@ -161,13 +163,13 @@ def check_columns(frame: pd.DataFrame, layout: Layout, target: Target, where: st
     """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
     names = [str(name) for name in frame.columns]
     told = [
-        f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
+        f"there is no column {quoted(name)}, which the model needs{known_columns(name, names)}"
         for name in layout.sources
         if name not in names
     ]
     for name in _names(target):
         if name not in names:
-            told.append(f"there is no column {quoted(name)}, which holds the labels{suggested(name, names)}")
+            told.append(f"there is no column {quoted(name)}, which holds the labels{known_columns(name, names)}")
     if told:
         raise DataError("\n".join(f"{where}: {problem}" for problem in told))
     if frame.empty:
@@ -198,7 +200,7 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     """Return the problems with the columns that the recipe names: each must exist, and have one role."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     problems = [
-        f"{path}: data.{key} names {quoted(name)}, which is no column{suggested(name, names)}"
+        f"{path}: data.{key} names {quoted(name)}, which is no column{known_columns(name, names)}"
         for key, wanted in _named(data).items()
         for name in wanted
         if name not in names
@@ -220,7 +222,7 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
-            f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{suggested(owner, names)}"
+            f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{known_columns(owner, names)}"
         )
     elif owner is not None and owner in (
         *(data.categorical or ()),
@@ -335,8 +337,6 @@ def _private_categories(name: str, filling: Missing, problems: list[str]) -> Col
 
 
 def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
-    held = [frame[name] for frame in frames if name in frame.columns]
-    for cells in held:
-        table.refuse_nested(cells)
+    held = [plain_cells(frame[name]) for frame in frames if name in frame.columns]
     found = {plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))

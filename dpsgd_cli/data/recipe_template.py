@@ -28,7 +28,7 @@ from dpsgd_cli.data.detection import BUCKETS, WORD_BUCKETS, Use
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import to_numbers
-from dpsgd_cli.data.table_files import PLAIN
+from dpsgd_cli.data.table_files import PLAIN, known_columns
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _of_private_table(path: Path, kind: str, target: str, task: Task | None, cat
     """Return a draft by names: how the file is written and the kinds of columns are not detected from their cells."""
     names = list(next(iter(_parts(path, kind, None, {target, *categorical}))).columns)
     wrong = [
-        f"{path}: --{option} names {quoted(name)}, which is no column{suggested(name, names)}"
+        f"{path}: --{option} names {quoted(name)}, which is no column{known_columns(name, names)}"
         for option, told in (("target", [target]), ("categorical", categorical))
         for name in told
         if name not in names or (option == "categorical" and name == target)
@@ -172,7 +172,7 @@ def _head(path: Path, kind: str, target: str, told_text: Sequence[str]) -> tuple
     for option, names in (("--target", [target]), ("--text", told_text)):
         for name in names:
             if name not in head.columns:
-                near = suggested(name, head.columns)
+                near = known_columns(name, head.columns)
                 raise DataError(f"{path}: {option} names {quoted(name)}, which is no column{near}")
     found = detection.with_numbers(head, written)
     return found, head if found == written else next(iter(_parts(path, kind, found, {target})))
@@ -233,6 +233,7 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
         raise DataError("\n".join(wrong))
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
+    own_arrays.refuse_not_finite(x, f"{path}: x")
     held = pd.Series(y, name=target)
     classes = _classes(Condensed(held, False, len(y), held.nunique()), task, path)
     made = Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)

@@ -21,7 +21,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import MISSING, PLAIN
 from dpsgd_cli.data.text_features import described
-from dpsgd_cli.data.written_numbers import numbers_in, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in, plain_cells, plain_text, row_of
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_PROBLEMS = 20
+_FIRST_ROWS = 1000
 
 
 def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
@@ -59,7 +60,7 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, writte
 
 
 def _entries(series: pd.Series, column: Column, written: TableFormat, kept: dict[str, Any]) -> np.ndarray:
-    refuse_nested(series)
+    series = plain_cells(series)
     if column.private == "categories":
         return to_private_codes(series, written)
     if column.private == "bounds":
@@ -81,16 +82,18 @@ class WithinBounds:
 
     def with_part(self, matrix: np.ndarray) -> WithinBounds:
         """Count the next rows (n, D) of the table, and return self."""
-        for at, column in list(self._left.items()):
-            values = matrix[:, at]
-            assert column.bounds is not None
-            outside = (values < column.bounds[0]) | (values > column.bounds[1])
-            if not (outside | (values == column.filling)).all():
-                del self._left[at]
-            elif outside.any():
-                self._first.setdefault(at, self._rows + int(outside.argmax()) + 1)
-                self._outside[at] += int(outside.sum())
-        self._rows += len(matrix)
+        # most columns have a value within in their first rows
+        for rows in (matrix[:_FIRST_ROWS], matrix[_FIRST_ROWS:]):
+            for at, column in list(self._left.items()):
+                values = rows[:, at]
+                assert column.bounds is not None
+                outside = (values < column.bounds[0]) | (values > column.bounds[1])
+                if not (outside | (values == column.filling)).all():
+                    del self._left[at]
+                elif outside.any():
+                    self._first.setdefault(at, self._rows + int(outside.argmax()) + 1)
+                    self._outside[at] += int(outside.sum())
+            self._rows += len(rows)
         return self
 
     def problems(self, where: str) -> list[str]:
@@ -116,15 +119,6 @@ class NoNumbers(DataError):
     """A column that must be numeric holds text or dates."""
 
 
-def refuse_nested(series: pd.Series) -> None:
-    """Raise DataError for a column with lists, arrays or objects as cells."""
-    import pandas as pd
-
-    mixed = series.dtype == object and pd.api.types.infer_dtype(series).startswith("mixed")
-    if mixed and any(pd.api.types.is_list_like(cell) for cell in series):
-        raise DataError(f"column {quoted(series.name)} holds lists or objects; write plain values, a column for each")
-
-
 def gaps(series: pd.Series, written: TableFormat = PLAIN, listed: Sequence[str] = ()) -> np.ndarray:
     """Return a mask (N,) of the cells without a value: empty, or a mark of missing values that is not in `listed`."""
     cells = series.astype("category")
@@ -143,7 +137,7 @@ def to_numbers(
     """
     import pandas as pd
 
-    refuse_nested(series)
+    series = plain_cells(series)
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
         raise NoNumbers(f"column {quoted(series.name)} holds dates; name it under data.columns{drop}")

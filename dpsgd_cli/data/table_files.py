@@ -20,12 +20,12 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import fingerprint, memory
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PLAIN = TableFormat()
 _LONGEST_HEADER = 4_000_000
+_A_RECORD = "its first line looks like a record: if it is no header, say data.format: {header: false}"
+_NO_NAME = re.compile(r"\s*[^\w\s]{0,2}\d[\d\s.,:/%$€T+-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DAMAGED = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RuntimeError),
@@ -84,6 +86,8 @@ def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
         # a name in quotes may go on in the next line
         rows = csv.reader(itertools.chain([first], lines), delimiter=separator, skipinitialspace=written.trim)
         names = named(next(rows, []))
+    if not names:
+        raise DataError(f"{path} holds no line of text{f' after line {written.skip}' * (written.skip > 0)}")
     if not written.header:
         names = [str(number) for number in range(1, len(names) + 1)]
     _refuse_twice(path, names)
@@ -99,6 +103,23 @@ def named(header: Sequence[object]) -> list[str]:
     texts = ["" if cell is None or cell != cell else str(cell) for cell in header]
     told = [" ".join(text.split()) if "\n" in text else text for text in texts]
     return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
+
+
+def known_columns(name: str, names: Iterable[object]) -> str:
+    """Return a hint to follow a name that is no column of a table (`suggested`), which shows no cell."""
+    known = [str(one) for one in names]
+    return f"; {_A_RECORD}" if is_record(known) else suggested(name, known)
+
+
+def is_record(names: Sequence[str]) -> bool:
+    """Return True if names are perhaps cells, which no message shows: some are numbers or dates, which do not count on.
+
+    >>> is_record(["2019", "2020", "name"]), is_record(["34", "Smith"]), is_record(["1st visit", "age"])
+    (False, True, False)
+    """
+    numbers = [one for one in names if _NO_NAME.fullmatch(one)]
+    first = int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
+    return len(numbers) == 1 or numbers != [str(first + at) for at in range(len(numbers))]
 
 
 def table_parts(
@@ -155,8 +176,9 @@ def _csv_parts(
     import pandas as pd
 
     written, names = head_of(path, written)
-    with _as_data_errors(path), _unpacked(path) as stream:
-        for frame in pd.read_csv(stream, chunksize=rows, **_options(written, names, text_columns, MISSING)):
+    how = _options(written, names, text_columns, MISSING)
+    with _as_data_errors(path), _unpacked(path) as stream, pd.read_csv(stream, chunksize=rows, **how) as parts:
+        for frame in parts:
             if frame.empty:
                 return
             yield _with_categories(_some(frame, only), text_columns)
@@ -321,10 +343,13 @@ def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], o
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
     frame = pd.DataFrame(rows)
-    nested = [name for name in frame.columns if any(isinstance(cell, list | dict) for cell in frame[name])]
-    if frame.empty or nested:
-        what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
-        raise DataError(f"{path}: {what}")
+    if frame.empty:
+        raise DataError(f"{path} has no rows")
+    for row, cells in enumerate(rows, 1):
+        nested = next((name for name, cell in cells.items() if isinstance(cell, list | dict)), None)
+        if nested is not None:
+            what = f"column {quoted(nested)} holds lists or objects, first in data row {row}; write plain values"
+            raise DataError(f"{path}: {what}")
     for name in text_columns & {*frame.columns}:
         frame[name] = pd.Series([row.get(name) for row in rows], dtype=object, index=frame.index)
     if owner in frame.columns:
@@ -335,13 +360,24 @@ def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], o
 def _object(line: str, number: int) -> Any:
     """Return the content of a line of JSON. Raises _Unreadable for invalid JSON, and text that UTF-8 cannot write."""
     try:
-        found = json.loads(line)
+        found = json.loads(line, object_pairs_hook=_once)
+    except _Unreadable as error:
+        raise _Unreadable(f"line {number} {error}") from None
     except RecursionError:
         raise _Unreadable(f"line {number} is nested too deeply") from None
     except ValueError as error:
         raise _Unreadable(f"line {number} is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
     if "\\u" in line and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
         raise _Unreadable(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff), which is no text")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises _Unreadable if it has a key twice: one of its two values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise _Unreadable(f"has the key {quoted(twice)} twice")
     return found
 
 
@@ -383,6 +419,11 @@ def _first_line(lines: TextIO, path: Path, comment: str | None) -> str:
             raise DataError(
                 f"{path} cannot be read as a table: its first line is longer than {_LONGEST_HEADER} characters;"
                 " is it text, with a header of column names?"
+            )
+        if "\0" in line:
+            raise DataError(
+                f"{path} cannot be read as a table: its first line holds NUL characters; is it text, and"
+                " data.format.encoding right, say utf-16-le?"
             )
         line = line if comment is None else line.partition(comment)[0]
         if line.strip():
@@ -499,12 +540,12 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
         with _parquet(path) as (_, schema):
             from pyarrow.parquet import read_table as read_arrow
 
+            _refuse_twice(path, list(map(str, schema.names)))
             texts = sorted(_texts_in(schema, text_columns))
             # each column is handed over without a copy, or its own is freed at once
             arrow = read_arrow(path, read_dictionary=texts)
             frame = memory.frame_of(arrow, split_blocks=True, self_destruct=True)
             del arrow
-    _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
     return frame.rename(columns=str).reset_index(drop=True)
@@ -512,6 +553,8 @@ def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owne
 
 def _refuse_twice(path: Path, names: list[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice and is_record(names):
+        raise DataError(f"{path}: two columns have one name; {_A_RECORD}")
     if twice:
         raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
 

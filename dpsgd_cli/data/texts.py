@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import quoted, suggested
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
-from dpsgd_cli.data.table_files import read_table
+from dpsgd_cli.data.table_files import known_columns, read_table
 from dpsgd_cli.data.text_features import hashed
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError, UsageError
@@ -74,7 +74,7 @@ def with_labels(
         for target in known.target_names:
             for frame, path in zip(frames, paths, strict=True):
                 if target not in frame.columns:
-                    raise DataError(f"{path} has no column {quoted(target)}{suggested(target, list(frame.columns))}")
+                    raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.columns)}")
         labels, classes = read_targets(known, frames, paths)
     owner = data.owner_column
     owners = [
@@ -108,7 +108,7 @@ def _frame(path: Path, kind: str, data: Data, owner: str | None = None) -> pd.Da
     frame = read_table(path, kind, data.format, text, owner)
     if column not in frame.columns:
         raise DataError(
-            f"{path} has no column {quoted(column)}{suggested(str(column), list(frame.columns))}; data.text names it"
+            f"{path} has no column {quoted(column)}{known_columns(str(column), frame.columns)}; data.text names it"
         )
     return frame
 
@@ -123,7 +123,7 @@ def rows_of(frame: pd.DataFrame, data: Data, where: str, base: Path) -> np.ndarr
     column = _told(data).column or "text"
     if column not in frame.columns:
         raise DataError(
-            f"{where} has no column {quoted(column)}{suggested(column, list(frame.columns))}; data.text names it"
+            f"{where} has no column {quoted(column)}{known_columns(column, frame.columns)}; data.text names it"
         )
     cells = frame[column].astype(object)
     missing = np.array([not isinstance(cell, str) for cell in cells], dtype=bool)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.table_files import MISSING
+from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SPACES = " \u00a0\u2009\u202f"
+_APOSTROPHES = "'\u2019"
 
 
 def row_of(cells: pd.Series, place: int | np.integer) -> int:
@@ -26,10 +31,40 @@ def row_of(cells: pd.Series, place: int | np.integer) -> int:
 
 
 def plain_text(value: object) -> str:
-    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
+    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text.
+
+    Equal numbers have the same text, and so have equal times, which are told in UTC.
+
+    >>> plain_text(3.0), plain_text(Decimal("1.50")), plain_text("3.0")
+    ('3', '1.5', '3.0')
+    """
+    if isinstance(value, Decimal) and value.is_finite():
+        value = float(value) if float(value) == value else format(value.normalize(), "f")
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC)
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)
+
+
+def plain_cells(cells: pd.Series) -> pd.Series:
+    """Return a column in which cells are equal only if their texts (`plain_text`) are.
+
+    pandas takes True for 1. Of both in one column the first would stand for all, so one record would change others.
+    True and False beside other cells therefore become text, which is no number. Raises DataError, naming the first row,
+    for lists, arrays and objects.
+    """
+    import pandas as pd
+
+    if cells.dtype != object or not pd.api.types.infer_dtype(cells).startswith("mixed"):
+        return cells
+    nested = next((at for at, cell in enumerate(cells) if pd.api.types.is_list_like(cell)), None)
+    if nested is not None:
+        raise DataError(
+            f"column {quoted(cells.name)} holds lists or objects, first in data row {row_of(cells, nested)}; write"
+            " plain values, a column for each"
+        )
+    return cells.map(lambda cell: str(cell) if isinstance(cell, bool | np.bool_ | complex) else cell)
 
 
 def number_form(written: TableFormat) -> re.Pattern[str]:
@@ -40,13 +75,9 @@ def number_form(written: TableFormat) -> re.Pattern[str]:
     [True, True, False, False]
     """
     decimal = re.escape(written.decimal)
-    groups = (
-        ""
-        if written.thousands is None
-        else f"[{_SPACES}]"
-        if written.thousands in _SPACES
-        else re.escape(written.thousands)
-    )
+    groups = re.escape(written.thousands or "")
+    for alike in (_SPACES, _APOSTROPHES):
+        groups = f"[{alike}]" if written.thousands and written.thousands in alike else groups
     whole = rf"[1-9]\d{{0,2}}(?:{groups}\d{{3}})+|\d+" if groups else r"\d+"
     sign, blank = r"([+\-\u2212]?)", f"[{_SPACES}]*"
     symbol = f"(?:{'|'.join(map(re.escape, written.symbols))})?" if written.symbols else ""
@@ -74,11 +105,11 @@ def numbers_in(cells: pd.Series, written: TableFormat) -> tuple[np.ndarray, np.n
     """
     import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(cells):
+    if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_complex_dtype(cells):
         return cells.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(cells), bool)
     values = cells.astype("category")
     form, blank = number_form(written), {*MISSING, *written.marks}
-    unwanted = str.maketrans(dict.fromkeys((written.thousands or "") + _SPACES) | {written.decimal: "."})
+    unwanted = str.maketrans(dict.fromkeys((written.thousands or "") + _SPACES + _APOSTROPHES) | {written.decimal: "."})
     found, bad = np.full(len(values.cat.categories) + 1, np.nan), np.zeros(len(values.cat.categories) + 1, bool)
     for index, value in enumerate(values.cat.categories):
         if isinstance(value, str):

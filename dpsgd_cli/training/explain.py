@@ -60,6 +60,8 @@ from dpsgd_cli.training.intervals import Inference
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
 _MOST_COLUMNS, _MOST_IN_PAIRS, _MOST_PAIRS = 200, 24, 5
+_PAIRS_AT_ONCE = 32
+"""Pairs whose outputs are computed together: some thousand rows."""
 _LEAST_PAIR = 0.02
 """Least size of a pair that is reported, as a share of the largest column's."""
 _MOST_RECORDS = 200_000
@@ -359,16 +361,20 @@ def _pairs(trained: Trained, trial: int, columns: Sequence[int], others: np.ndar
     """Return the size of what each pair of columns does only together, at five values of each."""
     found, known = [], trained.layout.columns or ()
     few = others[:: max(1, len(others) // 8)]
-    for one, other in itertools.combinations(columns, 2):
-        first, second = (np.array(_grid(known[at]) or [])[_five(len(_grid(known[at]) or []))] for at in (one, other))
-        rows = np.tile(few, (len(first) * len(second), 1, 1))
-        grid = np.array(list(itertools.product(first, second)))
-        rows[:, :, one], rows[:, :, other] = grid[:, :1], grid[:, 1:]
-        flat = rows.reshape(-1, few.shape[1])
-        told = _explained(trained, trained.outputs(flat, trial, exactly=True))
-        table = told.reshape(len(first), len(second), len(few), -1).mean(axis=2)
-        table = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean(axis=(0, 1))
-        found.append(Pair(columns=(known[one].name, known[other].name), size=float(table.std(axis=(0, 1)).max())))
+    points = {at: np.array(_grid(known[at]) or [])[_five(len(_grid(known[at]) or []))] for at in columns}
+    pairs = list(itertools.combinations(columns, 2))
+    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+        some, rows = pairs[start : start + _PAIRS_AT_ONCE], []
+        for one, other in some:
+            grid = np.array(list(itertools.product(points[one], points[other])))
+            own = np.tile(few, (len(grid), 1, 1))
+            own[:, :, one], own[:, :, other] = grid[:, :1], grid[:, 1:]
+            rows.append(own.reshape(-1, few.shape[1]))
+        told = _explained(trained, trained.outputs(np.concatenate(rows), trial, exactly=True))
+        for (one, other), its in zip(some, np.split(told, np.cumsum([len(own) for own in rows])[:-1]), strict=True):
+            table = its.reshape(len(points[one]), len(points[other]), len(few), -1).mean(axis=2)
+            table = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean(axis=(0, 1))
+            found.append(Pair(columns=(known[one].name, known[other].name), size=float(table.std(axis=(0, 1)).max())))
     return found
 
 

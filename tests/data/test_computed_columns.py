@@ -62,7 +62,7 @@ def test_a_missing_date_means_what_the_recipe_says() -> None:
     assert found[:, :2].tolist() == [[1, 0], [5, 1], [5, 1]]
     assert found[1:, 2].tolist() == [7, 7] and columns[2].values is not None and columns[2].values[7] == ""
     assert matrix(["2020-01-02", ""], use, value="2020-01-03")[0][1, 0] == 2
-    with pytest.raises(DataError, match="'c' has 1 missing dates, first in data row 2"):
+    with pytest.raises(DataError, match="'c' has 1 missing date, first in data row 2"):
         matrix(["2020-01-02", None], use)
 
 

@@ -37,6 +37,9 @@ GERMAN = TableFormat(decimal=",", thousands=".", symbols=["€", "%"], missing=[
         ("--5", TableFormat(symbols=["$"]), "bad"),
         ("1 234,5", TableFormat(decimal=",", thousands=" "), 1234.5),
         ("1\u00a0234", TableFormat(thousands=" "), 1234),
+        ("1\u2019234.5", TableFormat(thousands="'"), 1234.5),
+        ("1'234", TableFormat(thousands="\u2019"), 1234),
+        ("1'234", TableFormat(thousands=","), "bad"),
         ("\u22125", TableFormat(), -5),
         ("1e3", TableFormat(), 1000),
         ("1,5", TableFormat(), "bad"),
@@ -82,11 +85,34 @@ def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes,
         (["1 %", "2.5%"], {"symbols": ["%"]}),
         (["red", "-"], {}),
         (["1.2.3", "1.2.4"], {}),
+        (["1.234,50 EUR", "-7,00 EUR"], {"decimal": ",", "thousands": ".", "symbols": ["EUR"]}),
+        (["1\u2019234.50", "12\u2019345.00"], {"thousands": "'"}),
+        (["57,3 kg", "60,1 kg", "71,0 kg", "80,2 kg", "99,9 kg"], {"decimal": ",", "symbols": ["kg"]}),
+        (["21.5 °C", "20.0 °C", "19.5 °C", "18.0 °C", "-3.5 °C"], {"symbols": ["°C"]}),
+        (["5 apples", "7 pears", "6 plums", "9 nuts", "8 figs"], {}),
+        (["10B", "11B", "12B", "13B", "14B"], {}),
     ],
 )
 def test_numbers_that_are_found(cells: list[str], found: dict[str, Any]) -> None:
     written = detection.with_numbers(pd.DataFrame({"a": cells}, dtype=object), TableFormat(separator=","))
     assert written.model_dump(exclude_defaults=True, exclude={"separator"}) == found
+
+
+def test_units_that_differ_and_days_that_excel_counts_are_told(tmp_path: Path) -> None:
+    def drafted(column: str, cells: list[str]) -> Result:
+        rows = "".join(f"{cell};{at};{'uv'[at % 2]}\n" for at, cell in enumerate(cells))
+        (tmp_path / "t.csv").write_text(f"{column};m;y\n{rows}")
+        return command("recipe", "new", tmp_path / "t.csv", "--target", "y")
+
+    kilograms = [f"{50 + at},5 kg" for at in range(12)]
+    found = drafted("weight", kilograms)
+    assert "symbols kg beside numbers" in found.output and re.search(r"\nweight +numbers", found.output)
+    mixed = drafted("weight", [*kilograms[:9], "150,5 lb", *kilograms[9:]])
+    assert mixed.exit_code == 2 and re.search("'weight' holds numbers in several forms: .* data row 10", mixed.stderr)
+    assert (
+        "if Excel counted these days from 1900"
+        in drafted("sold at day", [str(43000 + 9 * at) for at in range(12)]).output
+    )
 
 
 def test_training_does_not_find_out_what_the_recipe_leaves_out(tmp_path: Path) -> None:

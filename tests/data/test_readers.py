@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ USES: dict[str, dict[str, Any]] = {
     "hash": {"columns": {"id": {"hash": 64}}},
     "text": {"columns": {"id": {"text": 16}}},
 }
+BERLIN = pd.Timestamp("2020-01-01 01:00", tz="Europe/Berlin")
 IDS = [2**60 + 3 * number for number in range(20)]
 
 
@@ -44,7 +46,7 @@ def written(path: Path, ids: Sequence[int | None]) -> None:
 
 def features(path: Path, use: str, **more: Any) -> np.ndarray:
     opening._kept.clear()
-    told = {"path": path.name, "target": "y", "classes": ["u", "v"], **USES[use], **more}
+    told = {"path": path.name, "target": "y", "classes": ["u", "v"], **USES.get(use, {}), **more}
     part = opening.load_raw(Data.model_validate(told), path.parent).train
     return np.asarray(part.x[0 : len(part)])
 
@@ -60,6 +62,21 @@ def test_a_record_without_a_value_leaves_the_texts_of_others(tmp_path: Path, end
         written(tmp_path / f"{name}.{kind}", ids)
         found.append(features(tmp_path / f"{name}.{kind}", use, **more))
     assert len(np.unique(found[1], axis=0)) > 5
+    np.testing.assert_array_equal(found[0][1:], found[1])
+
+
+@pytest.mark.parametrize("use", [*USES.values(), {"categorical": {"id": "private"}}, {"categorical": {"id": ["1"]}}])
+@pytest.mark.parametrize("first", [True, False, Decimal("1.00"), Decimal("0"), 1.0, BERLIN])
+def test_a_record_that_equals_others_leaves_their_texts(first: Any, use: dict[str, Any]) -> None:
+    """pandas takes True for 1, and 1.00 for 1: the first of them would be the text of all."""
+    others = [1, 0, Decimal("1.0"), True, False, 2, BERLIN.tz_convert("UTC")]
+    if "1" in str(use.get("categorical")):
+        first, others = Decimal("1.00"), [1, Decimal("1.0"), "1"]
+    found = []
+    for cells in ([first, *others], others):
+        frame = pd.DataFrame({"id": pd.Series(cells, dtype=object), "y": ["u", "v", *["u"] * (len(cells) - 2)]})
+        with memory.holding(Path("t.parquet"), frame):
+            found.append(features(Path("t.parquet"), "", **use))
     np.testing.assert_array_equal(found[0][1:], found[1])
 
 

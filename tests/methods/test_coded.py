@@ -19,6 +19,7 @@ from dpsgd_cli.data.step_settings import Bin
 from dpsgd_cli.engine import coded_table
 from dpsgd_cli.engine.coded_rows import CodedColumn, CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
+from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.methods.dp_sgd import coded as coded_sums
 from dpsgd_cli.preconditioning.marginals import counted, counted_codes
@@ -162,6 +163,28 @@ def test_training_is_that_on_features(
     assert one.keys() == other.keys()
     for name, own in one.items():
         torch.testing.assert_close(own, other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_adds_nothing_and_leaves_the_others() -> None:
+    sums = object.__new__(coded_sums.CodedSums)
+    sums.context = SimpleNamespace(loss=cross_entropy)  # type: ignore[assignment]
+    scores = torch.tensor([[[3.0, 0.0, 1.0], [1.0, 5.0, 0.5]]], dtype=torch.float64)
+    labels, squares = torch.tensor([[1, 0, 1]]), torch.tensor([[4.0, 9.0, 0.25]], dtype=torch.float64)
+
+    def weights(scores: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        seen = Diagnostics(1, torch.device("cpu"))
+        return sums._weights(scores, labels, squares, Clipping(torch.tensor([[0.5]])), seen)
+
+    sound = weights(scores, squares)
+    lengths = sound.square().sum(dim=1).mul(squares).sqrt()
+    assert torch.isfinite(sound).all() and (lengths <= 0.5 + 1e-12).all() and (lengths > 0.49).any()
+    for odd in (float("inf"), float("nan")):
+        for given in (
+            (torch.cat([scores[..., :1], scores[..., 1:2] * odd, scores[..., 2:]], dim=2), squares),
+            (scores, squares * torch.tensor([[1.0, odd, 1.0]], dtype=torch.float64)),
+        ):
+            found = weights(*given)
+            assert (found[..., 1] == 0).all() and torch.equal(found[..., ::2], sound[..., ::2])
 
 
 def test_sums_whose_rounding_is_not_covered_are_made_of_features() -> None:

@@ -59,6 +59,7 @@ class CodedSums:
             self.always = made.moved(at, every[:1, at], every[:1] * 0)[:, 0, 0]
         self.beyond = (self.always.square() + float(self.has_bias)).unsqueeze(1)
         self.lengths = LookUp([one.square().sum(dim=2) for one in moved])
+        self.codes = self.table.codes(0, self.table.rows) if coded.in_memory else None
         # rows on disk would need 8 bytes each, so theirs are made anew in each step
         pieces = [self._squares(start) for start in range(0, self.table.rows, PIECE)] if coded.in_memory else []
         self.kept = torch.cat(pieces, dim=1) if pieces else None
@@ -82,7 +83,7 @@ class CodedSums:
         totals, every = [torch.zeros_like(torch.cat(lane)) for lane in scoring.lanes], torch.zeros_like(begun)
         for start in range(first, last, PIECE):
             stop = min(start + PIECE, last)
-            codes = self.table.codes(start, stop)
+            codes = self.table.codes(start, stop) if self.codes is None else self.codes[:, start:stop]
             scores = scoring.sums(codes).view(*begun.shape, -1) + begun.unsqueeze(2)
             if self.kept is None:
                 squares = self.lengths.sums(codes) + self.beyond
@@ -124,4 +125,7 @@ class CodedSums:
         factors = clipping.factors(clipping.norms.to(PRECISION).unsqueeze(-1), squares.sqrt())[0]
         if clipping.on_norms is not None:
             clipping.on_norms(squares, None)
-        return torch.where(torch.isfinite(squares[0]).unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
+        weights = slopes * factors.unsqueeze(1)
+        if torch.isfinite(squares.amax()):  # so are all, for none is below 0; usually
+            return weights
+        return torch.where(torch.isfinite(squares[0]).unsqueeze(1), weights, 0.0)
