@@ -71,7 +71,7 @@ def exact_sums(predictions: np.ndarray, targets: np.ndarray, units: Units) -> np
     """Return the four sums over predictions (n,) and targets (n,). Private."""
     p, y = predictions.astype(np.float64), targets.astype(np.float64)
     z = np.clip((p - units.centre) / units.scale, -1, 1)
-    r = np.clip((y - np.clip(p, -1, 1)) / units.bound, -1, 1)
+    r = np.clip((np.clip(y, -1, 1) - np.clip(p, -1, 1)) / units.bound, -1, 1)
     parts = np.stack([r, r * z, WEIGHT * z, WEIGHT * z**2])
     return np.asarray(np.where(np.isfinite(p) & np.isfinite(y), parts, 0.0).sum(axis=1))
 

@@ -88,6 +88,13 @@ def test_the_sums_are_those_that_the_proof_names() -> None:
     assert found == pytest.approx(np.add(first, second))
 
 
+def test_targets_beyond_their_bounds_count_as_the_bounds_as_in_training() -> None:
+    """Prediction .9 is .1 below the bound 1, which is .2 of a residual's; 5 and 1e30 are no further away than 1."""
+    for prediction, target in ((0.9, 5.0), (0.9, 1e30), (-0.9, -5.0)):
+        (residual, *_) = exact_sums(np.array([prediction]), np.array([target]), UNITS)
+        assert residual == pytest.approx(math.copysign(0.2, target))
+
+
 def test_without_noise_the_correction_is_least_squares() -> None:
     rng = np.random.default_rng(0)
     told = rng.uniform(-0.6, 0.2, 500)
@@ -174,6 +181,13 @@ def test_the_correction_survives_a_stop(visits: Path, write_recipe: WriteRecipe)
     assert again.calibrating.corrections.tolist() != [[1.0, 0.0]]
     first.calibrating.corrections.zero_()
     assert (kept["calibration"] != 0).any()  # a snapshot of its own
+
+
+def test_a_recipe_that_asks_for_it_gets_a_bias(visits: Path, write_recipe: WriteRecipe) -> None:
+    """Adam has no automatic rate, and there a model of bins has no bias unless something needs it."""
+    method = {"kind": "dp-gd", "optimizer": {"kind": "adam"}, "calibration": {"share": 0.1}}
+    _, trained = begun(write_recipe, method=method, epochs=2)
+    assert trained.calibrating is not None and trained.context.pack.size == trained.calibrating.bias + 1
 
 
 @pytest.mark.parametrize(
