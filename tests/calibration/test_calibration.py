@@ -197,6 +197,10 @@ def test_a_recipe_that_asks_for_it_gets_a_bias(visits: Path, write_recipe: Write
         ({"model": {"kind": "convex", "loss": "squared", "radius": 1}}, "no radius"),
         ({"model": {"kind": "convex", "loss": "squared", "bias": False}}, "a bias"),
         ({"model": {"kind": "mlp"}}, "linear or convex"),
+        (
+            {"model": {"kind": "linear"}, "data": VISITS["data"] | {"target": ["visits", "b"], "bounds": None}},
+            "one data.target",
+        ),
         ({"privacy": {"delta": 1e-5}}, "share of privacy.budget"),
         ({"privacy": VISITS["privacy"] | {"unit": {"column": "age", "most_rows": 2}}}, "priced for records"),
         ({"privacy": VISITS["privacy"] | {"clipping": {"kind": "quantile"}}}, "clipping.kind flat"),
