@@ -104,6 +104,8 @@ class Calibrating:
         self.context, self.records = context, [plan.sampling.records for plan in plans]
         found = {trial: released_calibration(plan) for trial, plan in enumerate(plans)}
         self.mechanisms = {trial: mechanism for trial, mechanism in found.items() if mechanism is not None}
+        self.due = set(self.mechanisms)
+        """Trials whose release is not made yet: each was charged for one."""
         self.bias = next(at for name, (at, _) in context.pack.spans.items() if name.endswith("bias"))
         self.corrections = torch.tensor([[1.0, 0.0]] * context.trials, dtype=torch.float64)
         """Scale and shift (R, 2) of each trial, on the host."""
@@ -134,11 +136,12 @@ class Calibrating:
         )
 
     def release(self, trials: Sequence[int], inner: Tensor, weights: Tensor, table: Table) -> None:
-        """Make the releases of the `trials` that ended, and their corrections.
+        """Make the releases of the `trials` that ended, and their corrections. A trial's second release is left out.
 
         `weights` (R, P) are the models that predict the rows of `table`; `inner` the same on preconditioned rows.
         """
-        due = [trial for trial in trials if trial in self.mechanisms]
+        due = [trial for trial in trials if trial in self.due]
+        self.due.difference_update(due)
         if not due:
             return
         context, exact = self.context, np.zeros((len(due), 4))

@@ -152,9 +152,19 @@ def test_noise_is_added_and_only_training_records_are_summed(
     released, rows, noised = np.array([600.0, 40.0, 9.0, 20.0]), [], []
     data = {key: value for key, value in VISITS["data"].items() if key != "split"}
     at, method = begun(write_recipe, data=data, folds=2, epochs=3)
-    monkeypatch.setattr(run, "gaussian", lambda *given: noised.append(given) or released)
-    monkeypatch.setattr(run, "exact_sums", lambda p, y, units: rows.append(len(p)) or exact_sums(p, y, units))
+
+    def drawn(*given: Any) -> np.ndarray:
+        noised.append(given)
+        return released
+
+    def sums(p: np.ndarray, y: np.ndarray, units: Units) -> np.ndarray:
+        rows.append(len(p))
+        return exact_sums(p, y, units)
+
+    monkeypatch.setattr(run, "gaussian", drawn)
+    monkeypatch.setattr(run, "exact_sums", sums)
     for epoch in range(3):
+        assert not noised, "only the last step's weights are corrected"
         method.run_epoch(epoch)
     held, calibrating = at.context.table.held_out, method.calibrating
     assert held is not None and calibrating is not None
@@ -188,6 +198,27 @@ def test_a_recipe_that_asks_for_it_gets_a_bias(visits: Path, write_recipe: Write
     method = {"kind": "dp-gd", "optimizer": {"kind": "adam"}, "calibration": {"share": 0.1}}
     _, trained = begun(write_recipe, method=method, epochs=2)
     assert trained.calibrating is not None and trained.context.pack.size == trained.calibrating.bias + 1
+
+
+def test_a_training_that_is_stopped_for_good_is_calibrated_once(
+    visits: Path, write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was charged for one release, and whoever asks again gets no second one with other noise."""
+    _, method = begun(write_recipe, epochs=4, seed=None, privacy={"budget": {"epsilon": 4, "delta": 1e-5}})
+    released: list[str] = []
+
+    def drawn(*given: Any) -> np.ndarray:
+        released.append(given[1])
+        return np.array([600.0, 0, 0, 0])
+
+    monkeypatch.setattr(run, "gaussian", drawn)
+    for epoch in range(2):
+        method.run_epoch(epoch)
+    plain = method.output.clone()
+    assert released == []
+    method.infer()
+    method.infer()
+    assert released == ["calibration"] and not torch.equal(method.output, plain)
 
 
 @pytest.mark.parametrize(
