@@ -135,8 +135,13 @@ METHOD: dict[str, dict[str, Any]] = {
         "method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}, "calibration": {"share": 0.3}},
         "epochs": 2,
         "data": {
-            **{"target": "b", "task": "regression", "classes": "", "target_bounds": [0, 1], "drop": ["y"]},
-            **{"bounds": {"a": [0, 1]}, "preprocess": [{"bin": {"waves": 4}}]},
+            "target": "b",
+            "task": "regression",
+            "classes": "",
+            "target_bounds": [0, 1],
+            "drop": ["y"],
+            "bounds": {"a": [0, 1]},
+            "preprocess": [{"bin": {"waves": 4}}],
         },
     },
     "raw pca": {

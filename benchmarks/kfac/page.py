@@ -106,11 +106,7 @@ CASES = [
         for rate in GRID
     ),
     *(Case(FINAL, one.title, one.recipe, (*one.changes, *LAST), one.trials) for one in NETWORKS),
-    *(
-        Case(FINAL, one.without[2], one.recipe, LAST, one.trials)
-        for one in NETWORKS
-        if one.without[0] == "kfac"
-    ),
+    *(Case(FINAL, one.without[2], one.recipe, LAST, one.trials) for one in NETWORKS if one.without[0] == "kfac"),
 ]
 
 

@@ -7,7 +7,7 @@ Notation: y is a record's target and p its prediction by the trained model, both
 bounds are -1 and 1. c, s > 0 and b, with 0 < b <= 1, are functions of public numbers and of earlier releases. clamp(t)
 is t moved into [-1, 1].
 
-    z = clamp((p - c) / s),    r = clamp((y - clamp(p)) / b)
+    z = clamp((p - c) / s),    r = clamp((clamp(y) - clamp(p)) / b)
 
 Release. Together, once, after the last step, with noise of one scale on all entries:
 

@@ -71,7 +71,7 @@ def exact_sums(predictions: np.ndarray, targets: np.ndarray, units: Units) -> np
     """Return the four sums over predictions (n,) and targets (n,). Private."""
     p, y = predictions.astype(np.float64), targets.astype(np.float64)
     z = np.clip((p - units.centre) / units.scale, -1, 1)
-    r = np.clip((y - np.clip(p, -1, 1)) / units.bound, -1, 1)
+    r = np.clip((np.clip(y, -1, 1) - np.clip(p, -1, 1)) / units.bound, -1, 1)
     parts = np.stack([r, r * z, WEIGHT * z, WEIGHT * z**2])
     return np.asarray(np.where(np.isfinite(p) & np.isfinite(y), parts, 0.0).sum(axis=1))
 
@@ -104,6 +104,8 @@ class Calibrating:
         self.context, self.records = context, [plan.sampling.records for plan in plans]
         found = {trial: released_calibration(plan) for trial, plan in enumerate(plans)}
         self.mechanisms = {trial: mechanism for trial, mechanism in found.items() if mechanism is not None}
+        self.due = set(self.mechanisms)
+        """Trials whose release is not made yet: each was charged for one."""
         self.bias = next(at for name, (at, _) in context.pack.spans.items() if name.endswith("bias"))
         self.corrections = torch.tensor([[1.0, 0.0]] * context.trials, dtype=torch.float64)
         """Scale and shift (R, 2) of each trial, on the host."""
@@ -134,11 +136,12 @@ class Calibrating:
         )
 
     def release(self, trials: Sequence[int], inner: Tensor, weights: Tensor, table: Table) -> None:
-        """Make the releases of the `trials` that ended, and their corrections.
+        """Make the releases of the `trials` that ended, and their corrections. A trial's second release is left out.
 
         `weights` (R, P) are the models that predict the rows of `table`; `inner` the same on preconditioned rows.
         """
-        due = [trial for trial in trials if trial in self.mechanisms]
+        due = [trial for trial in trials if trial in self.due]
+        self.due.difference_update(due)
         if not due:
             return
         context, exact = self.context, np.zeros((len(due), 4))

@@ -179,8 +179,8 @@ def calibration_problems(recipe: Recipe) -> list[str]:
         problems.append(
             f"{where}: is for numbers, a linear or convex model with loss squared and a bias, and no radius"
         )
-    if not isinstance(recipe.data.target_bounds, tuple):
-        problems.append(f"{where}: needs data.target_bounds of one target; give them")
+    if isinstance(recipe.data.target, list) or recipe.data.target_bounds is None:
+        problems.append(f"{where}: needs one data.target, and its data.target_bounds; give them")
     if privacy.unit is not None:
         problems.append(f"{where}: is priced for records, and users have several; leave it out")
     if privacy.budget is None or privacy.budget_covers == "training":

@@ -271,6 +271,8 @@ def _bias(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return AutoChoice(key, True, "")
     if known is not None and covers(recipe) and RuleProblem(recipe, known).of_target:
         return AutoChoice(key, True, "the mean of targets may be far from 0")
+    if recipe.calibration is not None:
+        return AutoChoice(key, True, "method.calibration moves it")
     return AutoChoice(key, False, "bin adds a constant column")
 
 

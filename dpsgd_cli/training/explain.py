@@ -174,6 +174,8 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
         why = "its law is known for the last weights, or the mean of the last"
     elif not isinstance(privacy.clipping, FlatClipping) or privacy.correlated is not None:
         why = "its law is known for flat clipping and independent noise"
+    elif recipe.calibration is not None:
+        why = "its law is known for weights that no method.calibration corrects"
     elif not isinstance(records, int) or not ledger.is_file():
         why = "the model does not say how much there was"
     if why is not None or not (isinstance(method, DpSgdMethod) and isinstance(method.optimizer, SgdSettings)):

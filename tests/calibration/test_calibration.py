@@ -88,6 +88,13 @@ def test_the_sums_are_those_that_the_proof_names() -> None:
     assert found == pytest.approx(np.add(first, second))
 
 
+def test_targets_beyond_their_bounds_count_as_the_bounds_as_in_training() -> None:
+    """Prediction .9 is .1 below the bound 1, which is .2 of a residual's; 5 and 1e30 are no further away than 1."""
+    for prediction, target in ((0.9, 5.0), (0.9, 1e30), (-0.9, -5.0)):
+        (residual, *_) = exact_sums(np.array([prediction]), np.array([target]), UNITS)
+        assert residual == pytest.approx(math.copysign(0.2, target))
+
+
 def test_without_noise_the_correction_is_least_squares() -> None:
     rng = np.random.default_rng(0)
     told = rng.uniform(-0.6, 0.2, 500)
@@ -145,9 +152,19 @@ def test_noise_is_added_and_only_training_records_are_summed(
     released, rows, noised = np.array([600.0, 40.0, 9.0, 20.0]), [], []
     data = {key: value for key, value in VISITS["data"].items() if key != "split"}
     at, method = begun(write_recipe, data=data, folds=2, epochs=3)
-    monkeypatch.setattr(run, "gaussian", lambda *given: noised.append(given) or released)
-    monkeypatch.setattr(run, "exact_sums", lambda p, y, units: rows.append(len(p)) or exact_sums(p, y, units))
+
+    def drawn(*given: Any) -> np.ndarray:
+        noised.append(given)
+        return released
+
+    def sums(p: np.ndarray, y: np.ndarray, units: Units) -> np.ndarray:
+        rows.append(len(p))
+        return exact_sums(p, y, units)
+
+    monkeypatch.setattr(run, "gaussian", drawn)
+    monkeypatch.setattr(run, "exact_sums", sums)
     for epoch in range(3):
+        assert not noised, "only the last step's weights are corrected"
         method.run_epoch(epoch)
     held, calibrating = at.context.table.held_out, method.calibrating
     assert held is not None and calibrating is not None
@@ -176,6 +193,34 @@ def test_the_correction_survives_a_stop(visits: Path, write_recipe: WriteRecipe)
     assert (kept["calibration"] != 0).any()  # a snapshot of its own
 
 
+def test_a_recipe_that_asks_for_it_gets_a_bias(visits: Path, write_recipe: WriteRecipe) -> None:
+    """Adam has no automatic rate, and there a model of bins has no bias unless something needs it."""
+    method = {"kind": "dp-gd", "optimizer": {"kind": "adam"}, "calibration": {"share": 0.1}}
+    _, trained = begun(write_recipe, method=method, epochs=2)
+    assert trained.calibrating is not None and trained.context.pack.size == trained.calibrating.bias + 1
+
+
+def test_a_training_that_is_stopped_for_good_is_calibrated_once(
+    visits: Path, write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was charged for one release, and whoever asks again gets no second one with other noise."""
+    _, method = begun(write_recipe, epochs=4, seed=None, privacy={"budget": {"epsilon": 4, "delta": 1e-5}})
+    released: list[str] = []
+
+    def drawn(*given: Any) -> np.ndarray:
+        released.append(given[1])
+        return np.array([600.0, 0, 0, 0])
+
+    monkeypatch.setattr(run, "gaussian", drawn)
+    for epoch in range(2):
+        method.run_epoch(epoch)
+    plain = method.output.clone()
+    assert released == []
+    method.infer()
+    method.infer()
+    assert released == ["calibration"] and not torch.equal(method.output, plain)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -183,6 +228,10 @@ def test_the_correction_survives_a_stop(visits: Path, write_recipe: WriteRecipe)
         ({"model": {"kind": "convex", "loss": "squared", "radius": 1}}, "no radius"),
         ({"model": {"kind": "convex", "loss": "squared", "bias": False}}, "a bias"),
         ({"model": {"kind": "mlp"}}, "linear or convex"),
+        (
+            {"model": {"kind": "linear"}, "data": VISITS["data"] | {"target": ["visits", "b"], "bounds": None}},
+            "one data.target",
+        ),
         ({"privacy": {"delta": 1e-5}}, "share of privacy.budget"),
         ({"privacy": VISITS["privacy"] | {"unit": {"column": "age", "most_rows": 2}}}, "priced for records"),
         ({"privacy": VISITS["privacy"] | {"clipping": {"kind": "quantile"}}}, "clipping.kind flat"),

@@ -179,6 +179,16 @@ def test_a_band_whose_law_is_not_known_is_left_out(
     assert all(shape.noise is None for shape in found.shapes) and why in found.about_noise
 
 
+def test_a_corrected_model_has_no_band(write_recipe: WriteRecipe, train: Train, line: pd.DataFrame) -> None:
+    """The correction multiplies effects by up to 1.5, and has noise of its own."""
+    given: dict[str, Any] = {"data": LINE | {"evaluation": "public"}, "model": {"kind": "convex", "loss": "squared"}}
+    privacy = {"budget": {"epsilon": 4, "delta": 1e-5}, "noise_source": "seeded"}
+    for share, there in (({"share": 0.1}, False), (None, True)):
+        recipe = write_recipe(**given, privacy=privacy, repeats=1, epochs=2, method=FULL | {"calibration": share})
+        found = explain.explain(Trained.load(train(recipe, save_models=True)))
+        assert all((shape.noise is not None) == there for shape in found.shapes), found.about_noise
+
+
 def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
     recipe = write_recipe(data=table_of(tmp_path), repeats=1, seed=None, method=FULL)
     trained = CliRunner().invoke(main, ["train", str(recipe), "--out", str(tmp_path / "out")])

@@ -373,7 +373,12 @@ class DpSgd(GradientMethod):
         return () if self.preconditioning is None else self.preconditioning.maps
 
     def infer(self) -> Sequence[np.ndarray]:
-        """Make the rounds of `intervals/price.py` for each trial, on its training rows (`Method.infer`)."""
+        """Make the rounds of `intervals/price.py` for each trial, on its training rows (`Method.infer`).
+
+        A training that was stopped before its last epoch is calibrated now, as it was charged for that.
+        """
+        if self.calibrating is not None:
+            self.calibrate([trial for trial, length in enumerate(self.lengths) if self._done < length])
         rounds = [released_rounds(plan) for plan in self.plans]
         if self._inferred or not rounds[0]:
             return self._inferred
