@@ -85,6 +85,11 @@ class Method(ABC):
         """Maps A (D, D) of rows, one per trial, that explaining a model needs; empty where rows were not mapped."""
         return ()
 
+    @property
+    def corrections(self) -> Sequence[np.ndarray]:
+        """Scale and shift (2,) of predictions, one per trial, that the weights hold; empty without calibration."""
+        return ()
+
     def infer(self) -> Sequence[np.ndarray]:
         """Return what intervals are computed from, a vector for each trial (`intervals/run.py`); empty without any.
 

@@ -22,7 +22,8 @@ that recursion have product b and |p + q| <= 1 + b, and r_k = sum_i p^i q^(k-i).
 (k + 1) b^(k/2), which is at most sum_i b^i by the inequality of means. For real roots |r_k| grows with |p + q|, so it
 is at most that of the roots 1 and b: sum_i b^i again, the weight without curvature. So s bounds the noise in every
 direction. Where the curvature changes, or gradients are clipped, this holds to first order around the final weights.
-The effect c w of a public vector c has noise of deviation s |c|, or s |P c| behind a preconditioner P.
+The effect c w of a public vector c has noise of deviation s |c|, or s |P c| behind a preconditioner P, times the scale
+of a calibration (`calibration/run.py`), whose own noise is left out.
 `tests/training/test_explain.py` compares that with the spread of 40 trainings on the same records.
 """
 
@@ -37,7 +38,7 @@ from pathlib import Path
 import numpy as np
 
 from dpsgd_cli.accounting.ledger import read_entries
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, LastIterate
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.bins import BinColumns
@@ -48,13 +49,13 @@ from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes, roc
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, SgdSettings, TailIterates
+from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.shapes import Coefficient, Explained, Pair, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training import intervals as of_coefficients
 from dpsgd_cli.training.evaluation import reading_of
-from dpsgd_cli.training.inference import MAP, Trained
+from dpsgd_cli.training.inference import CORRECTION, MAP, Trained
 from dpsgd_cli.training.intervals import Inference
 
 _POINTS = 41
@@ -166,7 +167,7 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
         why = "the training had no noise"
     elif trained.data.labels_are_arrays:
         why = "its law is known for one class or number a record"
-    elif not (isinstance(method, DpSgdMethod) and method.batching == "full" and isinstance(recipe.model, OneLayer)):
+    elif not (isinstance(method, Preconditioned) and method.batching == "full" and isinstance(recipe.model, OneLayer)):
         why = "its law is known for linear models and full batches"
     elif not isinstance(method.optimizer, SgdSettings) or not isinstance(method.rate, float):
         why = "its law is known for descent at a constant rate"
@@ -174,24 +175,28 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
         why = "its law is known for the last weights, or the mean of the last"
     elif not isinstance(privacy.clipping, FlatClipping) or privacy.correlated is not None:
         why = "its law is known for flat clipping and independent noise"
-    elif recipe.calibration is not None:
-        why = "its law is known for weights that no method.calibration corrects"
     elif not isinstance(records, int) or not ledger.is_file():
         why = "the model does not say how much there was"
-    if why is not None or not (isinstance(method, DpSgdMethod) and isinstance(method.optimizer, SgdSettings)):
+    if why is not None or not (isinstance(method, Preconditioned) and isinstance(method.optimizer, SgdSettings)):
         return None, f"No band of noise is shown: {why}."
     steps = [entry.release.mechanism for entry in read_entries(ledger)[trial] if entry.phase == "train"]
-    sums = [one for one in steps if isinstance(one, GaussianSum)]
+    sums = [one for one in steps if isinstance(one, GaussianSum) and not isinstance(one, LastIterate)]
     if len(sums) < len(steps) or not sums or not isinstance(records, int) or not isinstance(method.rate, float):
         return None, "No band of noise is shown: its law is known for Gaussian sums."
     average = method.average
     share = average.fraction if isinstance(average, TailIterates) else 1 / len(sums)
     tail = Tail(epochs=len(sums), momentum=method.optimizer.momentum_value, fraction=share)
     reach = method.rate / (1 - tail.momentum) / records
-    found = reach * math.hypot(*(tail.weight(t) * one.noise_multiplier * one.sensitivity for t, one in enumerate(sums)))
+    corrected = float(trained.bundle.kept.get(f"{trial}/{CORRECTION}", np.ones(1))[0])
+    found = (
+        corrected
+        * reach
+        * math.hypot(*(tail.weight(t) * one.noise_multiplier * one.sensitivity for t, one in enumerate(sums)))
+    )
     return found, (
         "Bands are 1.96 standard deviations of the noise of training, as it would be if the loss had no curvature: an"
-        " upper bound to first order. They do not say how far the records stand for other people."
+        f" upper bound to first order{'' if recipe.calibration is None else ', without the noise of the calibration'}."
+        " They do not say how far the records stand for other people."
     )
 
 

@@ -77,8 +77,10 @@ _MOST_NUMBERS = 1 << 24
 """Most outputs at once where a record has some for each of its places: 64 MiB in float32."""
 MAP = "map"
 RELEASED = "intervals"
-"""Keys of a trial's map of rows, and of what intervals need, among the arrays of a bundle; only `explain.py` uses them.
-"""
+CORRECTION = "calibration"
+"""Keys of a trial's map of rows, of what intervals need, and of the scale and shift that its weights hold, among the
+arrays of a bundle; only `explain.py` uses them."""
+OF_METHOD = (MAP, RELEASED, CORRECTION)
 
 
 def bundle_of(trials: Trials, span: slice) -> Bundle:
@@ -105,7 +107,8 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         loaded = list(pack.untrained)  # of the folder, or computed from its configuration
     untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
-    for key, made in ((MAP, trials.method.maps), (RELEASED, trials.method.infer())):
+    method = trials.method
+    for key, made in ((MAP, method.maps), (RELEASED, method.infer()), (CORRECTION, method.corrections)):
         kept |= {f"{trial}/{key}": own for trial, own in enumerate(made)}
     return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
 
@@ -227,7 +230,7 @@ class Trained:
         """Return the preprocessing of one trial, or of all."""
         if trial not in self._pipelines:
             chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
-            steps = {key: held for key, held in chosen.kept.items() if key.rpartition("/")[2] not in (MAP, RELEASED)}
+            steps = {key: held for key, held in chosen.kept.items() if key.rpartition("/")[2] not in OF_METHOD}
             self._pipelines[trial] = pipeline_of(self.data, self.loaded.base, self.layout, steps | chosen.unreleased)
         return self._pipelines[trial]
 

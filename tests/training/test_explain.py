@@ -179,14 +179,27 @@ def test_a_band_whose_law_is_not_known_is_left_out(
     assert all(shape.noise is None for shape in found.shapes) and why in found.about_noise
 
 
-def test_a_corrected_model_has_no_band(write_recipe: WriteRecipe, train: Train, line: pd.DataFrame) -> None:
-    """The correction multiplies effects by up to 1.5, and has noise of its own."""
-    given: dict[str, Any] = {"data": LINE | {"evaluation": "public"}, "model": {"kind": "convex", "loss": "squared"}}
-    privacy = {"budget": {"epsilon": 4, "delta": 1e-5}, "noise_source": "seeded"}
-    for share, there in (({"share": 0.1}, False), (None, True)):
-        recipe = write_recipe(**given, privacy=privacy, repeats=1, epochs=2, method=FULL | {"calibration": share})
-        found = explain.explain(Trained.load(train(recipe, save_models=True)))
-        assert all((shape.noise is not None) == there for shape in found.shapes), found.about_noise
+def test_the_band_is_as_much_wider_as_a_calibration_makes_effects(
+    write_recipe: WriteRecipe, train: Train, line: pd.DataFrame
+) -> None:
+    """And dp-gd has the band of full batches."""
+    data: dict[str, Any] = LINE | {"evaluation": "public"}
+    given: dict[str, Any] = {"data": data, "model": {"kind": "convex", "loss": "squared"}, "repeats": 1, "epochs": 2}
+    given["privacy"] = {"budget": {"epsilon": 100, "delta": 1e-5}, "noise_source": "seeded"}
+    bands = []
+    for kind in ("dp-sgd", "dp-gd"):
+        method = FULL | {"kind": kind, "calibration": {"share": 0.1}}
+        trained = Trained.load(train(write_recipe(**given, method=method), save_models=True))
+        found = explain.explain(trained, with_curves=False)
+        assert "without the noise of the calibration" in found.about_noise
+        correction = trained.bundle.kept["0/calibration"]
+        scale, correction[0] = float(correction[0]), 1.0
+        plain = explain.explain(trained, with_curves=False)
+        assert scale != 1
+        for wide, narrow in zip(found.shapes, plain.shapes, strict=True):
+            assert wide.noise is not None and wide.noise == pytest.approx(np.multiply(narrow.noise, scale))
+        bands.append([shape.noise for shape in found.shapes])
+    assert bands[0] == bands[1]
 
 
 def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:

@@ -372,6 +372,10 @@ class DpSgd(GradientMethod):
     def maps(self) -> Sequence[np.ndarray]:
         return () if self.preconditioning is None else self.preconditioning.maps
 
+    @property
+    def corrections(self) -> Sequence[np.ndarray]:
+        return () if self.calibrating is None else [own.numpy() for own in self.calibrating.corrections]
+
     def infer(self) -> Sequence[np.ndarray]:
         """Make the rounds of `intervals/price.py` for each trial, on its training rows (`Method.infer`).
 
