@@ -12,7 +12,8 @@ much log loss it is behind the best of them, by epsilon: means over tables, each
 Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten. Exit
 code 1 if the rule does worse at some epsilon than at a smaller one by more than noise (`worse`).
 `digits` are 10,000 of MNIST's training part, after training on the others, as `recipes/frontier/mnist.yaml` says; its
-official test records are not looked at. `small digits`, `drawings` and `drawings on leaves` (`drawn.py`) are for
+official test records are not looked at. `digits by mlp` are the same with the network of `recipes/mnist-poisson.yaml`.
+`small digits`, `drawings` and `drawings on leaves` (`drawn.py`) are for
 convolutional networks. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
 others; the 10,000 that judge in `results/frontier/` are not looked at.
 """
@@ -246,6 +247,15 @@ OF_NETWORKS: Candidates = {
     "4 copies": ({}, ["data.augment={copies: 4, crop: 2, flip: false}"]),
     "last half": ({}, ["method.averaging={kind: tail}"]),
 }
+OF_MLP: Candidates = {
+    "the rule": ({}, []),
+    "as with all records": (vars(auto_rule.MLP), ["method.averaging={kind: tail}"]),
+    "noise 0.3": ({"noise": 0.3}, []),
+    "noise multiplier 1": ({"least_noise": 1.0}, []),
+    "noise multiplier 2": ({"least_noise": 2.0}, []),
+    "last half": ({}, ["method.averaging={kind: tail}"]),
+    "last weights": ({}, ["method.averaging=null"]),
+}
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
 OF_CLASSES: Candidates = {
     "the rule": ({}, []),
@@ -306,6 +316,18 @@ PROBLEMS |= {
         OF_DIGITS,
         (0.3, 1.0, 3.0),
         (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS),
+        partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
+    ),
+    "digits by mlp": Problem(
+        lambda folder: Path("mnist-poisson"),
+        ("MLP_SAMPLED",),
+        OF_MLP,
+        (1.0, 3.0),
+        (
+            *(f"data.validation={{records: {HELD}, public: true}}", "epochs=auto", *FEW_TRIALS),
+            *("method={kind: dp-sgd, batching: poisson}", "privacy.clipping={kind: flat}"),
+            "privacy.schedule={kind: auto}",
+        ),
         partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
     ),
     "small digits": Problem(partial(drawn.write_digits, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)),

@@ -17,8 +17,8 @@ Notation:
 
 The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
 with more than two classes, or on directions of synthetic images (the step `rotate`); linear with a target,
-preconditioned by counts, by second moments, or not; MLP with classes or a target; convolutional network (`cnn`,
-`wrn`).
+preconditioned by counts, by second moments, or not; MLP with a target, with classes and sampled batches, or with
+classes and all records; convolutional network (`cnn`, `wrn`).
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
@@ -36,7 +36,8 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
 - Calibration, for .05 of what the preconditioner leaves of mu^2, for a squared loss behind counts, but not of
   logarithms: clipped residuals move predictions from the mean towards the median (`calibration/price.py`).
-- Momentum, and the average of the last half of the steps; for a convolutional network the moving one (`ema`).
+- Momentum, and the average of the last half of the steps; for a convolutional network, and an MLP with classes and
+  sampled batches, the moving one (`ema`).
 - Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP, .1 for a convolutional network. A small budget is
   best spent on records with small residuals, a large one on all. Probabilities allow for the clipping
   (`metrics.probabilities_by`).
@@ -66,16 +67,17 @@ preconditioned by counts, by second moments, or not; MLP with classes or a targe
 - Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`, or fewer
   for many records. They cost time, not budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
-- Sampled batches of a convolutional network: so large that T steps have a noise multiplier of about 1, at which the
-  noise of all steps together is 1.3 times that of full batches. A record is expected in at most 40 steps, or in as many
-  as the recipe says, which may make T smaller, but not below `fewest`.
+- Sampled batches of a convolutional network, or an MLP with classes: so large that T steps have a noise multiplier of
+  about 1, or 1.5, at which the noise of all steps together is 1.3, or 1.1, times that of full batches. A record is
+  expected in at most 40 steps, or in as many as the recipe says, which may make T smaller, but not below `fewest`.
 - Not chosen: augmented copies. Four copies of a digit cost four times the time and were no more accurate at epsilon 8.
 
 The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
 directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's, those
 for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
 `results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's digits and on synthetic
-drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`).
+drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`). Those for
+an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`).
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.data.step_settings import Drawn
 from dpsgd_cli.engine.settings import CnnModel, ConvexModel, MlpModel, OneLayer, WrnModel
@@ -159,6 +162,7 @@ DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), clip_scale_n_mu=640_000, paid
 DRAWN: dict[Drawn, RuleConstants] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
 MLP = RuleConstants(noise=0.6, rate_limits=(2, 2), momentum=0.9, fewest=100, most=200, clips=(1, 1))
 MLP_TARGETS = replace(MLP, rate_limits=(0.5, 0.5))
+MLP_SAMPLED = replace(MLP, noise=0.2, rate_limits=(0.5, 0.5), most=8000, least_noise=1.5)
 CONVOLUTIONAL = RuleConstants(
     noise=0.2, rate_limits=(0.2, 0.2), momentum=0.9, fewest=100, most=4000, clips=(0.1, 0.1), least_noise=1.0
 )
@@ -186,7 +190,9 @@ class RuleProblem:
         if isinstance(self.recipe.model, CnnModel | WrnModel):
             return CONVOLUTIONAL
         if isinstance(self.recipe.model, MlpModel):
-            return MLP_TARGETS if self.of_target else MLP
+            if self.of_target:
+                return MLP_TARGETS
+            return MLP_SAMPLED if BATCHINGS[self.recipe.method.batching].sampled else MLP
         if self.recipe.preconditioner is None:
             return TARGETS if self.of_target else TEXTS if self.recipe.data.of_texts else LINEAR
         if self.drawn is not None:

@@ -23,7 +23,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
-from dpsgd_cli.engine.settings import CnnModel, OneLayer, WrnModel
+from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
@@ -342,7 +342,7 @@ def _averaging(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return None
     if not covers(recipe) or privacy is None or privacy.schedule.adaptive:
         return AutoChoice(key, method.average, "")
-    if isinstance(recipe.model, CnnModel | WrnModel):
+    if known is not None and RuleProblem(recipe, known).terms.least_noise is not None:
         return AutoChoice(key, EmaSettings(), "recent steps count most")
     return AutoChoice(key, TailIterates(), "the last half of the steps")
 

@@ -186,13 +186,9 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     average = method.average
     share = average.fraction if isinstance(average, TailIterates) else 1 / len(sums)
     tail = Tail(epochs=len(sums), momentum=method.optimizer.momentum_value, fraction=share)
-    reach = method.rate / (1 - tail.momentum) / records
+    noise = (tail.weight(t) * one.noise_multiplier * one.sensitivity for t, one in enumerate(sums))
     corrected = float(trained.bundle.kept.get(f"{trial}/{CORRECTION}", np.ones(1))[0])
-    found = (
-        corrected
-        * reach
-        * math.hypot(*(tail.weight(t) * one.noise_multiplier * one.sensitivity for t, one in enumerate(sums)))
-    )
+    found = corrected * method.rate / (1 - tail.momentum) / records * math.hypot(*noise)
     return found, (
         "Bands are 1.96 standard deviations of the noise of training, as it would be if the loss had no curvature: an"
         f" upper bound to first order{'' if recipe.calibration is None else ', without the noise of the calibration'}."

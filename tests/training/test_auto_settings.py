@@ -429,6 +429,19 @@ def test_batches_of_a_network_make_the_noise_and_the_steps_that_the_rule_says(im
     assert reach * 0.1 <= 2
 
 
+def test_batches_of_an_mlp_with_classes_are_larger_and_its_steps_longer(images: Path) -> None:
+    """T = .2 n mu / 5 steps of clip norm 1, with noise multiplier 1.5. Shuffled batches keep rates of full ones."""
+    recipe, plan = of_network(images, "model={kind: mlp}")
+    steps, z = recipe.epochs * plan.sampling.steps_per_epoch, plan.noise_multipliers[0]
+    assert abs(steps - 0.2 * 50_000 * mu_of(1, 1e-5) / 5) <= plan.sampling.steps_per_epoch
+    assert z == pytest.approx(1.5, rel=0.15)
+    assert recipe.privacy.clipping.norm == 1 and recipe.method.averaging.kind == "ema"
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    assert reach * math.sqrt(steps) * z / recipe.method.batch_size == pytest.approx(0.2, rel=1e-4) and reach <= 5
+    shuffled = of_network(images, "model={kind: mlp}", "method.batching=shuffle")[0]
+    assert shuffled.method.averaging.kind == "tail" and shuffled.method.batch_size == 8192
+
+
 def test_a_record_is_in_forty_steps_of_a_network_at_most(images: Path) -> None:
     """At a budget that pays for .2 n mu / 2 = 8,330 steps; there are fewer, with the same noise multiplier."""
     recipe, plan = of_network(images, "privacy.budget.epsilon=8")
