@@ -33,15 +33,25 @@ def _rate(value: float) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """A recipe with factors, and the rows without them: (page, table, case) of trials with the same seeds."""
+    """A recipe with factors, and the rows without them: (page, table, case) of trials with the same seeds.
+
+    `changes` make the factors; `both` has other changes of the recipe, which the rows without factors share.
+    """
 
     title: str
     recipe: str
     changes: tuple[str, ...]
     without: tuple[str, str, str]
     trials: int
+    both: tuple[str, ...] = ()
 
 
+AUTOMATIC = (
+    "method={kind: dp-sgd, batching: shuffle}",
+    "privacy.clipping={kind: flat}",
+    "privacy.schedule={kind: auto}",
+    "epochs=auto",
+)
 NETWORKS = (
     *(
         Network(
@@ -59,6 +69,14 @@ NETWORKS = (
         (_factors("uniform"),),
         ("yu2019", "table2", "exponential"),
         3,
+    ),
+    Network(
+        "MLP of Yu et al. on MNIST, rho .78125, automatic settings",
+        "yu2019/mnist-uniform",
+        (_factors("uniform"),),
+        ("kfac", FINAL, f"MLP of Yu et al. on MNIST, rho .78125, automatic settings, {WITHOUT}"),
+        5,
+        AUTOMATIC,
     ),
     *(
         Network(title, recipe, (_factors(probes),), ("kfac", FINAL, f"{title}, {WITHOUT}"), 1)
@@ -105,8 +123,12 @@ CASES = [
         for kind, damping in KINDS.items()
         for rate in GRID
     ),
-    *(Case(FINAL, one.title, one.recipe, (*one.changes, *LAST), one.trials) for one in NETWORKS),
-    *(Case(FINAL, one.without[2], one.recipe, LAST, one.trials) for one in NETWORKS if one.without[0] == "kfac"),
+    *(Case(FINAL, one.title, one.recipe, (*one.both, *one.changes, *LAST), one.trials) for one in NETWORKS),
+    *(
+        Case(FINAL, one.without[2], one.recipe, (*one.both, *LAST), one.trials)
+        for one in NETWORKS
+        if one.without[0] == "kfac"
+    ),
 ]
 
 

@@ -30,6 +30,8 @@ RESOLVED = 100.0
 """Spread of predictions, in standard deviations of its noise, down to which s is wider, so that fewer are clamped."""
 LEAST_SPREAD = 8.0
 """Least spread of predictions, in standard deviations of its noise, for which there is a slope."""
+MOST_NOISE = 0.1
+"""Largest standard deviation of the slope's own noise for which there is a slope."""
 DOUBT = 2.0
 """Factor of the share of an estimate's square that noise explains, by which the estimate is shrunk."""
 MOST_SLOPE = 0.5
@@ -86,8 +88,10 @@ def corrected(released: np.ndarray, deviation: float, records: int, units: Units
     spread = float(released[3]) / WEIGHT - records * mean**2
     slope, around = 0.0, units.centre + units.scale * mean
     if spread > LEAST_SPREAD * deviation / WEIGHT * math.hypot(1.0, 2 * mean):
-        found = _shrunk(products - mean * residuals, deviation * math.hypot(1.0, mean)) / spread
-        slope = min(max(found * units.bound / units.scale, -MOST_SLOPE), MOST_SLOPE)
+        noise, unit = deviation * math.hypot(1.0, mean), units.bound / units.scale / spread
+        if noise * unit <= MOST_NOISE:
+            slope = _shrunk(products - mean * residuals, noise) * unit
+    slope = min(max(slope, -MOST_SLOPE), MOST_SLOPE)
     shift = _shrunk(residuals, deviation) / records * units.bound
     return Correction(1 + slope, min(max(shift, -1.0), 1.0) - slope * around)
 
