@@ -157,6 +157,7 @@ def said(rows: Rows) -> Mapping[str, str]:
         "gain_1": gains[0],
         "gain_3": gains[1],
         "gain_mlp": gains[2],
+        "gain_auto": gains[3],
     }
 
 
