@@ -285,6 +285,19 @@ def mu_squared_left(budget: Limit, spent: Sequence[Release]) -> float:
     return _most_mu_squared(_after(budget, thresholds)) - total_mu_squared(rest)
 
 
+def multiplier_of_share(budget: Limit, before: Sequence[Release], share: float) -> float:
+    """Return the noise multiplier of a Gaussian on all records that gets `share` of the mu^2 left after `before`.
+
+    It is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022, Corollary 2).
+
+    Raises InfeasibleBudget if `before` leaves nothing.
+    """
+    left = mu_squared_left(budget, before)
+    if not left > 0:
+        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
+    return (share * left) ** -0.5
+
+
 def _thresholds_apart(releases: Sequence[Release]) -> tuple[list[Release], list[Release]]:
     """Return the releases without thresholds, and the thresholds, which have a delta and no mu."""
     thresholds = [release for release in releases if isinstance(release.mechanism, Threshold)]

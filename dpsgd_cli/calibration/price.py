@@ -31,10 +31,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
+from dpsgd_cli.accounting.budget import multiplier_of_share
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.errors import InfeasibleBudget
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -56,11 +55,8 @@ def with_calibration(recipe: Recipe, before: Sequence[Release]) -> tuple[Release
     settings, budget = recipe.calibration, recipe.required_privacy.budget
     if settings is None or budget is None:
         return tuple(before)
-    left = mu_squared_left(budget, before)
-    if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     moved = sensitivity(recipe.adjacency)
-    multiplier = (settings.share * left) ** -0.5
+    multiplier = multiplier_of_share(budget, before, settings.share)
     return (*before, Release(GaussianSum(multiplier, recipe.adjacency, sensitivity=moved, label=LABEL)))
 
 

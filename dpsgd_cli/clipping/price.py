@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
+from dpsgd_cli.accounting.budget import multiplier_of_share
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.errors import InfeasibleBudget
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -34,8 +33,7 @@ def sensitivity(adjacency: Adjacency) -> float:
 def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
     """Return `before`, followed by the recipe's histogram, if it has one: a Gaussian with its share of the rest.
 
-    The share is one of mu^2 = 1 / z^2, so that z = 1 / sqrt(share mu^2), as for a preconditioner
-    (`second_moments.py`). The noise of the steps is solved for with the whole list.
+    The noise of the steps is solved for with the whole list.
 
     Raises InfeasibleBudget if `before` leaves nothing.
     """
@@ -43,11 +41,8 @@ def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
     share, budget = privacy.clipping.share_before, privacy.budget
     if share is None or budget is None:
         return tuple(before)
-    left = mu_squared_left(budget, before)
-    if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     adjacency = recipe.adjacency
-    multiplier = (share * left) ** -0.5
+    multiplier = multiplier_of_share(budget, before, share)
     return (*before, Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)))
 
 

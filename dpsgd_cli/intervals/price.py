@@ -32,10 +32,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
+from dpsgd_cli.accounting.budget import multiplier_of_share
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.errors import InfeasibleBudget
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -59,11 +58,8 @@ def with_intervals(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
     share, budget = recipe.inference_share, recipe.required_privacy.budget
     if share is None or budget is None:
         return tuple(before)
-    left = mu_squared_left(budget, before)
-    if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     adjacency = recipe.adjacency
-    multipliers = [(share * part * left) ** -0.5 for part in ROUNDS]
+    multipliers = [multiplier_of_share(budget, before, share * part) for part in ROUNDS]
     moved = sensitivity(adjacency)
     return (*before, *(Release(GaussianSum(z, adjacency, sensitivity=moved, label=LABEL)) for z in multipliers))
 

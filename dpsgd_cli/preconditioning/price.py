@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import format_budget, mu_squared_left
+from dpsgd_cli.accounting.budget import multiplier_of_share
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.plugins import named
-from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
 if TYPE_CHECKING:
@@ -84,20 +83,16 @@ def weight_of(share: float) -> float:
 def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
     """Return `before`, followed by the release of the recipe's preconditioner: a Gaussian with its share of the rest.
 
-    The share is one of mu^2 = 1 / z^2, the total that Gaussian mechanisms on all records add up to (Dong, Roth and Su
-    2022, Corollary 2): z = 1 / sqrt(share mu^2). The budget left for the steps is solved for with the whole list, by
-    the accountant that prices it. So the share decides how the budget is divided and never how large it is.
+    The budget left for the steps is solved for with the whole list, by the accountant that prices it. So the share
+    (`accounting.budget.multiplier_of_share`) decides how the budget is divided and never how large it is.
 
     Raises InfeasibleBudget if `before` leaves nothing.
     """
     settings, budget = recipe.preconditioner, recipe.required_privacy.budget
     if settings is None or budget is None:
         return tuple(before)
-    left = mu_squared_left(budget, before)
-    if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
     adjacency = recipe.adjacency
-    multiplier = (settings.share * left) ** -0.5
+    multiplier = multiplier_of_share(budget, before, settings.share)
     moved: float = named(settings.sensitivity)(adjacency)
     return (
         *before,
