@@ -130,7 +130,10 @@ def trained(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         patch.setattr(card_readers, "read", stand_in)
         patch.setattr(opening, "_kept", {})
         patch.setattr(card_files, "records", lambda card, file: RECORDS)
-        small = shrink(recipe, any(file.part == "test" for file in card.files)).model_copy(update={"save_model": True})
+        small = shrink(recipe, any(file.part == "test" for file in card.files))
+        small = small.model_copy(
+            update={"save_model": True, "runtime": small.runtime.model_copy(update={"device": "cpu"})}
+        )
         directory = loop.run(resolve_auto(LoadedRecipe(small, file.parent, str(file))), loop.Options(out=Path(folder)))
         return _results(directory)
 

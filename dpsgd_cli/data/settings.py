@@ -631,6 +631,19 @@ class Data(Section):
         return last is not None and last.pairs is None
 
     @property
+    def pixel_range(self) -> Interval | None:
+        """Range of a pixel that a model sees, [0, 1] if no step says so; None if steps or features make something else.
+
+        The range is public: bounds of the card or of the recipe are scaled to it.
+        """
+        steps = [step.scale for step in self.preprocess or ()]
+        if self.features is not None or len(steps) > 1:
+            return None
+        if not steps:
+            return 0.0, 1.0
+        return steps[0].to if steps[0] is not None and steps[0].by == "bounds" else None
+
+    @property
     def stays_on_disk(self) -> bool:
         """Return True if rows are read from a file in each step, as features or as codes."""
         return bool(self.on_disk) or (self.path or "").endswith(".npy")

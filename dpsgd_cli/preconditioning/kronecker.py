@@ -66,11 +66,17 @@ class KroneckerFactors:
 
     @classmethod
     def of(cls, context: Context, settings: Kfac, draw: Callable[..., np.ndarray]) -> KroneckerFactors:
-        """Return factors for a training; `draw` makes probes (`data/synthetic.py`)."""
+        """Return factors for a training; `draw` makes probes (`data/synthetic.py`).
+
+        Images are drawn with pixels in [0, 1], and brought to the public range of the recipe's own.
+        """
         pack, table = context.pack, context.table
         heights = [layer.height for layer in pack.members if isinstance(layer, Embedding)]
         tokens = None if table.like.is_floating_point() else min(heights, default=2)
         drawn = torch.from_numpy(draw(settings.probes, PROBES, table.input_shape, SEED, tokens))
+        if tokens is None and len(table.input_shape) == 3:
+            low, high = context.recipes[0].data.pixel_range or (0.0, 1.0)
+            drawn = low + (high - low) * drawn
         return cls(pack, drawn.to(table.like), context.loss, settings)
 
     def _ruled(self, layer: Layer) -> bool:

@@ -401,10 +401,9 @@ def _kfac(recipe: Recipe, settings: Kfac) -> list[str]:
         problems.append(f"runtime.compile: a compiled step would keep the first factors of {where}; set it to false")
     if recipe.runtime.dtype in ("bfloat16", "tf32"):
         problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
-    scaled = [step.scale is not None and step.scale == Scale() for step in data.preprocess or ()]
-    if settings.probes != "uniform" and (data.features is not None or not all(scaled)):
+    if settings.probes != "uniform" and data.pixel_range is None:
         problems.append(
-            f"method.preconditioner.probes: {settings.probes} are images with pixels in [0, 1], not what"
+            f"method.preconditioner.probes: {settings.probes} are images whose pixels have a public range, not what"
             " data.preprocess or data.features make of records; use uniform"
         )
     return problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import DataError, ModelError
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.preconditioning.kronecker import RANK, KroneckerFactors
+from dpsgd_cli.preconditioning.kronecker import RANK, SEED, KroneckerFactors
 from dpsgd_cli.preconditioning.settings import Kfac
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import points, recipe, run
@@ -297,6 +298,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "use uniform",
     ),
+    "fitted on records": (
+        {
+            "data": {"path": "a.csv", "target": "y", "preprocess": [{"scale": {"by": "min-max"}}]},
+            "method": {"preconditioner": {"kind": "kfac", "probes": "strokes"}},
+        },
+        "use uniform",
+    ),
     "no probes": ({"method": {"preconditioner": {"kind": "kfac"}}}, "probes"),
 }
 
@@ -306,6 +314,21 @@ def test_what_has_no_rule_is_refused_with_the_reason(name: str) -> None:
     changes, reason = REFUSED[name]
     with pytest.raises(ValidationError, match=reason):
         made_recipe(**changes)
+
+
+@pytest.mark.parametrize(
+    ("steps", "low", "high"), [([], 0, 1), ([{"scale": {}}], 0, 1), ([{"scale": {"to": [-2, 2.4]}}], -2, 2.4)]
+)
+def test_probes_have_the_public_range_of_the_pixels_of_the_recipe(
+    steps: list[dict[str, Any]], low: float, high: float
+) -> None:
+    made = made_recipe(data={"path": "a.csv", "target": "y", "preprocess": steps})
+    assert made.data.pixel_range == (low, high)
+    pack = Pack(images, [0], DOUBLE, trusted=True)
+    table = Table.load(np.zeros((3, 2, 7, 7)), np.zeros(3, np.int64), False, DOUBLE.device, DOUBLE.dtype)
+    found = KroneckerFactors.of(replace(context(made), pack=pack, table=table), BOTH, synthetic.probes)
+    drawn = synthetic.probes("uniform", found.probes.shape[1], (2, 7, 7), SEED)
+    np.testing.assert_allclose(found.probes[0].numpy(), low + (high - low) * drawn.astype(float), atol=1e-6)
 
 
 def test_probes_fit_the_model_or_are_refused() -> None:
