@@ -16,7 +16,7 @@ from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine import digits
 from dpsgd_cli.engine.chacha import ChaCha
 from dpsgd_cli.engine.independence import check_examples_stay_apart, check_first, check_size, stand_in_rows
-from dpsgd_cli.engine.layers import WeightStandardisedConv2d
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d, conv
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import WORTH_A_KEYSTREAM, SecureStreams
@@ -96,6 +96,24 @@ def test_trials_share_each_operation(name: str, shared: bool, monkeypatch: pytes
             counted[trials] = rule.ran - begun
     torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
     assert counted[8] == counted[3] <= 1.3 * counted[1]
+
+
+def test_large_convolutions_of_trials_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They give what the shared ones give; trials that share their rows keep one convolution in the first layer."""
+    torch.manual_seed(0)
+    counted = {}
+    with installed(monkeypatch) as rule:
+        for large in (1, 1 << 28):
+            monkeypatch.setattr(conv, "LARGE", large)
+            for rows in (1, 3):
+                x = torch.randn(3, ROWS, 2, 6, 6, generator=torch.Generator().manual_seed(1))[:rows]
+                wanted = clip(made(images, 3, CPU), x)
+                rule.named.clear()
+                found = clip(made(images, 3, GPU), x)
+                counted[large, rows] = rule.named["convolution"] + rule.named["convolution_backward"]
+                torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    assert counted[1, 3] == 3 * counted[1 << 28, 3]
+    assert counted[1, 1] == 3 * counted[1 << 28, 1] - 2  # the first layer's
 
 
 class Counted(TorchDispatchMode):
