@@ -256,6 +256,16 @@ OF_MLP: Candidates = {
     "last half": ({}, ["method.averaging={kind: tail}"]),
     "last weights": ({}, ["method.averaging=null"]),
 }
+OF_FEATURES: Candidates = {
+    "the rule": ({}, []),
+    "as any linear model": (vars(auto_rule.LINEAR), []),
+    "noise 2.5": ({"noise": 2.5}, []),
+    "noise 10": ({"noise": 10.0}, []),
+    "clip 0.3": ({"clips": (0.3, 0.3)}, []),
+    "pace 0.025 D": ({"of_feature": 0.025}, []),
+}
+BY_RULE = ("privacy.clipping={kind: flat}", "privacy.schedule={kind: auto}", "epochs=auto")
+HELD_OUT = (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS)
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
 OF_CLASSES: Candidates = {
     "the rule": ({}, []),
@@ -315,7 +325,7 @@ PROBLEMS |= {
         ("STROKES",),
         OF_DIGITS,
         (0.3, 1.0, 3.0),
-        (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS),
+        HELD_OUT,
         partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
     ),
     "digits by mlp": Problem(
@@ -323,12 +333,26 @@ PROBLEMS |= {
         ("MLP_SAMPLED",),
         OF_MLP,
         (1.0, 3.0),
-        (
-            *(f"data.validation={{records: {HELD}, public: true}}", "epochs=auto", *FEW_TRIALS),
-            *("method={kind: dp-sgd, batching: poisson}", "privacy.clipping={kind: flat}"),
-            "privacy.schedule={kind: auto}",
-        ),
+        (*HELD_OUT, *BY_RULE, "method={kind: dp-sgd, batching: poisson}"),
         partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
+    ),
+    "digits by wavelets": Problem(
+        lambda folder: Path("tramer2021/mnist-scattering-linear"),
+        ("FEATURES",),
+        OF_FEATURES,
+        (1.0, 3.0),
+        (*HELD_OUT, *BY_RULE, "method={kind: dp-sgd, batching: poisson}"),
+        partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
+    ),
+    "small digits by wavelets": Problem(
+        lambda folder: Path("quickstart"),
+        ("FEATURES",),
+        OF_FEATURES,
+        (1.0, 3.0, 8.0),
+        (
+            *("data.features={kind: scattering, groups: 27}", "data.preprocess=[]", *BY_RULE),
+            *("method={kind: dp-sgd, batching: poisson, preconditioner: null}", "repeats=10"),
+        ),
     ),
     "small digits": Problem(partial(drawn.write_digits, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)),
     "drawings": Problem(partial(drawn.write_drawings, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)),

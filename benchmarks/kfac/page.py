@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
-from benchmarks.pages.rows import Rows, Summary, markdown, percent, read, summarised
+from benchmarks.pages.rows import MISSING, Rows, markdown, of_page, paired, percent
 from dpsgd_cli.preconditioning.settings import Kfac
 
 WITHOUT, WITH = "without factors", "with factors"
@@ -46,7 +46,8 @@ class Network:
     both: tuple[str, ...] = ()
 
 
-def _automatic(batching: str) -> tuple[str, ...]:
+def automatic(batching: str) -> tuple[str, ...]:
+    """Changes that leave all settings of a recipe's method to the rule."""
     return (
         f"method={{kind: dp-sgd, batching: {batching}}}",
         "privacy.clipping={kind: flat}",
@@ -81,15 +82,14 @@ NETWORKS = (
         (_factors("uniform"),),
         ("kfac", FINAL, f"MLP of Yu et al. on MNIST, rho .78125, automatic settings, {WITHOUT}"),
         5,
-        _automatic("shuffle"),
+        automatic("shuffle"),
     ),
     *(
         Network(title, recipe, (_factors(probes),), ("kfac", FINAL, f"{title}, {WITHOUT}"), 5, both)
         for title, recipe, probes, both in (
             (MNIST, "tramer2021/mnist-cnn", "strokes", ()),
-            (f"{MNIST}, automatic settings", "tramer2021/mnist-cnn", "strokes", _automatic("poisson")),
+            (f"{MNIST}, automatic settings", "tramer2021/mnist-cnn", "strokes", automatic("poisson")),
             (CIFAR, "tramer2021/cifar10-cnn", "dead-leaves", ()),
-            (f"{CIFAR}, automatic settings", "tramer2021/cifar10-cnn", "dead-leaves", _automatic("poisson")),
         )
     ),
 )
@@ -101,6 +101,17 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     f"{WITH}, damping 0.1, rate 4": (_factors("strokes"), _rate(4)),
 }
 """What was tried for the CNN at epsilon 3, judged by the 50,000 training records that its recipe holds out."""
+PLAIN_PIXELS = ("data.preprocess=null", "data.validation={records: 5000, public: true}")
+LARGE = ("method.batch_size=4096", "method.averaging={kind: ema}")
+PHOTOGRAPHS: Mapping[str, tuple[str, ...]] = {
+    f"{WITHOUT}, batches of 1,024, rate 1": (),
+    f"{WITH}, batches of 1,024, rate 1, damping 0.1": (_factors("dead-leaves"),),
+    f"{WITHOUT}, batches of 4,096, rate 2": (_rate(2), *LARGE),
+    f"{WITHOUT}, batches of 4,096, rate 4": (_rate(4), *LARGE),
+    f"{WITH}, batches of 4,096, rate 4, damping 0.1": (_factors("dead-leaves"), _rate(4), *LARGE),
+    f"{WITH}, batches of 4,096, rate 4, damping 0.3": (_factors("dead-leaves", 0.3), _rate(4), *LARGE),
+}
+"""The CNN on CIFAR-10 with pixels in [0, 1], one trial each; 45,000 records train it."""
 DIGITS = (
     "model={kind: mlp, hidden: [64], activation: tanh}",
     "privacy.clipping={kind: flat, norm: 0.5}",
@@ -130,6 +141,10 @@ CASES = [
         for kind, damping in KINDS.items()
         for rate in GRID
     ),
+    *(
+        Case("photographs", name, "tramer2021/cifar10-cnn", (*own, *PLAIN_PIXELS, *LAST), 1)
+        for name, own in PHOTOGRAPHS.items()
+    ),
     *(Case(FINAL, one.title, one.recipe, (*one.both, *one.changes, *LAST), one.trials) for one in NETWORKS),
     *(
         Case(FINAL, one.without[2], one.recipe, (*one.both, *LAST), one.trials)
@@ -143,8 +158,7 @@ def said(rows: Rows) -> Mapping[str, str]:
     """The reported trials, the options, the cost, and what the findings say of them."""
     lines, gains = [], []
     for network in NETWORKS:
-        pairs = _pairs(rows, network)
-        without, gain = (None, None) if pairs is None else pairs
+        without, gain = paired(rows.of(FINAL, network.title), of_page(*network.without)) or (None, None)
         ours = rows.summary(FINAL, network.title)
         count = "" if ours is None else str(ours.n)
         lines.append([network.title, percent(without), percent(ours), percent(gain, True), count])
@@ -153,11 +167,18 @@ def said(rows: Rows) -> Mapping[str, str]:
         [name, percent(rows.summary(CHOICE, f"lectures mnist-cnn: {name}", "validation_accuracy"))] for name in OPTIONS
     ]
     digits = [[kind, *(percent(rows.summary("digits", f"{kind}, rate {rate}")) for rate in GRID)] for kind in KINDS]
+    judged = ("validation_accuracy", "test_accuracy")
+    photographs = [
+        [name, *(percent(rows.summary("photographs", name, column)) for column in judged)] for name in PHOTOGRAPHS
+    ]
+    held_out = rows.minus(*(("photographs", name) for name in list(PHOTOGRAPHS)[1::-1]), "validation_accuracy")
+    digits_60k = rows.summary(FINAL, MNIST)
     found = pd.read_csv(RESULTS / "kfac" / "cost.csv")
     cost = [[one, str(rows_), *(f"{value:.2f}" for value in own)] for one, rows_, *own in found.itertuples(index=False)]
     return {
         "networks": markdown(("network", WITHOUT, WITH, "difference", "trials"), lines),
         "choice": markdown(("option", "held-out accuracy, two trials"), tried),
+        "photographs": markdown(("option", "5,000 held-out records", "1,000 test records"), photographs),
         "digits": markdown(("", *(f"rate {rate}" for rate in GRID)), digits),
         "cost": markdown(("network", "rows", *found.columns[2:]), cost),
         "every": str(Kfac.model_fields["every"].default),
@@ -165,22 +186,10 @@ def said(rows: Rows) -> Mapping[str, str]:
         "gain_3": gains[1],
         "gain_mlp": gains[2],
         "gain_auto": gains[3],
+        "gain_mnist": gains[4],
+        "gain_photographs": MISSING if held_out is None else held_out.percent.text(1, signed=True),
+        "short_mnist": MISSING if digits_60k is None else f"{98.6 - digits_60k.percent.mean:.2f}",
     }
-
-
-def _pairs(rows: Rows, network: Network) -> tuple[Summary, Summary] | None:
-    """Accuracy without factors and the difference that they make, over the seeds of both; None without rows."""
-    ours = rows.of(FINAL, network.title)
-    if ours is None:
-        return None
-    page, table, case = network.without
-    every = read(RESULTS / page / "trials.csv")
-    theirs = every[(every["table"] == table) & (every["case"] == case)]
-    both = ours.merge(theirs, on="seed", suffixes=("", "_without"))
-    if both.empty:
-        return None
-    plain = both["test_accuracy_without"]
-    return summarised(plain, stale=False), summarised(both["test_accuracy"] - plain, stale=False)
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:

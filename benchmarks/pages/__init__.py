@@ -25,6 +25,7 @@ PAGES = {
     "frontier": "benchmarks.frontier.page",
     "beyond": "benchmarks.beyond.page",
     "kfac": "benchmarks.kfac.page",
+    "automatic": "benchmarks.automatic.page",
     "finetune": "benchmarks.finetune.page",
 }
 RESULTS = Path("results")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case, is_same
 from dpsgd_cli.results.result import summarise
 
@@ -145,6 +146,24 @@ def side(found: Summary | None, of: float = 0.0) -> int | None:
 def percent(found: Summary | None, signed: bool = False) -> str:
     """The cell of a table in percent, or in points."""
     return MISSING if found is None else found.percent.text(2, signed)
+
+
+def of_page(page: str, table: str, case: str) -> pd.DataFrame | None:
+    """Trials of a case of another page; None where there are none."""
+    every = read(RESULTS / page / "trials.csv")
+    found = every[(every["table"] == table) & (every["case"] == case)]
+    return None if found.empty else found
+
+
+def paired(ours: pd.DataFrame | None, theirs: pd.DataFrame | None) -> tuple[Summary, Summary] | None:
+    """Accuracy of `theirs`, and what `ours` add to it, over the seeds that both have; None where there are none."""
+    if ours is None or theirs is None:
+        return None
+    both = ours.merge(theirs, on="seed", suffixes=("", "_other"))
+    if both.empty:
+        return None
+    base = both["test_accuracy_other"]
+    return summarised(base, stale=False), summarised(both["test_accuracy"] - base, stale=False)
 
 
 def summarised(values: pd.Series, stale: bool) -> Summary:

@@ -15,10 +15,11 @@ Notation:
 - For a network nothing is known beforehand, so R, u and h are 1. For `cnn` and `wrn` h is the clip norm C, if that is
   below 1: most gradients are longer, so a step is about rate * C long, and the pace limits that.
 
-The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear and preconditioned; the latter
-with more than two classes, or on directions of synthetic images (the step `rotate`); linear with a target,
-preconditioned by counts, by second moments, or not; MLP with a target, with classes and sampled batches, or with
-classes and all records; convolutional network (`cnn`, `wrn`).
+The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear, of 256 or more features without
+bounds and with more than two classes; linear and preconditioned; the latter with more than two classes, or on
+directions of synthetic images (the step `rotate`); linear with a target, preconditioned by counts, by second moments,
+or not; MLP with a target, with classes and sampled batches, or with classes and all records; convolutional network
+(`cnn`, `wrn`).
 
 - Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
   Those that the budget does not pay for are noise.
@@ -45,6 +46,7 @@ classes and all records; convolutional network (`cnn`, `wrn`).
       preconditioner sqrt(signal / 40,000), from .2.
     - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4; with counts half of that, and more
       steps.
+    - Many features without bounds, as of wavelets, and more than two classes: c = .1.
     - Directions of strokes: c = .07. Handwriting is easy to classify, so the residuals that remain are small.
     - Directions of dead leaves, for photographs: c = sqrt(signal / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (for
@@ -59,6 +61,7 @@ classes and all records; convolutional network (`cnn`, `wrn`).
     - With a squared loss steps may oscillate beyond 2 (1 + momentum), 3.6 or more. So its pace is 3, or with a
       preconditioner 2 and more steps. With counts it is .8: products of dependent columns are longer than counts of
       single columns tell, and at 1.6 steps oscillated on diamonds at epsilon 8.
+    - Of many features without bounds few directions are long, so curvatures along most are small: the pace is .075 D.
     - Few texts share a word, so the curvature is small along most words: the pace is 30.
     - Preconditioning makes the D directions alike, so the curvature along each is about h R^2 / D. So the pace is D / 4
       on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
@@ -77,7 +80,9 @@ directions were chosen on 10,000 held-out digits of MNIST's training part and 10
 for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
 `results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's digits and on synthetic
 drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`). Those for
-an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`).
+an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`),
+and those for many features without bounds on these and scikit-learn's (`--tables "digits by wavelets" "small digits by
+wavelets"`).
 """
 
 from __future__ import annotations
@@ -112,6 +117,8 @@ MOST_WORK = 5e10
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
 """Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
+MANY_FEATURES = 256
+"""Fewest features for the constants of many features without bounds."""
 OF_TARGETS = 0.2
 RESOLVED = 0.01
 """Size of a residual, in units of half a target's bounds, below which steps on a quantile loss do not resolve it."""
@@ -148,6 +155,7 @@ PRECONDITIONED = RuleConstants(
     noise=1.4, rate_limits=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7), sampling=0.2
 )
 TEXTS = replace(LINEAR, rate_limits=(30, 30), clips=(0.2, 0.7), clip_scale_n_mu=40_000)
+FEATURES = replace(LINEAR, noise=5, rate_limits=(6, math.inf), of_feature=0.075, clips=(0.1, 0.1))
 CLASSES = replace(PRECONDITIONED, noise=2.8, rate_limits=(12, 48), of_feature=0.125, sampling=0)
 _of_targets = partial(replace, noise=0.7, rate_limits=(3, 3), clips=(0.05, 0.4), clip_scale_n_mu=200_000)
 TARGETS = _of_targets(LINEAR)
@@ -194,7 +202,10 @@ class RuleProblem:
                 return MLP_TARGETS
             return MLP_SAMPLED if BATCHINGS[self.recipe.method.batching].sampled else MLP
         if self.recipe.preconditioner is None:
-            return TARGETS if self.of_target else TEXTS if self.recipe.data.of_texts else LINEAR
+            if self.of_target:
+                return TARGETS
+            many = self.known.bound is None and self.known.features >= MANY_FEATURES and self.known.outputs > 2
+            return TEXTS if self.recipe.data.of_texts else FEATURES if many else LINEAR
         if self.drawn is not None:
             return DRAWN[self.drawn]
         counts = isinstance(self.recipe.preconditioner, Marginals)

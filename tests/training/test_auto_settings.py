@@ -25,7 +25,15 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shippe
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.settings import load_sweep
 from dpsgd_cli.training import auto_settings, loop
-from dpsgd_cli.training.auto_rule import COLUMNS_TARGETS, LINEAR, MLP, PRECONDITIONED, PublicFacts, RuleConstants
+from dpsgd_cli.training.auto_rule import (
+    COLUMNS_TARGETS,
+    LINEAR,
+    MLP,
+    PRECONDITIONED,
+    PublicFacts,
+    RuleConstants,
+    RuleProblem,
+)
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, start
 from tests.conftest import StopAt, Train
@@ -109,6 +117,24 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     moved = rate / (1 - recipe.method.optimizer.momentum) * math.hypot(math.sqrt(steps) * z * clip / RECORDS, sampled)
     assert moved == pytest.approx(terms.noise, rel=1e-4)
     assert clip == least
+
+
+@pytest.mark.parametrize(
+    ("features", "bound", "outputs", "noise", "clip", "pace"),
+    [
+        (400, None, 3, 5, 0.1, 30), (256, None, 10, 5, 0.1, 19.2), (255, None, 3, 1.25, 0.5, 6),
+        (400, 2.0, 3, 1.25, 0.5, 6), (400, None, 2, 1.25, 0.5, 6),
+    ],
+)  # fmt: skip
+def test_many_features_without_bounds_of_several_classes_have_constants_of_their_own(
+    own: Path, features: int, bound: float | None, outputs: int, noise: float, clip: float, pace: float
+) -> None:
+    """The highest rate is pace / (h R^2), with h = 1/2 and R^2 = features + 1 or bound^2 + 1."""
+    recipe = load_recipe(str(own), ["method.preconditioner=null", "model={kind: linear}"]).recipe
+    problem = RuleProblem(recipe, PublicFacts(1000, features, outputs, bound))
+    square = (features if bound is None else bound**2) + recipe.model.has_bias
+    assert (problem.terms.noise, problem.clip) == (noise, clip)
+    assert problem.fastest == pytest.approx(pace / (0.5 * square))
 
 
 @pytest.fixture
