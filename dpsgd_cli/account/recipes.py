@@ -53,15 +53,12 @@ class RecipeCase(Case):
             plan = self.plan
         except (PrivacyError, UsageError) as error:
             return f"{self.recipe.name}: as it stands, {error}"
-        before = (
-            f", {count(len(plan.preprocessing_releases), 'private preprocessing release')}"
-            if plan.preprocessing_releases
-            else ""
-        )
+        other = len(plan.preprocessing_releases)
+        beside = f", {count(other, 'private release')} beside the steps" if other else ""
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
-        batches = f"{plan.sampling.batching} batches{noise}{before}"
+        batches = f"{plan.sampling.batching} batches{noise}{beside}"
         return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{unit_words(self.recipe.data.unit)}"
 
     @property

@@ -132,6 +132,7 @@ def test_many_features_without_bounds_of_several_classes_have_constants_of_their
     """The highest rate is pace / (h R^2), with h = 1/2 and R^2 = features + 1 or bound^2 + 1."""
     recipe = load_recipe(str(own), ["method.preconditioner=null", "model={kind: linear}"]).recipe
     problem = RuleProblem(recipe, PublicFacts(1000, features, outputs, bound))
+    assert isinstance(recipe.model, OneLayer)
     square = (features if bound is None else bound**2) + recipe.model.has_bias
     assert (problem.terms.noise, problem.clip) == (noise, clip)
     assert problem.fastest == pytest.approx(pace / (0.5 * square))
