@@ -15,7 +15,7 @@ from benchmarks.pages.case import Case
 from benchmarks.pages.rows import Rows, markdown, of_page, paired, percent, summarised
 
 METRICS = ("test_accuracy", "seconds")
-QUOTED = ""
+QUOTED = ".3"
 LAST = ("save_model=false", "runtime.evaluate_every=100")
 HAND, AUTOMATIC = "by hand", "automatic"
 Trials = tuple[str, str, str]
