@@ -201,16 +201,28 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
 
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
+    named = (_on_public_rows(trials) if wanted else {}) | trials.method.published()
+    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
+
+
+def evaluate_last(trials: Trials) -> None:
+    """Put metrics on test and public validation records into the last epoch's record, if its turn did not come."""
+    if trials.history and trials.done % trials.recipe.runtime.evaluate_every:
+        last = trials.history[-1]
+        trials.history[-1] = replace(last, metrics=_on_public_rows(trials) | last.metrics)
+
+
+def _on_public_rows(trials: Trials) -> Columns:
+    """Return metrics of the published weights on test records that are public, and on public validation records."""
     loss, models = loss_of(trials.recipe, trials.context.base, raw=True), models_of(trials)
-    public = wanted and not trials.recipe.data.measured_privately
+    public = not trials.recipe.data.measured_privately
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if public else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
-    if wanted and rows is not None and cut is not None and cut.public:
+    if rows is not None and cut is not None and cut.public:
         rows = trials.method.rows_for_output(rows)
         named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
-    named.update(trials.method.published())
-    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
+    return named
 
 
 @dataclass(frozen=True)

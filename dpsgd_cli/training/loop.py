@@ -146,6 +146,7 @@ def finish(loaded: SettledRecipe, options: Options) -> Path:
         if why is not None:
             told = f"method {loaded.recipe.method.kind} has no result after {count(trials.done, 'epoch')}: {why}"
             raise RunError(f"{kept}: {told}; continue it with --resume")
+        evaluation.evaluate_last(trials)
         _write(trials, [directory], options)
     forget(kept)
     return directory

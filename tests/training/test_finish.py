@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,22 @@ def test_what_is_stated_is_what_was_spent(train: Train, write_recipe: WriteRecip
     assert document["warnings"][0] == "training was stopped after 2 of at most 6 epochs"
     said = document["privacy"]["declarations"][-1]
     assert "The statement is of these epochs." in said and "from an error message is outside of the statement" in said
+
+
+def test_the_last_epoch_is_evaluated_whether_it_was_its_turn_or_not(
+    train: Train, write_recipe: WriteRecipe, stop_at: StopAt
+) -> None:
+    """Test and validation records of every third epoch; two epochs ran."""
+    cut = "data.validation={fraction: 0.25, public: true}"
+    recipe, found = write_recipe(**FULL), {}
+    for every in (1, 3):
+        changes = (cut, f"runtime.evaluate_every={every}")
+        stopped(train, recipe, stop_at, *changes)
+        document = finish(recipe, *changes)
+        found[every] = {k: v for k, v in document["metrics"].items() if not k.startswith("nonprivate")}
+        for directory in (recipe.parent / "out").glob("*/"):
+            shutil.rmtree(directory)
+    assert found[1] == found[3] and {"test_accuracy", "validation_accuracy"} <= found[1].keys()
 
 
 def test_whoever_watched_may_have_chosen_the_end_by_what_was_released(
