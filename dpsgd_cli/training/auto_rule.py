@@ -80,9 +80,9 @@ directions were chosen on 10,000 held-out digits of MNIST's training part and 10
 for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
 `results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's digits and on synthetic
 drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`). Those for
-an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`),
-and those for many features without bounds on these and scikit-learn's (`--tables "digits by wavelets" "small digits by
-wavelets"`).
+an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`).
+Those for many features without bounds were chosen on these and on scikit-learn's (`--tables "digits by wavelets" "small
+digits by wavelets"`).
 """
 
 from __future__ import annotations
