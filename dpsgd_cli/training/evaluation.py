@@ -206,8 +206,8 @@ def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assem
 
 
 def evaluate_last(trials: Trials) -> None:
-    """Put metrics on test and public validation records into the last epoch's record, if its turn did not come."""
-    if trials.history and trials.done % trials.recipe.runtime.evaluate_every:
+    """Put metrics on test and public validation records into the last epoch's record, for a run that ends there."""
+    if trials.history:
         last = trials.history[-1]
         trials.history[-1] = replace(last, metrics=_on_public_rows(trials) | last.metrics)
 
