@@ -632,16 +632,18 @@ class Data(Section):
 
     @property
     def pixel_range(self) -> Interval | None:
-        """Range of a pixel that a model sees, [0, 1] if no step says so; None if steps or features make something else.
+        """Public range of a pixel that a model sees; None if steps or features make something else, or none is stated.
 
-        The range is public: bounds of the card or of the recipe are scaled to it.
+        By default bounds are scaled to [0, 1], and by one `scale` step to its interval. Without steps they stay.
         """
-        steps = [step.scale for step in self.preprocess or ()]
-        if self.features is not None or len(steps) > 1:
+        if self.features is not None:
             return None
-        if not steps:
+        if self.preprocess is None:
             return 0.0, 1.0
-        return steps[0].to if steps[0] is not None and steps[0].by == "bounds" else None
+        if not self.preprocess:
+            return self.bounds if isinstance(self.bounds, tuple) else None
+        scale = self.preprocess[0].scale
+        return scale.to if len(self.preprocess) == 1 and scale is not None and scale.by == "bounds" else None
 
     @property
     def stays_on_disk(self) -> bool:

@@ -305,6 +305,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "use uniform",
     ),
+    "without a stated range": (
+        {
+            "data": {"name": "cifar10", "preprocess": []},
+            "method": {"preconditioner": {"kind": "kfac", "probes": "strokes"}},
+        },
+        "use uniform",
+    ),
     "no probes": ({"method": {"preconditioner": {"kind": "kfac"}}}, "probes"),
 }
 
@@ -317,12 +324,13 @@ def test_what_has_no_rule_is_refused_with_the_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "low", "high"), [([], 0, 1), ([{"scale": {}}], 0, 1), ([{"scale": {"to": [-2, 2.4]}}], -2, 2.4)]
+    ("steps", "low", "high"),
+    [(None, 0, 1), ([], 0, 16), ([{"scale": {}}], 0, 1), ([{"scale": {"to": [-2, 2.4]}}], -2, 2.4)],
 )
 def test_probes_have_the_public_range_of_the_pixels_of_the_recipe(
-    steps: list[dict[str, Any]], low: float, high: float
+    steps: list[dict[str, Any]] | None, low: float, high: float
 ) -> None:
-    made = made_recipe(data={"path": "a.csv", "target": "y", "preprocess": steps})
+    made = made_recipe(data={"path": "a.npz", "bounds": [0, 16], "classes": [0, 1, 2], "preprocess": steps})
     assert made.data.pixel_range == (low, high)
     pack = Pack(images, [0], DOUBLE, trusted=True)
     table = Table.load(np.zeros((3, 2, 7, 7)), np.zeros(3, np.int64), False, DOUBLE.device, DOUBLE.dtype)
