@@ -308,13 +308,15 @@ def packs(device: torch.device, tiny: bool, rounds: int) -> None:
     side, dim = (16, 8) if tiny else (32, 64)
     vit = VitModel(dim=dim, depth=2, heads=4, patch=4)
     images = torch.randn(16 if tiny else 256, 1, side, side, device=device)
-    labels = torch.randint(0, 10, (len(images),), device=device)
+    photographs = torch.randn(8 if tiny else 1024, 3, 32, 32, device=device)
+    large = CnnModel(layout="cifar10")
     print("\n| network | ms of one trial | ms of eight | over one |\n| --- | ---: | ---: | ---: |")
-    for name, build in (
-        ("tanh CNN", lambda: models.cnn(CnnModel(), (1, side, side), 10)),
-        ("ViT", lambda: models.BUILT_IN["vit"](vit, (1, side, side), 10)),
+    for name, build, x in (
+        ("tanh CNN", lambda: models.cnn(CnnModel(), (1, side, side), 10), images),
+        ("ViT", lambda: models.BUILT_IN["vit"](vit, (1, side, side), 10), images),
+        ("CNN of photographs", lambda: models.cnn(large, (3, 32, 32), 10), photographs),
     ):
-        task = Task(name, build, images, labels)
+        task = Task(name, build, x, torch.randint(0, 10, (len(x),), device=device))
         one, eight = (1e3 * seconds(private(task, trials=trials), device, rounds) for trials in (1, 8))
         print(f"| {name} | {one:.3f} | {eight:.3f} | {eight / one:.2f} |")
 
@@ -452,7 +454,7 @@ def main() -> int:
         return 0
     for measure in (logistic, packs, snapshots, rows, parts, noise):
         measure(device, settings.tiny, settings.rounds)
-        print(end="", flush=True)
+        sys.stdout.flush()
     check(device, settings.tiny)
     steps(device, settings.tiny, settings.rounds)  # last: it takes longest
     return 0

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from benchmarks.kfac.page import CIFAR, FINAL, MNIST, WITHOUT, automatic
+from benchmarks.kfac.page import CIFAR, FINAL, LAST, MNIST, WITHOUT, automatic
 from benchmarks.pages.case import Case
 from benchmarks.pages.rows import Rows, markdown, of_page, paired, percent, summarised
 
 METRICS = ("test_accuracy", "seconds")
 QUOTED = ".3"
-LAST = ("save_model=false", "runtime.evaluate_every=100")
 HAND, AUTOMATIC = "by hand", "automatic"
 Trials = tuple[str, str, str]
 """Page, table and case."""
@@ -72,12 +71,12 @@ CASES = [
 
 def said(rows: Rows) -> Mapping[str, str]:
     """The table of all recipes, and how many of the differences are within .3 points."""
-    del rows  # of this page, as of others
     lines, gains = [], {}
     for pair in PAIRS:
         hand, auto = (of_page(*pair.by[way]) for way in (HAND, AUTOMATIC))
-        base, gain = paired(auto, hand) or (None, None)
-        found = None if auto is None or base is None else summarised(auto.head(base.n)["test_accuracy"], stale=False)
+        stale = any(key in rows.stale for key in ((pair.recipe, way) for way in pair.by))
+        base, gain = paired(auto, hand, stale) or (None, None)
+        found = None if auto is None or base is None else summarised(auto.head(base.n)["test_accuracy"], stale)
         count = "" if base is None else str(base.n)
         lines.append([f"`{pair.recipe}`", percent(base), percent(found), percent(gain, True), count])
         if gain is not None:

@@ -164,13 +164,14 @@ CASES = [
 
 def said(rows: Rows) -> Mapping[str, str]:
     """The reported trials, the options, the cost, and what the findings say of them."""
-    lines, gains = [], []
+    lines, gains = [], {}
     for network in NETWORKS:
-        without, gain = paired(rows.of(FINAL, network.title), of_page(*network.without)) or (None, None)
         ours = rows.summary(FINAL, network.title)
+        stale = ours is not None and ours.stale
+        without, gain = paired(rows.of(FINAL, network.title), of_page(*network.without), stale) or (None, None)
         count = "" if ours is None else str(ours.n)
         lines.append([network.title, percent(without), percent(ours), percent(gain, True), count])
-        gains.append(percent(gain, True))
+        gains[network.title] = percent(gain, True)
     tried = [
         [name, percent(rows.summary(CHOICE, f"lectures mnist-cnn: {name}", "validation_accuracy"))] for name in OPTIONS
     ]
@@ -193,12 +194,9 @@ def said(rows: Rows) -> Mapping[str, str]:
         "digits": markdown(("", *(f"rate {rate}" for rate in GRID)), digits),
         "cost": markdown(("network", "rows", *found.columns[2:]), cost),
         "every": str(Kfac.model_fields["every"].default),
-        "gain_1": gains[0],
-        "gain_3": gains[1],
-        "gain_mlp": gains[2],
-        "gain_auto": gains[3],
-        "gain_mnist": gains[4],
-        "gain_cifar": gains[6],
+        **dict(zip(("gain_1", "gain_3", "gain_mlp", "gain_auto"), gains.values(), strict=False)),
+        "gain_mnist": gains[MNIST],
+        "gain_cifar": gains[CIFAR_BEGUN],
         "gain_photographs": MISSING if held_out is None else held_out.percent.text(1, signed=True),
         "short_mnist": missed[MNIST],
         "short_cifar": missed[CIFAR_BEGUN],

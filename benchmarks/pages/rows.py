@@ -155,15 +155,20 @@ def of_page(page: str, table: str, case: str) -> pd.DataFrame | None:
     return None if found.empty else found
 
 
-def paired(ours: pd.DataFrame | None, theirs: pd.DataFrame | None) -> tuple[Summary, Summary] | None:
-    """Accuracy of `theirs`, and what `ours` add to it, over the seeds that both have; None where there are none."""
+def paired(
+    ours: pd.DataFrame | None, theirs: pd.DataFrame | None, stale: bool = False
+) -> tuple[Summary, Summary] | None:
+    """Accuracy of `theirs`, and what `ours` add to it, over the seeds that both have; None where there are none.
+
+    `stale` says whether a row of the page itself is; another page's test finds its own.
+    """
     if ours is None or theirs is None:
         return None
     both = ours.merge(theirs, on="seed", suffixes=("", "_other"))
     if both.empty:
         return None
     base = both["test_accuracy_other"]
-    return summarised(base, stale=False), summarised(both["test_accuracy"] - base, stale=False)
+    return summarised(base, stale), summarised(both["test_accuracy"] - base, stale)
 
 
 def summarised(values: pd.Series, stale: bool) -> Summary:
