@@ -18,7 +18,6 @@ from torch import Tensor, from_numpy, nn
 
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.written_numbers import plain_cells
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
 from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
@@ -125,8 +124,6 @@ def _of_records(records: Any, target: Any, facts: StatedFacts, name: str) -> tup
     if table is not None:
         if not isinstance(target, str):
             raise UsageError("train: target: give the name of the column that is learnt, as text")
-        for column in table.columns:
-            plain_cells(table[column])
         return table, recipe_of_table(table, target, facts, name)
     if not isinstance(records, np.ndarray):
         raise UsageError(

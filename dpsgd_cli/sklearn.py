@@ -35,7 +35,6 @@ from types import FrameType
 from typing import Any, Literal, Self
 
 import numpy as np
-import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_random_state, column_or_1d, get_tags
@@ -45,6 +44,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpsgd_cli import library
 from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.data import memory
+from dpsgd_cli.data.cells import Table
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.results import report
 from dpsgd_cli.results.result import Row
@@ -79,11 +79,10 @@ class _Private(BaseEstimator):
     def _fit(self, X: Any, y: Any, **target: Any) -> Self:
         """Train on features and the column y, and keep the result's content; what it needs of files stays in memory."""
         before = _fitted_steps()
-        table = X.copy(deep=False)
         name = "target"
-        while name in table.columns:
+        while name in X.names:
             name += "_"
-        table[name] = y
+        table = X.beside(name, y)
         changes: dict[str, Any] = {"data.split": {"test": 0}}
         if self.random_state is not None:
             changes["seed"] = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -123,20 +122,20 @@ class _Private(BaseEstimator):
             return next(page for page in written if page.suffix == ".md").read_text(encoding="utf-8")
 
     def _table(self, X: Any, y: Any = None, reset: bool = False) -> Any:
-        """Return features as a data frame, and with `reset` its labels (N,), as scikit-learn checks them."""
+        """Return features as a table, and with `reset` its labels (N,), as scikit-learn checks them."""
         with _hiding_cells():
             table = memory.table_of(X)
             if table is not None:
                 checked = (X, y) if reset else (X,)
                 validate_data(self, *checked, reset=reset, skip_check_array=True)
-                return table.reset_index(drop=True), None if y is None else self._labels(y, len(table))
+                return table, None if y is None else self._labels(y, len(table))
             rows: Any = validate_data(self, X, reset=reset, dtype="numeric")
             if not reset:
-                return pd.DataFrame(rows, columns=_numbered(rows.shape[1])), None
+                return _numbered(rows), None
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
             labels = self._labels(y, len(rows))
-            return pd.DataFrame(rows, columns=_numbered(rows.shape[1])), labels
+            return _numbered(rows), labels
 
     def _labels(self, y: Any, rows: int) -> np.ndarray:
         labels: np.ndarray = column_or_1d(y, warn=True)
@@ -302,8 +301,8 @@ class DPRegressor(RegressorMixin, _Private):
         return self._trained.decided(outputs)
 
 
-def _numbered(columns: int) -> list[str]:
-    return [f"x{number}" for number in range(columns)]
+def _numbered(rows: np.ndarray) -> Table:
+    return Table.of({f"x{number}": column for number, column in enumerate(rows.T)})
 
 
 class _as_value_errors:

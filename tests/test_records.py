@@ -14,7 +14,8 @@ import yaml
 
 import dpsgd_cli as dpsgd
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.recipe_template import draft
+from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.draft import draft
 from dpsgd_cli.errors import DataError, DpsgdError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
 
@@ -69,7 +70,7 @@ def test_the_recipe_is_the_one_that_recipe_new_drafts(tmp_path: Path) -> None:
     drafted = yaml.safe_load(draft(tmp_path / "records.csv", "churn", None, "records.csv").recipe)
     bounds = {"age": [0, 100], "pay": [0, 250]}
     facts = StatedFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
-    made = recipe_of_table(frame, "churn", facts, "records")
+    made = recipe_of_table(Table.of(frame), "churn", facts, "records")
     assert drafted["data"]["bounds"].keys() == bounds.keys()
     assert drafted["data"].pop("format") == {"separator": ","}  # of the file
     assert drafted["data"].pop("evaluation") == "private"  # the default, which a draft shows
@@ -235,7 +236,7 @@ def test_an_error_of_another_library_is_told_without_its_text(tmp_path: Path, mo
 
 def test_records_are_held_no_longer_than_the_training(tmp_path: Path) -> None:
     path = tmp_path / "records.parquet"
-    with memory.holding(path, people()):
+    with memory.holding(path, Table.of(people())):
         assert memory.is_there(path) and memory.at(path) is not None
     assert not memory.is_there(path)
     with pytest.raises(DataError, match="several levels"):

@@ -111,7 +111,7 @@ def command(
     else:
         found = trained.rows_one_by_one(new, keep, "ignore" if unknown == "ignore" else "error")
         rows, reasons = found.x, found.reasons
-        columns = {name: cells.astype(object).where(cells.notna(), None).tolist() for name, cells in found.kept.items()}
+        columns = dict(found.kept)
     for remark in trained.remarks(rows):
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:

@@ -167,7 +167,7 @@ def new(
       dpsgd recipe new visits.xlsx --target cost --text ward -o visits.yaml
       dpsgd recipe new patients.csv --target malignant --private-bounds --categorical ward -o patients.yaml
     """
-    from dpsgd_cli.data.recipe_template import draft  # pandas
+    from dpsgd_cli.data.draft import draft  # pandas
 
     base = (out.parent if out is not None else Path()).resolve()
     if categorical and not private_bounds:

@@ -7,26 +7,23 @@ files; `opening.py` opens a user's own files.
 from __future__ import annotations
 
 import hashlib
-import io
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
+from dpsgd_cli.data.cells import PLAIN, Cells, Table
 from dpsgd_cli.data.dataset import Part, RawDataset
-from dpsgd_cli.data.table_files import PLAIN, parse_csv
+from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Which = Literal["train", "test"]
 
@@ -110,14 +107,12 @@ def _of_classes(card: Card, which: Which, whole: Part) -> Part:
     """
     if card.part_of is None:
         return whole
-    import pandas as pd
-
     assert isinstance(card.classes, dict)
     own = np.isin(whole.y.astype(str), [raw for raws in card.classes.values() for raw in raws])
     said = sum(card_files.records(card, file) for file in card.files if file.part == which and file.holds != "labels")
     if own.sum() != said:
         raise DataError(f"{card.name}: {own.sum()} records for {which} have its classes, but its card says {said}")
-    return Part(whole.x[own], labels_of(card, pd.Series(whole.y[own])))
+    return Part(whole.x[own], labels_of(card, Cells.of("label", whole.y[own])))
 
 
 def _to_unit(stored: np.ndarray, card: Card) -> np.ndarray:
@@ -162,48 +157,36 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
     reader = card.reader
     assert isinstance(reader, TableReader)
     names = list(card.columns or ())
-    numeric = {name for name, column in card.features.items() if column.bounds is not None}
     parts = []
     for file in card.part(which):
         content = _content(card, file, hashes)
-        frame = parse_csv(
-            io.BytesIO(content.data),
-            Path(file.name),
-            reader,
-            names,
-            text_columns={*names} - numeric,
-            only=[name for name in names if name in (card.target, owner) or name in card.features],
-        )
+        only = {name for name in names if name in (card.target, owner) or name in card.features}
+        rows = parse_csv(content.data, Path(file.name), reader, names, only)
         if reader.missing is not None:
-            frame = frame.dropna()
-        if len(frame) != content.records:
-            raise DataError(f"{file.name} holds {len(frame)} usable rows, but its card says {content.records}")
-        part = frame_to_part(card, frame)
-        parts.append(part if owner is None else replace(part, owners=owners_of(frame[owner], file.name)))
+            rows = rows.take(~np.any([rows[name].mapped(lambda text: text in reader.marks) for name in rows.names], 0))
+        if len(rows) != content.records:
+            raise DataError(f"{file.name} holds {len(rows)} usable rows, but its card says {content.records}")
+        part = part_of_table(card, rows)
+        parts.append(part if owner is None else replace(part, owners=owners_of(rows[owner], file.name)))
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     owners = [part.owners for part in parts if part.owners is not None]
     return Part(x, y, owners=np.concatenate(owners) if owners else None)
 
 
-def frame_to_part(card: Card, frame: object) -> Part:
+def part_of_table(card: Card, rows: Table) -> Part:
     """Return a table with the card's columns as numbers: features in the card's order, labels by its classes."""
-    import pandas as pd
-
-    assert isinstance(frame, pd.DataFrame)
-    labels = labels_of(card, frame[card.target])
+    labels = labels_of(card, rows[str(card.target)])
     if card.instead is not None:
-        return Part(card.instead.rows(frame), labels)
+        return Part(card.instead.rows(rows), labels)
     written = card.reader if isinstance(card.reader, TableReader) else PLAIN
-    return Part(table.to_matrix(frame, card.layout.columns or (), card.name, written), labels)
+    return Part(table.to_matrix(rows, card.layout.columns or (), card.name, written), labels)
 
 
-def labels_of(card: Card, column: pd.Series) -> np.ndarray:
+def labels_of(card: Card, column: Cells) -> np.ndarray:
     """Return class indices (N,), int64, of labels as the card's files have them."""
     assert isinstance(card.classes, dict)
     lookup = {raw: index for index, raws in enumerate(card.classes.values()) for raw in raws}
-    label = column.astype("category")
-    codes = np.array([lookup.get(str(raw), lookup.get("*", -1)) for raw in label.cat.categories], np.int64)
-    y = np.append(codes, -1)[label.cat.codes.to_numpy()]
+    y = column.mapped(lambda text: -1 if text is None else lookup.get(text, lookup.get("*", -1)), np.int64)
     if (y < 0).any():
         raise DataError(
             f"{card.name}: column {card.target!r} holds no class of the card in data row {int((y < 0).argmax()) + 1}"

@@ -23,7 +23,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened, suggested
-from dpsgd_cli.data import feature_files, texts
+from dpsgd_cli.data import texts
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, ColumnUse, TableFormat, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
@@ -331,9 +331,6 @@ def card_of(data: Data, base: Path) -> Card:
     card = _with_uses(_without_owners(plain_card(data, base), data), data.columns or {})
     if data.text is not None:
         return _with_rows(card, _tokens(card, data, base))
-    if data.features_file is not None and card.columns is not None and card.reader.kind == "table":
-        cells = functools.partial(feature_files.cells, data=data, where=card.name)
-        return _with_rows(card, Instead(Layout((1,)), cells))
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}

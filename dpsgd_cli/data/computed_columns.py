@@ -14,21 +14,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, quoted
+from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.column_settings import ColumnUse, Computed, DateColumn, HashedColumn, Missing
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.text_features import features
-from dpsgd_cli.data.written_numbers import plain_text, row_of
 from dpsgd_cli.errors import DataError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _DAY = np.timedelta64(1, "D")
+_TYPED_DATE = r"\d{4,}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?(\+00:00)?)?"
+"""Form of the text of a cell that is a date in a file or a frame (`cells.text_of`)."""
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _CYCLES = {
     "year": ("month", tuple(map(str, range(1, 13)))),
@@ -96,10 +95,10 @@ def _days_of(value: object, first: datetime) -> float | None:
         return None
 
 
-def entries(cells: pd.Series, missing: np.ndarray, column: Column, kept: dict[str, Any]) -> np.ndarray:
+def entries(cells: Cells, missing: np.ndarray, column: Column, kept: dict[str, Any]) -> np.ndarray:
     """Return the entries (N,) of a computed column for the cells of its source, `missing` (N,) of which are gaps.
 
-    `kept` holds what several columns of one source share; it starts empty for every table.
+    `kept` holds what several columns of one source share; it starts empty for every source.
 
     Raises DataError, naming the first row, for a cell that is no date of the column's form, and for a missing date
     without a filling.
@@ -107,22 +106,19 @@ def entries(cells: pd.Series, missing: np.ndarray, column: Column, kept: dict[st
     rule = column.computed
     assert rule is not None
     if rule.kind == "text":
-        key = f"text {rule.of}"
-        if key not in kept:
-            values = cells.astype("category")
-            told = features([*map(plain_text, values.cat.categories), ""], rule)  # "" has no words, as a gap
-            kept[key] = told, np.where(missing, len(told) - 1, values.cat.codes.to_numpy())
-        told, codes = kept[key]
+        if "text" not in kept:
+            texts, codes = cells.distinct
+            kept["text"] = features([*(text or "" for text in texts), ""], rule), np.where(missing, len(texts), codes)
+        told, codes = kept["text"]  # "" has no words, as a gap
         return np.asarray(told[codes, rule.bucket])
     if rule.kind == "hash":
-        return _buckets(cells, missing, rule.buckets)
-    key = f"date {rule.of}"
-    if key not in kept:
-        kept[key] = moments(cells, missing, rule.form)
-    return _of_moments(kept[key], missing, cells, column)
+        return np.where(missing, rule.buckets, cells.mapped(lambda text: _bucket(text or "", rule.buckets), np.int64))
+    if "dates" not in kept:
+        kept["dates"] = moments(cells, missing, rule.form)
+    return _of_moments(kept["dates"], missing, cells, column)
 
 
-def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column: Column) -> np.ndarray:
+def _of_moments(times: np.ndarray, missing: np.ndarray, cells: Cells, column: Column) -> np.ndarray:
     rule = column.computed
     assert rule is not None
     days = times.astype("datetime64[D]")
@@ -131,7 +127,7 @@ def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column
         if missing.any() and column.filling is None:
             raise DataError(
                 f"column {quoted(rule.of)} has {count(int(missing.sum()), 'missing date')}, first in data row"
-                f" {row_of(cells, missing.argmax())}; say what they mean,"
+                f" {cells.row(missing.argmax())}; say what they mean,"
                 f" data.missing: {{{rule.of}: {{indicator: true}}}}, or leave those rows out"
             )
         return np.where(missing, float(column.filling or 0.0), found)
@@ -145,42 +141,29 @@ def _of_moments(times: np.ndarray, missing: np.ndarray, cells: pd.Series, column
     return np.where(missing, len(column.values or ()) - 1, codes)
 
 
-def moments(cells: pd.Series, missing: np.ndarray, form: str) -> np.ndarray:
-    """Return the times of cells, datetime64[us] (N,): of text in the form `form`, or as the file holds them.
+def moments(cells: Cells, missing: np.ndarray, form: str) -> np.ndarray:
+    """Return the times of cells, datetime64[us] (N,): of text in the form `form`, or as typed files and frames tell it.
 
     Raises DataError, naming the first row, for a cell that is neither missing nor a date. Never its content.
     """
     import pandas as pd
 
-    if pd.api.types.is_datetime64_any_dtype(cells):
-        found = pd.to_datetime(cells, utc=True).dt.tz_localize(None)
-    else:
-        values = cells.astype("category")
-        texts = pd.Series([cell if hasattr(cell, "year") else None for cell in values.cat.categories], dtype=object)
-        own = pd.to_datetime(texts, errors="coerce", utc=True)
-        read = pd.to_datetime(
-            pd.Series([plain_text(cell).strip() for cell in values.cat.categories], dtype=object),
-            format=form,
-            errors="coerce",
-            utc=True,
-        )
-        whole = np.append(own.fillna(read).dt.tz_localize(None).to_numpy("datetime64[us]"), np.datetime64("NaT", "us"))
-        found = pd.Series(whole[values.cat.codes.to_numpy()])
-    times = found.to_numpy("datetime64[us]")
+    texts, codes = cells.distinct
+    told = pd.Series([(text or "").strip() for text in texts], dtype=object)
+    read = pd.to_datetime(told, format=form, errors="coerce", utc=True)
+    typed = pd.to_datetime(told.where(told.str.fullmatch(_TYPED_DATE)), format="ISO8601", errors="coerce", utc=True)
+    times = read.fillna(typed).dt.tz_localize(None).to_numpy("datetime64[us]")[codes]
     bad = np.isnat(times) & ~missing
     if bad.any():
         more = f" and {int(bad.sum()) - 1} more" if bad.sum() > 1 else ""
         raise DataError(
-            f"column {quoted(cells.name)} holds no date of the form {form} in data row {row_of(cells, bad.argmax())}"
+            f"column {quoted(cells.name)} holds no date of the form {form} in data row {cells.row(bad.argmax())}"
             f"{more}; mend it, or give the column another use under data.columns"
         )
     return np.where(missing, np.datetime64(0, "us"), times)
 
 
-def _buckets(cells: pd.Series, missing: np.ndarray, buckets: int) -> np.ndarray:
-    """Return the bucket of each cell, or `buckets` for a gap."""
+def _bucket(text: str, buckets: int) -> int:
     from sklearn.utils import murmurhash3_32
 
-    values = cells.astype("category")
-    codes = [murmurhash3_32(plain_text(value), seed=0, positive=True) % buckets for value in values.cat.categories]
-    return np.where(missing, buckets, np.array([*codes, buckets])[values.cat.codes.to_numpy()])
+    return int(murmurhash3_32(text, seed=0, positive=True) % buckets)

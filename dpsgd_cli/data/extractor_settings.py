@@ -119,93 +119,6 @@ class PythonFeatures(Declared):
     function: str = Field("build", description="Function `(input_shape) -> network` in it; a network maps (1, ...).")
 
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Aligned(Section):
-    """A column of the records that the file of features repeats, so that their order is checked."""
-
-    column: str = Field(
-        description="Column (of a npz file: array) of the records. The file has it under the same name, or the SHA-256"
-        " of each cell's UTF-8 as COLUMN_sha256.",
-        examples=["sentence"],
-    )
-    decides: bool = Field(
-        False,
-        description="true: the column alone decides the features, so rows with equal cells must have equal ones.",
-    )
-
-
-class FileFeatures(Section):
-    """Features that were made outside: row i of a file belongs to record i. They replace the record's own inputs."""
-
-    kind: Literal["file"] = "file"
-    file: str = Field(
-        description="A npz, npy, safetensors or parquet file with the features x (N, D), relative to the recipe; it may"
-        " hold x_test and name its producer.",
-        examples=["embeddings.npz"],
-    )
-    test_file: str | None = Field(
-        None, description="Features of the records' own test part, where file has no x_test.", examples=["later.npz"]
-    )
-    sha256: Sha256 | None = Field(
-        None,
-        description="Of file: needed with a shipped card, refused beside data.path, where it reveals records.",
-        examples=["ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920"],
-    )
-    test_sha256: Sha256 | None = Field(
-        None,
-        description="The same of test_file.",
-        examples=["831169c7e2e429d6026e1bdbb542f33b636e3e596caad9602ebc953c205928b7"],
-    )
-    producer: str = Field(
-        description="What made them, with its version; a file that names a producer must name this one.",
-        examples=["all-MiniLM-L6-v2@c9745ed1"],
-    )
-    aligned: Literal["order"] | Aligned = Field(
-        description="How it is known that row i belongs to record i: by a column that the file repeats, or order, which"
-        " declares it.",
-        examples=[{"column": "sentence"}],
-    )
-    public: bool = Field(
-        description="Must be written as true: no private record shaped the producer, and it made the features of each"
-        " record from that record alone."
-    )
-
-    @model_validator(mode="after")
-    def _declared(self) -> FileFeatures:
-        if not self.public:
-            raise ValueError(
-                "public: features that other records shaped reveal them; true declares that the producer is public and"
-                " that each record's features were made from that record alone"
-            )
-        return self
-
-    @property
-    def column(self) -> str | None:
-        """Return the column by which rows are compared; None if their order is declared."""
-        return None if self.aligned == "order" else self.aligned.column
-
-    @property
-    def decides(self) -> bool:
-        """Return True if the column alone decides the features."""
-        return self.aligned != "order" and self.aligned.decides
-
-    @property
-    def names(self) -> list[str]:
-        """Return the files, as the recipe names them."""
-        return [self.file, *([] if self.test_file is None else [self.test_file])]
-
-    @property
-    def declaration(self) -> str:
-        """Return what is taken to be public, and what is declared of the rows."""
-        how = "which is declared" if self.column is None else f"by the column {self.column}, which was compared"
-        return (
-            f"The features in {' and '.join(self.names)} were made by {self.producer}, which is declared public, from"
-            f" each record alone; row i belongs to record i, {how}."
-        )
-
-
 Features = Annotated[
     ScatteringFeatures
     | PatchFeatures
@@ -213,7 +126,6 @@ Features = Annotated[
     | ColourFeatures
     | PretrainedFeatures
     | HuggingFaceFeatures
-    | PythonFeatures
-    | FileFeatures,
+    | PythonFeatures,
     Field(discriminator="kind"),
 ]

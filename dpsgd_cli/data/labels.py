@@ -4,62 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
+from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table import gaps, target_scale, to_numbers
-from dpsgd_cli.data.table_files import MISSING, PLAIN
-from dpsgd_cli.data.written_numbers import plain_cells, plain_text, row_of
+from dpsgd_cli.data.table import target_scale, to_numbers
 from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def read_labels(
-    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path], classes: Sequence[Any] | None
+    data: Data, columns: Sequence[Cells], paths: Sequence[Path], classes: Sequence[Any] | None
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
     """Return the labels of each part, and the classes that all parts share; the classes are None for regression.
 
     `columns` hold the labels as stored, under the name of the target. Without `classes`, they are read from the labels.
     Targets are in the unit of training (`target_scale`).
     """
-    import pandas as pd
-
-    target = columns[0]
-    if len(columns) > 1:
-        target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
-    filling, written = data.fillings.get(str(columns[0].name), Missing()).value, data.format or PLAIN
-    if filling is not None:
-        target = target.astype(object).where(
-            ~gaps(target, written, [plain_text(label) for label in classes or ()]), filling
-        )
-    found: tuple[Any, ...] | None = None
+    filling = data.fillings.get(columns[0].name, Missing()).value
+    found = None if classes is None else tuple(classes)
+    parts = []
     try:
-        if data.task == "regression":
-            y = target_scale(data).inward(to_numbers(target, None, written, is_target=True)).astype(np.float32)
-        else:
-            y, found = to_labels(target, classes, written)
+        if data.task != "regression" and found is None:
+            for cells in columns:
+                _refuse_gaps(cells, cells.gaps(data.format or PLAIN) & (filling is None))
+            found = found_classes(columns, data.format or PLAIN, filling)
+        for cells in columns:
+            if data.task == "regression":
+                numbers = to_numbers(cells, filling, data.format or PLAIN, is_target=True)
+                parts.append(target_scale(data).inward(numbers).astype(np.float32))
+            else:
+                parts.append(to_labels(cells, found or (), data.format or PLAIN, filling))
     except DataError as error:
         raise DataError(f"{' and '.join(path.name for path in paths)}: {error}") from None
-    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), found
+    return parts, None if data.task == "regression" else found
 
 
 def read_targets(
-    data: Data, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
+    data: Data, tables: Sequence[Table], paths: Sequence[Path]
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
     """Return the labels of each table, (N,) or (N, K) of K columns, and the classes, as `read_labels` does.
 
     Several columns are numbers in the unit of training, or 0 and 1 for words of no and yes.
     """
     if not isinstance(data.target, list):
-        return read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
+        return read_labels(data, [rows[str(data.target)] for rows in tables], paths, data.classes)
     made = [
-        read_labels(own, [frame[name] for frame in frames], paths, own.classes)[0]
+        read_labels(own, [rows[name] for rows in tables], paths, own.classes)[0]
         for name, own in ((name, data.of_target(name)) for name in data.target)
     ]
     classes = tuple(data.target) if data.task == "multi-label" else None
@@ -67,41 +61,46 @@ def read_targets(
 
 
 def to_labels(
-    series: pd.Series, classes: Sequence[Any] | None, written: TableFormat = PLAIN
-) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """Return class indices (N,), int64, and the classes: those given, or those found, spelled as in the file.
+    cells: Cells, classes: Sequence[Any], written: TableFormat = PLAIN, filling: float | str | None = None
+) -> np.ndarray:
+    """Return class indices (N,), int64. A missing label is `filling`, if that is given.
 
-    Labels are compared as text; if some are no class, as whole numbers, or as words for yes and no (`_ANSWERS`).
+    The text of a label is a class if it is spelled so. Otherwise it is the class that is the same whole number, if all
+    classes are different whole numbers, or the same answer, if the two classes are words for yes and no (`_ANSWERS`).
 
-    Raises DataError for missing labels, labels that are not listed, and columns that are not classes
-    (fractions, a single value, nearly as many values as rows).
+    Raises DataError for missing labels, and for labels that are no class.
     """
-    series = plain_cells(series)
-    cells = series.astype("category")
-    texts = [plain_text(value) for value in cells.cat.categories]
-    codes = cells.cat.codes.to_numpy()
-    blank = {*MISSING, *written.marks} - {plain_text(label) for label in classes or ()}
-    missing = (codes < 0) | np.isin(codes, [index for index, text in enumerate(texts) if text in blank])
-    where = f"label column {quoted(series.name)}"
+    known = [str(text_of(label)) for label in classes]
+    lookups: list[dict[Any, int]] = [{text: index for index, text in reversed([*enumerate(known)])}]
+    for read in (_whole_number, _answer):
+        read_known = [read(text) for text in known]
+        if None not in read_known and len(set(read_known)) == len(known):
+            lookups.append({(read, value): index for index, value in enumerate(read_known)})
+
+    def index_of(text: str | None) -> int:
+        if is_gap(text, written, known):
+            if filling is None:
+                return -2
+            text = text_of(filling)
+        keys = [text, *((read, read(text or "")) for read in (_whole_number, _answer))]
+        return next((lookup[key] for key in keys for lookup in lookups if key in lookup), -1)
+
+    codes = cells.mapped(index_of, np.int64)
+    if (codes >= 0).all():
+        return codes
+    _refuse_gaps(cells, codes == -2)
+    raise DataError(
+        f"label column {quoted(cells.name)}: {count(int((codes < 0).sum()), 'label')}, first in data row {cells.row((codes < 0).argmax())},"
+        f" not among the classes {listed(classes)}; add what is missing to data.classes"
+    )
+
+
+def _refuse_gaps(cells: Cells, missing: np.ndarray) -> None:
     if missing.any():
         raise DataError(
-            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row"
-            f" {row_of(series, missing.argmax())}; leave those rows out"
+            f"label column {quoted(cells.name)} has {count(int(missing.sum()), 'missing label')}, first in data row"
+            f" {cells.row(missing.argmax())}; leave those rows out"
         )
-    found = _found_classes(cells, where) if classes is None else tuple(classes)
-    keys, known = texts, [plain_text(label) for label in found]
-    for compared in (_whole_numbers, _answers):
-        if set(keys) <= set(known):
-            break
-        keys, known = compared(keys, known)
-    lookup = {text: index for index, text in reversed(list(enumerate(known)))}
-    unlisted = np.array([text not in lookup for text in keys], dtype=bool)[codes]
-    if unlisted.any():
-        raise DataError(
-            f"{where}: {count(int(unlisted.sum()), 'label')}, first in data row {row_of(series, unlisted.argmax())},"
-            f" not among the classes {listed(found)}; add what is missing to data.classes"
-        )
-    return np.array([lookup[text] for text in keys], np.int64)[codes], found
 
 
 _ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
@@ -109,22 +108,14 @@ _ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys((
 (YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
 
 
-def _answers(texts: list[str], known: list[str]) -> tuple[list[str], list[str]]:
-    """Return labels and classes as yes and no if the two classes are such words, else as they are."""
-    answers = [_ANSWERS.get(text.casefold()) for text in known]
-    if answers not in ([False, True], [True, False]):
-        return texts, known
-    return [str(_ANSWERS.get(text.casefold(), text)) for text in texts], list(map(str, answers))
+def _answer(text: str) -> bool | None:
+    return _ANSWERS.get(text.casefold())
 
 
-def _whole_numbers(texts: list[str], known: list[str]) -> tuple[list[str], list[str]]:
-    """Return labels and classes as whole numbers if all classes are such numbers, else as they are."""
-    numbers = _numbers(known)
-    if numbers is None or not all(number.is_integer() for number in numbers):
-        return texts, known
-    own = [_numbers([text]) for text in texts]
-    read = [str(int(one[0])) if one and one[0].is_integer() else text for one, text in zip(own, texts, strict=True)]
-    return read, [str(int(number)) for number in numbers]
+def _whole_number(text: str) -> int | None:
+    """Return the whole number that a text is, as 1.0 is 1; None for other texts."""
+    numbers = _numbers([text])
+    return int(numbers[0]) if numbers and numbers[0].is_integer() else None
 
 
 def _numbers(texts: Sequence[str]) -> list[float] | None:
@@ -134,18 +125,26 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
         return None
 
 
-def _found_classes(cells: pd.Series, where: str) -> tuple[Any, ...]:
-    """Return the classes in a column of categories, sorted, one for each set of values that are compared as equal."""
-    values, codes = list(cells.cat.categories), cells.cat.codes.to_numpy()
-    spelled = [str(value.item() if isinstance(value, np.generic) else value) for value in values]
+def found_classes(
+    columns: Sequence[Cells], written: TableFormat = PLAIN, filling: float | str | None = None
+) -> tuple[Any, ...]:
+    """Return the classes in columns of labels, sorted, one for each set of texts that are compared as equal.
+
+    Raises DataError for columns that are not classes: fractions, a single value, nearly as many values as rows.
+    """
+    where, rows = f"label column {quoted(columns[0].name)}", sum(map(len, columns))
+    held = {str(text) for cells in columns for text in cells.distinct[0] if not is_gap(text, written)}
+    spelled = sorted(held if filling is None else {*held, str(text_of(filling))})
     numbers, groups = _numbers(spelled), dict[Any, str]()
     folded = [text.casefold() for text in spelled]
-    fraction = np.array([not number.is_integer() for number in numbers or ()], dtype=bool)
-    if fraction.any():
-        raise DataError(
-            f"{where} holds a fraction in data row {row_of(cells, fraction[codes].argmax())}, which is not a class; for"
-            " numeric targets set data.task: regression"
-        )
+    if any(not number.is_integer() for number in numbers or ()):
+        for cells in columns:
+            odd = cells.mapped(lambda text: not is_gap(text, written) and not float(text or 0).is_integer(), bool)
+            if odd.any():
+                raise DataError(
+                    f"{where} holds a fraction in data row {cells.row(odd.argmax())}, which is not a class; for numeric"
+                    " targets set data.task: regression"
+                )
     for index, text in enumerate(spelled):
         key: Any = text
         if numbers is not None:
@@ -155,9 +154,9 @@ def _found_classes(cells: pd.Series, where: str) -> tuple[Any, ...]:
         groups[key] = min(groups.get(key, text), text, key=lambda one: (len(one), one))
     if len(groups) < 2:
         raise DataError(f"{where} holds one value only; training needs at least two classes (or list data.classes)")
-    if len(groups) > max(20, len(codes) // 2):
+    if len(groups) > max(20, rows // 2):
         raise DataError(
-            f"{where} holds {len(groups)} different values in {len(codes)} rows: these are not classes; choose another"
+            f"{where} holds {len(groups)} different values in {rows} rows: these are not classes; choose another"
             " data.target, or set data.task: regression"
         )
     return _typed([groups[key] for key in sorted(groups)])

@@ -16,28 +16,23 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import fingerprint, table
+from dpsgd_cli.data.cells import PLAIN, Table
 from dpsgd_cli.data.dataset import Layout, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import IN_PARTS, PLAIN, size_of
-from dpsgd_cli.data.written_numbers import row_of
+from dpsgd_cli.data.table_files import IN_PARTS, size_of
 from dpsgd_cli.errors import DataError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Parts = Callable[[], "Iterator[pd.DataFrame]"]
-ROWS_AT_ONCE = 100_000
-VERSION = 3
+Parts = Callable[[], Iterator[Table]]
+VERSION = 4
 _HEADER_BYTES = 128
 
 
@@ -102,18 +97,16 @@ def _convert(
     kept[0].parent.mkdir(parents=True, exist_ok=True)
     drafts = [one.with_name(f".{secrets.token_hex(8)}.npy") for one in kept]
     columns, written = layout.columns or (), data.format or PLAIN
-    truths: dict[str, bool] = {}
     done, kind, within = 0, np.dtype(np.float32 if data.task == "regression" else np.int64), table.WithinBounds(columns)
     try:
         with _private(drafts[0]) as features, _private(drafts[1]) as labels:
-            for frame in parts():
-                _refuse_torn(frame, layout, data, truths, path.name)
-                x = table.to_matrix(frame, columns, path.name, written)
-                (y,), _ = read_labels(data, [frame[data.target]], [path], data.classes)
+            for rows in parts():
+                x = table.to_matrix(rows, columns, path.name, written)
+                (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
                 within.with_part(x)
                 features.write(np.ascontiguousarray(x).data)
                 labels.write(y.astype(kind).data)
-                done += len(frame)
+                done += len(rows)
             for stream, shape, of in (
                 (features, (done, layout.features), np.dtype(np.float64)),
                 (labels, (done,), kind),
@@ -129,24 +122,6 @@ def _convert(
     finally:
         for draft in drafts:
             draft.unlink(missing_ok=True)
-
-
-def _refuse_torn(frame: pd.DataFrame, layout: Layout, data: Data, truths: dict[str, bool], where: str) -> None:
-    """Raise DataError for a column of numbers that holds True and False in some parts only, as in memory.
-
-    `truths` keeps, by column, if the parts before held them.
-    """
-    import pandas as pd
-
-    text = layout.text_columns | ({str(data.target)} if data.task == "classification" else set())
-    for name in frame.columns.difference(list(text)):
-        cells = frame[name]
-        kind = cells.dtype == bool or (cells.dtype == object and pd.api.types.infer_dtype(cells) == "boolean")
-        if truths.get(name) != kind and cells.notna().any() and truths.setdefault(name, kind) != kind:
-            raise DataError(
-                f"{where}: column {quoted(name)} holds True and False beside numbers, from data row"
-                f" {row_of(cells, int(cells.notna().argmax()))} on; write all of its cells in one way"
-            )
 
 
 def _private(path: Path) -> BinaryIO:

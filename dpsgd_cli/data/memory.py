@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TABLE, ARRAYS = ".parquet", ".npz"
 """Endings of the files that a table and named arrays stand for."""
@@ -31,57 +29,42 @@ class Held:
     """Records in memory, private: a `table`, or `arrays` by name; and the SHA-256 of their content."""
 
     sha256: str
-    table: pd.DataFrame | None = None
+    table: Table | None = None
     arrays: Mapping[str, np.ndarray] | None = None
 
 
 _held: ContextVar[Mapping[Path, Held]] = ContextVar("held", default={})  # noqa: B039, never changed in place
 
 
-def table_of(records: Any) -> pd.DataFrame | None:
-    """Return a table in memory (pandas, or anything with an Arrow stream) as a data frame; None for other types.
+def table_of(records: Any) -> Table | None:
+    """Return a table in memory (pandas, or anything with an Arrow stream); None for other types.
 
     Column names become text. Raises DataError for a table that cannot be converted, without showing a cell.
     """
     import pandas as pd
+    import pyarrow as pa
 
+    if isinstance(records, Table):
+        return records
     if not isinstance(records, pd.DataFrame):
         if not hasattr(records, "__arrow_c_stream__"):
             return None
         try:
-            import pyarrow
-
-            records = frame_of(pyarrow.table(records))
-        except ImportError:
-            raise DataError("an Arrow table needs pyarrow: pip install 'dpsgd[parquet]'") from None
+            arrow = pa.table(records)
+            columns, names = dict(zip(arrow.column_names, arrow.columns, strict=True)), arrow.column_names
         except (ValueError, TypeError, NotImplementedError) as error:
             raise DataError(f"the Arrow table cannot be read ({type(error).__name__}); give a data frame") from None
-    named = records.rename(columns=str).reset_index(drop=True)
-    twice = named.columns[named.columns.duplicated()]
-    if len(twice):
-        raise DataError(f"two columns are called {quoted(twice[0])}")
-    if not isinstance(records.columns, pd.Index) or records.columns.nlevels > 1:
+    elif records.columns.nlevels > 1:
         raise DataError("the columns have names of several levels; give each one name")
-    return named
-
-
-def frame_of(arrow: Any, **how: Any) -> pd.DataFrame:
-    """Return an Arrow table, or a batch of one, as a data frame whose integers stay integers beside cells without one.
-
-    pandas would make all integers of a column float64 if one cell has none. From 2^53 on they would be rounded, so one
-    record would change the texts, hashes and categories of others. `how` goes to `to_pandas`.
-    """
-    import pandas as pd
-    import pyarrow
-
-    whole = [column.null_count for column in arrow.columns if pyarrow.types.is_integer(column.type)]
-    kinds = {
-        getattr(pyarrow, f"{sign}int{bits}")(): getattr(pd, f"{sign.upper()}Int{bits}Dtype")()
-        for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
-    }
-    found: pd.DataFrame = arrow.to_pandas(types_mapper=kinds.get if any(whole) else None, **how)
-    return found
+    else:
+        names = list(map(str, records.columns))
+        columns = {name: records.iloc[:, at] for at, name in enumerate(names)}
+    if len(columns) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"two columns are called {quoted(twice)}")
+    return Table.of(
+        {name: Cells(name, one) if isinstance(one, pa.ChunkedArray) else one for name, one in columns.items()}
+    )
 
 
 def labels_of(labels: Any) -> np.ndarray | None:
@@ -94,14 +77,13 @@ def labels_of(labels: Any) -> np.ndarray | None:
 
 
 @contextmanager
-def holding(path: Path, records: pd.DataFrame | Mapping[str, np.ndarray]) -> Iterator[None]:
-    """Let `records` stand for the file `path`, in this thread, until the block ends.
-
-    Raises DataError for a table whose cells are lists or objects, without showing any.
-    """
-    arrays = records if isinstance(records, Mapping) else None
-    table = None if isinstance(records, Mapping) else records
-    held = Held(_digest_of_arrays(arrays) if table is None else _digest_of_table(table), table, arrays)
+def holding(path: Path, records: Table | Mapping[str, np.ndarray]) -> Iterator[None]:
+    """Let `records` stand for the file `path`, in this thread, until the block ends."""
+    held = (
+        Held(_digest_of_table(records), records)
+        if isinstance(records, Table)
+        else Held(_digest_of_arrays(records), None, records)
+    )
     token = _held.set({**_held.get(), path.absolute(): held})
     try:
         yield
@@ -119,26 +101,19 @@ def is_there(path: Path) -> bool:
     return at(path) is not None or path.is_file()
 
 
-def _digest_of_arrays(arrays: Mapping[str, np.ndarray] | None) -> str:
+def _digest_of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     found = hashlib.sha256()
-    for name, array in (arrays or {}).items():
+    for name, array in arrays.items():
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
 
 
-def _digest_of_table(table: pd.DataFrame) -> str:
-    """Return the SHA-256 of the columns' names, types and rows (64 bits of hash a cell)."""
-    import pandas as pd
+def _digest_of_table(table: Table) -> str:
+    """Return the SHA-256 of the columns' names, types and cells, as an Arrow stream."""
+    import pyarrow as pa
 
-    found = hashlib.sha256()
-    for name in table.columns:
-        found.update(f"{name} {table[name].dtype}\n".encode())
-        try:
-            found.update(pd.util.hash_array(table[name].to_numpy()).tobytes())
-        except (TypeError, ValueError, NotImplementedError):
-            # the error of pandas may show a cell
-            raise DataError(
-                f"column {quoted(name)} holds cells that are no plain values, or no text that UTF-8 can write"
-            ) from None
-    return found.hexdigest()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.arrow.schema) as stream:
+        stream.write_table(table.arrow.combine_chunks())
+    return hashlib.sha256(sink.getvalue()).hexdigest()

@@ -31,7 +31,6 @@ from dpsgd_cli.data import (
     card_files,
     card_readers,
     cards,
-    feature_files,
     memory,
     named_arrays,
     own_arrays,
@@ -40,6 +39,7 @@ from dpsgd_cli.data import (
     texts,
     users,
 )  # fmt: skip
+from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_labels, read_targets
@@ -50,7 +50,7 @@ from dpsgd_cli.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-Records: TypeAlias = "Path | pd.DataFrame | np.ndarray"
+Records: TypeAlias = "Path | Table | pd.DataFrame | np.ndarray"
 ARRAYS = ".npz"
 ROWS = ".npy"
 MOST_KEPT_BYTES = 1 << 28
@@ -73,8 +73,6 @@ def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: 
     for a table the message includes what `check_layout` refuses.
     """
     source = _open(data, base, check_layout)
-    if data.features_file is not None:
-        source = feature_files.joined(source, data, base)
     if data.text is not None and data.text.folder is not None:
         cut_by = {data.text.folder: texts.hash_of_tokenizer(base / data.text.folder)}
         source = replace(source, sha256=source.sha256 | cut_by)
@@ -117,8 +115,6 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
-    if data.features_file is not None:
-        return feature_files.read_labels_of(data, paths, kinds)
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (*data.target_names, data.test_target) if name is not None]
         labels = paths if data.task == "next-token" else labels
@@ -136,8 +132,6 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
 
 def _rows_by(data: Data, base: Path) -> list[Any]:
     """Return what rows in place of columns depend on: for tokens, settings and the content of the tokenizer."""
-    if data.features_file is not None:
-        return [data.features_file.column]
     if data.text is None:
         return []
     told = data.text.model_dump(mode="json")
@@ -165,45 +159,44 @@ def open_labelled(
     Labels are read from the column or array `data.target`, or from the target column of the card, as in training.
     Targets are in the unit of training (`table.py`).
     """
-    import pandas as pd
-
     card = None if data.name is None else cards.card_of(data, base)
     named = data.target if card is None else card.target
     usual = "class" if data.text is not None else "target" if layout.columns else "y"
+    where = records if isinstance(records, Path) else Path("the table")
     if isinstance(named, list):
-        x, labels = _new(records, data, layout, named, base)
-        where = records if isinstance(records, Path) else Path("the table")
-        return Part(x, read_targets(data, [labels], [where])[0][0])
+        x, held = _new(records, data, layout, named, base)
+        return Part(x, read_targets(data, [held], [where])[0][0])
     target = named if named and not named.endswith(ROWS) else usual
-    x, labels = _new(records, data, layout, target, base)
+    x, held = _new(records, data, layout, target, base)
+    if data.labels_are_arrays:
+        return Part(x, held)
+    labels = held[target] if isinstance(held, Table) else Cells.of(target, held)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
-    if data.labels_are_arrays:
-        return Part(x, labels)
-    where = records if isinstance(records, Path) else Path("the table")
-    return Part(x, read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
+    return Part(x, read_labels(data, [labels], [where], classes)[0][0])
 
 
 def _new(records: Records, data: Data, layout: Layout, target: Target, base: Path) -> tuple[np.ndarray, Any]:
-    """Return new rows, and their labels called `target` as stored; None if no labels are asked for."""
+    """Return new rows, and what holds their labels `target`: the table, or an array; None if none are asked for."""
+    if not isinstance(records, Path | np.ndarray | Table):
+        found = memory.table_of(records)
+        if found is None:
+            raise DataError(f"the model takes {_wanted(layout)}, not {type(records).__name__}")
+        records = found
     if data.text is not None:
         return _new_texts(records, data, target, base)
-    if data.features_file is not None and isinstance(records, Path):
-        return _new_features(records, data, layout, target)
     if isinstance(records, Path):
         return _new_of_file(records, data, layout, target, base)
     if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
         wanted = "a npz file with labels" if layout.columns is None and target else _wanted(layout)
-        raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
+        raise DataError(f"the model takes {wanted}, not {'an array' if isinstance(records, np.ndarray) else 'a table'}")
     if isinstance(records, np.ndarray):
         return in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
-    records = records.reset_index(drop=True)
-    x = own_table.rows_of(records, layout, target, "the table", data.format)
-    return in_units(x, data, base), None if target is None else records[target]
+    return in_units(own_table.rows_of(records, layout, target, "the table", data.format), data, base), records
 
 
-def _new_texts(records: Records, data: Data, target: Target, base: Path) -> tuple[np.ndarray, Any]:
-    """Return the tokens of new texts (N, L), and their labels; for next-token those of the tokens."""
+def _new_texts(records: Path | Table | np.ndarray, data: Data, target: Target, base: Path) -> tuple[np.ndarray, Any]:
+    """Return the tokens of new texts (N, L), and the table of their labels; for next-token the labels themselves."""
     if isinstance(records, np.ndarray):
         raise DataError("the model takes a table with a column of texts, not an array")
     where = str(records) if isinstance(records, Path) else "the table"
@@ -211,32 +204,14 @@ def _new_texts(records: Records, data: Data, target: Target, base: Path) -> tupl
         kind = "" if records.is_dir() else kind_of(_existing(records, "it is looked for in the current folder"))
         if kind and kind not in table_files.KINDS:
             raise DataError(f"{records}: the model takes a table with a column of texts, or a folder of .txt files")
-        frame = texts.new_frame(records, kind, data)
-    else:
-        frame = records
-    x = texts.rows_of(frame, data, where, base)
-    if target is None:
-        return x, None
-    if data.task == "next-token":
-        return x, named_arrays.next_tokens(x)
-    missing = [name for name in ([target] if isinstance(target, str) else target) if name not in frame.columns]
+        records = texts.new_table(records, kind, data)
+    x = texts.rows_of(records, data, where, base)
+    if target is None or data.task == "next-token":
+        return x, None if target is None else named_arrays.next_tokens(x)
+    missing = [name for name in ([target] if isinstance(target, str) else target) if name not in records]
     if missing:
         raise DataError(f"{where} has no column {quoted(missing[0])} of labels")
-    return x, frame[target]
-
-
-def _new_features(path: Path, data: Data, layout: Layout, target: Target) -> tuple[np.ndarray, Any]:
-    """Return the features of new records in a file, and their labels called `target` in it."""
-    import pandas as pd
-
-    x, beside = feature_files.new_rows(path, data, layout)
-    if target is None:
-        return x, None
-    names = [target] if isinstance(target, str) else target
-    missing = [name for name in names if name not in beside]
-    if missing:
-        raise DataError(f"{path} has no array {missing[0]!r}, the labels, beside its features")
-    return x, pd.DataFrame({name: list(beside[name]) for name in names})[target]
+    return x, records
 
 
 def kind_for(path: Path, layout: Layout, target: Target = None) -> str:
@@ -255,8 +230,8 @@ def _new_of_file(path: Path, data: Data, layout: Layout, target: Target, base: P
         assert not isinstance(target, list)
         x, labels = own_arrays.read_new(path, layout, data, target)
         return in_units(x, data, base), labels
-    x, frame = own_table.read_new(path, kind, layout, data, target)
-    return in_units(x, data, base), None if target is None else frame[target]
+    rows = table_files.read_table(path, kind, data.format)
+    return in_units(own_table.rows_of(rows, layout, target, str(path), data.format), data, base), rows
 
 
 def _wanted(layout: Layout) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, memory, named_arrays, table
+from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
@@ -32,8 +33,6 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
 
     Raises DataError for missing arrays, wrong shapes and types, values that are not finite, and invalid labels.
     """
-    import pandas as pd
-
     _refuse_names(data, paths[0], "an npz file")
     target = (data.target_names or ["y"])[0]
     stored = load(paths[0])
@@ -56,7 +55,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
         labels = [_coder(data, y)(y) for _, y in pairs]
         classes = None if data.classes is None else tuple(data.classes)
     else:
-        labels, classes = read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
+        labels, classes = read_labels(data, [Cells.of(target, y) for _, y in pairs], paths[:1], data.classes)
     parts = [Part(_numbers(data)(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     if owner is not None:
         whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]

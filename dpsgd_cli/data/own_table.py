@@ -7,31 +7,29 @@ neighbouring files stay neighbouring, and it costs no privacy.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, similar
 from dpsgd_cli.data import large_table, table
+from dpsgd_cli.data.cells import PLAIN, Table, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_targets
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import PLAIN, is_record, known_columns, names_of, read_table, table_parts
+from dpsgd_cli.data.table_files import is_record, known_columns, names_of, parts, read_table
 from dpsgd_cli.data.users import owners_of
-from dpsgd_cli.data.written_numbers import plain_cells, plain_text
 from dpsgd_cli.discovery.run import codes
 from dpsgd_cli.discovery.settings import Private
 from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LayoutCheck = Callable[[Layout], object]
 """Function that raises DataError for a layout that cannot be used."""
@@ -49,29 +47,26 @@ def read(
         large_table.refuse_unfit(data, kinds)
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
     large_table.refuse_too_large(data, paths, kinds)
-    owner = data.owner_column
-    text_columns = {*(data.categorical or ()), *(data.columns or ())}
-    text_columns |= set() if data.task == "regression" else {*data.target_names}
-    written = data.format or PLAIN
-    frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
+    owner, written = data.owner_column, data.format or PLAIN
+    frames = [read_table(path, kind, data.format) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
-        problems.found += _wrong_names(path, list(frame.columns), data)
-    if problems.found and any(is_record(list(frame.columns)) for frame in frames):
+        problems.found += _wrong_names(path, frame, data)
+    if problems.found and any(is_record(frame.names) for frame in frames):
         problems.refuse()
     owners: list[np.ndarray | None] = [None] * len(frames)
-    if owner is not None and all(owner in frame.columns for frame in frames):
+    if owner is not None and all(owner in frame for frame in frames):
         with problems.kept():
             owners = [owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)]
     # a column that a wrong name probably meant is not checked: its declarations are missing
-    left_out = {*data.drop, *_likely_columns(list(frames[0].columns), data)} | (set() if owner is None else {owner})
-    frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
+    left_out = {*data.drop, *_likely_columns(frames[0].names, data)} | (set() if owner is None else {owner})
+    frames = [frame.without(left_out) for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
         problems.found.append(f"{paths[0]} has no feature columns left besides the target {_told(data)}")
     matrices, unusable = [], set[str]()
     for frame, path in zip(frames, paths, strict=True):
-        missing = {column.source for column in columns} - {*frame.columns}
+        missing = {column.source for column in columns} - {*frame.names}
         problems.found += [
             f"{path} has no column {quoted(name)}, which {paths[0].name} has" for name in sorted(missing)
         ]
@@ -88,7 +83,7 @@ def read(
         check_layout(Layout((len(sound),), sound))
     labels: list[np.ndarray] = []
     classes: tuple[Any, ...] | None = None
-    if all({*data.target_names} <= {*frame.columns} for frame in frames):
+    if all({*data.target_names} <= {*frame.names} for frame in frames):
         with problems.kept():
             labels, classes = read_targets(data, frames, paths)
     texts = {}
@@ -107,22 +102,17 @@ def read(
 
 def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
     """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
-    import pandas as pd
-
     names = names_of(path, kind, data.format)
+    head = Table.of({name: [] for name in names})
     problems = _Problems()
-    problems.found += _wrong_names(path, names, data)
-    left_out = {*data.drop, *_likely_columns(names, data)}
-    head = pd.DataFrame(columns=[name for name in names if name not in left_out])
-    columns, _ = _declare(data, [head], problems.found)
+    problems.found += _wrong_names(path, head, data)
+    columns, _ = _declare(data, [head.without({*data.drop, *_likely_columns(names, data)})], problems.found)
     layout = Layout((len(columns),), tuple(columns))
     with problems.kept():
         check_layout(layout)
     problems.refuse()
-    text = layout.text_columns | ({str(data.target)} if data.task == "classification" else set())
     only = {*layout.sources, str(data.target)}
-    parts = partial(table_parts, path, kind, data.format, text & only, large_table.ROWS_AT_ONCE, only)
-    return large_table.read(data, path, hashes, layout, parts)
+    return large_table.read(data, path, hashes, layout, partial(parts, path, kind, data.format, only))
 
 
 Target = str | list[str] | None
@@ -133,35 +123,24 @@ def _names(target: Target) -> list[str]:
     return target if isinstance(target, list) else [] if target is None else [target]
 
 
-def read_new(path: Path, kind: str, layout: Layout, data: Data, target: Target) -> tuple[np.ndarray, pd.DataFrame]:
-    """Read a table for a model: rows (N, D) with the columns of `layout`, and the table, with `target` if it is given.
+def rows_of(rows: Table, layout: Layout, target: Target, where: str, written: TableFormat | None = None) -> np.ndarray:
+    """Return rows (N, D) with the columns of `layout` from a table, which messages call `where`.
 
-    The table may have other columns, in any order.
+    The table may have other columns, in any order. Raises DataError as `check_columns` does, and for cells that the
+    model cannot use.
     """
-    labels = set() if target is None or data.task == "regression" else {*data.target_names, *_names(target)}
-    frame = read_table(path, kind, data.format, layout.text_columns | labels)
-    return rows_of(frame, layout, target, str(path), data.format), frame
-
-
-def rows_of(
-    frame: pd.DataFrame, layout: Layout, target: Target, where: str, written: TableFormat | None = None
-) -> np.ndarray:
-    """Return rows (N, D) with the columns of `layout` from a table in memory, which messages call `where`.
-
-    Raises DataError as `check_columns` does, and for cells that the model cannot use.
-    """
-    check_columns(frame, layout, target, where)
+    check_columns(rows, layout, target, where)
     try:
-        return table.to_matrix(frame, layout.columns or (), where, written or PLAIN)
+        return table.to_matrix(rows, layout.columns or (), where, written or PLAIN)
     except table.BadColumns as error:
         # a model that is trained takes no advice about its recipe
         told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
         raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
 
 
-def check_columns(frame: pd.DataFrame, layout: Layout, target: Target, where: str) -> None:
+def check_columns(rows: Table, layout: Layout, target: Target, where: str) -> None:
     """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
-    names = [str(name) for name in frame.columns]
+    names = rows.names
     told = [
         f"there is no column {quoted(name)}, which the model needs{known_columns(name, names)}"
         for name in layout.sources
@@ -172,7 +151,7 @@ def check_columns(frame: pd.DataFrame, layout: Layout, target: Target, where: st
             told.append(f"there is no column {quoted(name)}, which holds the labels{known_columns(name, names)}")
     if told:
         raise DataError("\n".join(f"{where}: {problem}" for problem in told))
-    if frame.empty:
+    if not len(rows):
         raise DataError(f"{where} has no rows")
 
 
@@ -196,14 +175,25 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
-    """Return the problems with the columns that the recipe names: each must exist, and have one role."""
+def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
+    """Return the problems with the columns that the recipe names: each must exist, and have one role.
+
+    A file without a header has no other columns: whether a column is there would depend on single records.
+    """
+    names = rows.names
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     problems = [
         f"{path}: data.{key} names {quoted(name)}, which is no column{known_columns(name, names)}"
         for key, wanted in _named(data).items()
         for name in wanted
         if name not in names
+    ]
+    known = {*(name for wanted in _named(data).values() for name in wanted), data.owner_column}
+    problems += [
+        f"{path}: records have a key {quoted(name)} that the recipe does not name; give its data.bounds (or"
+        " categorical, columns), or list it under data.drop"
+        for name in names
+        if rows.open_names and name not in known
     ]
     if {*data.target_names} & {*bounds} and data.task == "regression":
         problems.append(f"data.bounds names the target {_told(data)}; give data.target_bounds")
@@ -246,9 +236,9 @@ def _named(data: Data) -> dict[str, list[str]]:
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     lists: dict[str, Iterable[str]] = {
         "target": data.target_names,
+        "bounds": bounds,
         "categorical": data.categorical or (),
         "columns": data.columns or (),
-        "bounds": bounds,
         "missing": data.missing or (),
         "drop": data.drop,
     }
@@ -261,10 +251,16 @@ def _likely_columns(names: list[str], data: Data) -> set[str]:
     return {near for name in wrong if (near := similar(name, names)) is not None and near not in data.target_names}
 
 
-def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tuple[list[Column], list[str]]:
-    """Return the columns with their public facts, and the names of those whose values were read from the rows."""
+def _declare(data: Data, frames: list[Table], problems: list[str]) -> tuple[list[Column], list[str]]:
+    """Return the columns with their public facts, and the names of those whose values were read from the rows.
+
+    They are in the order of the file's header; where it has none, in that of the recipe.
+    """
     found, columns = [], []
-    for name in map(str, frames[0].columns):
+    names = frames[0].names
+    if frames[0].open_names:
+        names = [name for name in dict.fromkeys(itertools.chain(*_named(data).values())) if name in names]
+    for name in names:
         if name in data.target_names:
             continue
         filling = data.fillings.get(name)
@@ -279,7 +275,7 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
             columns.append(_private_categories(name, filling or Missing(), problems))
             continue
         if isinstance(data.categorical, dict):
-            values = tuple(plain_text(value) for value in data.categorical[name])
+            values = tuple(str(text_of(value)) for value in data.categorical[name])
         else:
             try:
                 values = found_values(frames, name)
@@ -322,7 +318,7 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
         problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
     if filling.value is None:
         return Column(name, values=values if "" in values else (*values, ""), filling="")
-    value = plain_text(filling.value)
+    value = str(text_of(filling.value))
     if value not in values:
         problems.append(f"data.missing: {name}: {quoted(value)} is not among the column's values; add it there")
     return Column(name, values=values, filling=value)
@@ -332,11 +328,11 @@ def _private_categories(name: str, filling: Missing, problems: list[str]) -> Col
     """Return the column. A missing value is a category of its own, or the one that the recipe names."""
     if filling.indicator:
         problems.append(f"data.missing: {name}: a category needs no indicator; leave it out")
-    value = "" if filling.value is None else plain_text(filling.value)
+    value = "" if filling.value is None else str(text_of(filling.value))
     return Column(name, filling=value, private="categories")
 
 
-def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
-    held = [plain_cells(frame[name]) for frame in frames if name in frame.columns]
-    found = {plain_text(value) for cells in held for value in cells.dropna().unique()}
-    return tuple(sorted(found - {""}))
+def found_values(frames: list[Table], name: str) -> tuple[str, ...]:
+    """Return the texts of a column's cells, sorted, without gaps."""
+    found = {text for frame in frames if name in frame for text in frame[name].distinct[0]}
+    return tuple(sorted(text for text in found if text is not None and text.strip()))

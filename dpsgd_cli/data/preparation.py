@@ -45,7 +45,7 @@ def outline(data: Data, base: Path) -> Outline:
     whatever `prepare` would refuse for the same reason.
     """
     steps = _steps(data, "add-remove", base)
-    if data.name is None or data.unit is not None or data.features_file is not None:
+    if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
         files = tuple(part.units for part in (source.train, source.test) if part is not None)
         label = tuple(source.train.y.shape[1:])
@@ -399,7 +399,7 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
-    if data.text is not None or data.inputs is not None or data.features_file is not None:
+    if data.text is not None or data.inputs is not None:
         return []
     return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
@@ -410,8 +410,7 @@ def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[St
     A user's own file is read for its layout.
     """
     steps = _steps(data, adjacency, base)
-    opened = data.name is None or data.features_file is not None
-    layout = _opened(data, base, steps).layout if opened else cards.card_of(data, base).layout
+    layout = _opened(data, base, steps).layout if data.name is None else cards.card_of(data, base).layout
     return steps, _plan(steps, layout)
 
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
-from dpsgd_cli.data.extractor_settings import Features, FileFeatures
+from dpsgd_cli.data.extractor_settings import Features
 from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.engine.settings import InputArray
@@ -312,8 +312,7 @@ class Data(Section):
     )
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None,
-        description="A frozen extractor, or several that are joined record by record, before any preprocessing; or a"
-        " file of features that were made outside.",
+        description="A frozen extractor, or several that are joined record by record, before any preprocessing.",
     )
     coins: Literal["content", "place"] | None = Field(
         None,
@@ -378,7 +377,6 @@ class Data(Section):
             raise ValueError(f"{given[0]}: is for classes of records, not for task: {self.task}")
         self._check_several()
         self._check_targets()
-        self._check_features_file()
         if self.class_weights is not None and self.balanced is not None:
             raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
         if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
@@ -478,42 +476,6 @@ class Data(Section):
                 if extra
                 else "target: arrays hold several targets as y (N, K); give targets: K, or classes"
             )
-
-    def _check_features_file(self) -> None:
-        told = self.features_file
-        if told is None:
-            return
-        beside = (
-            "text",
-            "inputs",
-            "categorical",
-            "bounds",
-            "columns",
-            "missing",
-            "drop",
-            "augment",
-            "on_disk",
-            "groups",
-        )
-        extra = [key for key in beside if getattr(self, key)]
-        if isinstance(self.features, list):
-            raise ValueError("features: a file holds all of a record's features; give it alone")
-        if extra:
-            raise ValueError(f"{extra[0]}: data.features.file has all of a record's features; leave this out")
-        if self.task == "next-token":
-            raise ValueError("features: a file has no tokens, which data.task: next-token predicts")
-        published = [key for key in ("sha256", "test_sha256") if getattr(told, key) is not None]
-        if self.name is None or self.card_file is not None:
-            if published:
-                raise ValueError(
-                    f"features.{published[0]}: a recipe is published, and a hash of features is one of all private"
-                    " records, which tells the last to somebody who knows the others; leave it out"
-                )
-            return
-        wanted = ["sha256", *(["test_sha256"] if told.test_file else [])]
-        missing = [key for key in wanted if key not in published]
-        if missing:
-            raise ValueError(f"features.{missing[0]}: missing; give the SHA-256 (sha256sum FILE)")
 
     @property
     def weights(self) -> tuple[float, ...] | None:
@@ -664,14 +626,7 @@ class Data(Section):
     @property
     def extractors(self) -> list[Features]:
         """Return the extractors of `features` as a list."""
-        made = self.features if isinstance(self.features, list) else [self.features] if self.features else []
-        return [one for one in made if not isinstance(one, FileFeatures)]
-
-    @property
-    def features_file(self) -> FileFeatures | None:
-        """Return the file of features that takes the place of a record's inputs; None if there is none."""
-        given = self.features if isinstance(self.features, list) else [self.features]
-        return next((one for one in given if isinstance(one, FileFeatures)), None)
+        return self.features if isinstance(self.features, list) else [self.features] if self.features else []
 
     @property
     def fillings(self) -> dict[str, Missing]:
@@ -684,7 +639,5 @@ class Data(Section):
         """Return the user's own files of records, labels and users (one per row), as the recipe names them."""
         npy = self.path is not None and self.path.endswith(".npy")
         given = (self.path, self.test_path, *((*self.target_names, self.test_target) if npy else ()))
-        if self.path is not None and self.features_file is not None:
-            given = (*given, *self.features_file.names)
         owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []
         return [*(name for name in given if name is not None), *owners]

@@ -1,4 +1,4 @@
-"""Conversion of a pandas table with declared columns to a matrix and labels; undeclared content is refused.
+"""Conversion of a table with declared columns to a matrix; undeclared content is refused.
 
 The module also writes the declarations of a user's own file. Card tables (`card_readers.py`) and a user's own files
 (`own_table.py`, `own_arrays.py`) share it.
@@ -10,42 +10,41 @@ import math
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
+from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap
 from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, TableFormat
 from dpsgd_cli.data.computed_columns import entries
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import MISSING, PLAIN
 from dpsgd_cli.data.text_features import described
-from dpsgd_cli.data.written_numbers import numbers_in, plain_cells, plain_text, row_of
+from dpsgd_cli.data.written_numbers import numbers_in
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MOST_PROBLEMS = 20
 _FIRST_ROWS = 1000
 
 
-def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
+def to_matrix(rows: Table, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
     """Return a float64 matrix (N, D), one column per declared column: numbers, or indices into the public values.
 
     Text is read as `written` says. Raises DataError naming `where`, the column, the first bad row (data rows count from
     1) and what to do; never the content of a cell.
     """
-    matrix = np.empty((len(frame), len(columns)), order="F")
+    matrix = np.empty((len(rows), len(columns)), order="F")
     problems: list[str] = []
     no_numbers, kept, unusable = set(), dict[str, Any](), set[str]()
     for index, column in enumerate(columns):
         if column.source in unusable:
             continue
         try:
-            matrix[:, index] = _entries(frame[column.source], column, written, kept)
+            if column.source not in kept.get("cells", ()):  # features of one source follow each other
+                kept = {"cells": {column.source: rows[column.source]}}
+            matrix[:, index] = _entries(kept["cells"][column.source], column, written, kept)
         except DataError as error:
             unusable.add(column.source)
             problems.append(f"{where}: {error}")
@@ -59,18 +58,16 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str, writte
     return matrix
 
 
-def _entries(series: pd.Series, column: Column, written: TableFormat, kept: dict[str, Any]) -> np.ndarray:
-    series = plain_cells(series)
+def _entries(cells: Cells, column: Column, written: TableFormat, kept: dict[str, Any]) -> np.ndarray:
     if column.private == "categories":
-        return to_private_codes(series, written)
+        return cells.mapped(lambda text: math.nan if text is None or is_gap(text, written) else code(text), np.float64)
     if column.private == "bounds":
-        return to_numbers(series, math.nan, written)
+        return to_numbers(cells, math.nan, written)
     if column.computed is None and column.marks is None:
-        return to_codes(series, column, written) if column.values else to_numbers(series, column.filling, written)
-    missing = kept.setdefault(f"gaps {column.source}", None)
-    if missing is None:
-        missing = kept[f"gaps {column.source}"] = gaps(series, written)
-    return missing if column.computed is None else entries(series, missing, column, kept)
+        return to_codes(cells, column, written) if column.values else to_numbers(cells, column.filling, written)
+    if column.computed is None:
+        return cells.gaps(written)
+    return entries(cells, cells.gaps(written), column, kept)
 
 
 class WithinBounds:
@@ -119,29 +116,18 @@ class NoNumbers(DataError):
     """A column that must be numeric holds text or dates."""
 
 
-def gaps(series: pd.Series, written: TableFormat = PLAIN, listed: Sequence[str] = ()) -> np.ndarray:
-    """Return a mask (N,) of the cells without a value: empty, or a mark of missing values that is not in `listed`."""
-    cells = series.astype("category")
-    blank = {*MISSING, *written.marks} - set(listed) | {""}
-    empty = [plain_text(value) in blank for value in cells.cat.categories]
-    return np.array([*empty, True])[cells.cat.codes.to_numpy()]
-
-
 def to_numbers(
-    series: pd.Series, filling: float | str | None = None, written: TableFormat = PLAIN, is_target: bool = False
+    cells: Cells, filling: float | str | None = None, written: TableFormat = PLAIN, is_target: bool = False
 ) -> np.ndarray:
     """Return the column as finite float64 (N,), with `filling` for missing values, which may be NaN.
 
     Text is read as `written` says. Raises DataError for other text and infinite values, and for missing ones without a
     filling.
     """
-    import pandas as pd
-
-    series = plain_cells(series)
     drop = "" if is_target else ", or put the column under data.drop"
-    if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise NoNumbers(f"column {quoted(series.name)} holds dates; name it under data.columns{drop}")
-    numbers, text = numbers_in(series, written)
+    if cells.is_temporal:
+        raise NoNumbers(f"column {quoted(cells.name)} holds dates; name it under data.columns{drop}")
+    numbers, text = numbers_in(cells, written)
     if text.any():
         advice = (
             "; targets of data.task: regression must be numbers; for classes, leave data.task out"
@@ -151,7 +137,7 @@ def to_numbers(
         thousands = "" if written.thousands is None else f", thousands {quoted(written.thousands)}"
         more = "" if text.sum() == 1 else f" and {int(text.sum()) - 1} more"
         raise NoNumbers(
-            f"column {quoted(series.name)} holds no number in data row {row_of(series, text.argmax())}{more}, as"
+            f"column {quoted(cells.name)} holds no number in data row {cells.row(text.argmax())}{more}, as"
             f" data.format says they are written (decimal {quoted(written.decimal)}{thousands}){advice}"
         )
     if filling is not None:
@@ -161,55 +147,44 @@ def to_numbers(
         return numbers
     number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
     what = "missing or infinite value" if infinite else "missing value"
-    advice = f"say what they mean, data.missing: {{{series.name}: VALUE}}, or leave those rows out"
+    advice = f"say what they mean, data.missing: {{{cells.name}: VALUE}}, or leave those rows out"
     raise DataError(
-        f"column {quoted(series.name)} has {count(number, what)}, first in data row"
-        f" {row_of(series, bad.argmax())}; {'mend them' if infinite else advice}{drop}"
+        f"column {quoted(cells.name)} has {count(number, what)}, first in data row"
+        f" {cells.row(bad.argmax())}; {'mend them' if infinite else advice}{drop}"
     )
 
 
-def to_codes(series: pd.Series, column: Column, written: TableFormat = PLAIN) -> np.ndarray:
+def to_codes(cells: Cells, column: Column, written: TableFormat = PLAIN) -> np.ndarray:
     """Return each cell's index (N,) among the column's public values. Raises DataError for a value that is not listed.
 
     An unlisted 1.0 is the value 1, as spreadsheets write whole numbers beside gaps. An empty cell, or an unlisted mark
     of missing values, counts as the column's filling.
     """
-    import pandas as pd
+    values = column.values or ()
+    known = {text: index for index, text in enumerate(values)}
+    filling = known.get(str(column.filling), -1)
 
-    cells = series.astype("category")
-    known = pd.Index(column.values or ())
-    texts = [plain_text(value) for value in cells.cat.categories]
-    codes_of = known.get_indexer(pd.Index(texts, dtype=object))
-    filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
-    unknown = codes_of < 0
-    whole = [re.sub(r"\.0+$", "", text) if re.fullmatch(r"-?\d+\.0+", text) else text for text in texts]
-    codes_of[unknown] = known.get_indexer(pd.Index(whole, dtype=object))[unknown]
-    blank = {*MISSING, *written.marks}
-    codes_of[(codes_of < 0) & np.array([text in blank for text in texts], dtype=bool)] = filling
-    codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
+    def index_of(text: str | None) -> int:
+        if text in known:
+            return known[text]
+        if text is not None and re.fullmatch(r"-?\d+\.0+", text) and (whole := text.partition(".")[0]) in known:
+            return known[whole]
+        return filling if is_gap(text, written) else -1
+
+    codes = cells.mapped(index_of, np.int64)
     if (codes >= 0).all():
-        return np.asarray(codes)
-    place = int((codes < 0).argmax())
-    row, value = row_of(series, place), series.iloc[place]
-    if pd.isna(value) or value == "":
+        return codes
+    place, number = int((codes < 0).argmax()), count(int((codes < 0).sum()), "cell")
+    if is_gap(cells.take(np.array([place])).texts()[0]):
         raise DataError(
-            f"categorical column {quoted(column.name)} has {count(int((codes < 0).sum()), 'cell')} without a listed"
-            f" value, the first (data row {row}) is empty; fill it, or list '' among the values"
+            f"categorical column {quoted(column.name)} has {number} without a listed value, the first (data row"
+            f" {cells.row(place)}) is empty; fill it, or list '' among the values"
         )
-    cells_without = count(int((codes < 0).sum()), "cell")
     raise DataError(
-        f"categorical column {quoted(column.name)}: {cells_without}, first in data row {row}, not among"
-        f" its public values {listed(column.values or ())}; add what is missing there, or use"
-        f" data.columns: {{{column.name}: {{hash: 64}}}}{_yaml_hint(column.values or ())}"
+        f"categorical column {quoted(column.name)}: {number}, first in data row {cells.row(place)}, not among"
+        f" its public values {listed(values)}; add what is missing there, or use"
+        f" data.columns: {{{column.name}: {{hash: 64}}}}{_yaml_hint(values)}"
     )
-
-
-def to_private_codes(series: pd.Series, written: TableFormat = PLAIN) -> np.ndarray:
-    """Return the code of each cell's text (N,), float64, a function of that cell alone; NaN for a missing value."""
-    cells = series.astype("category")
-    texts, blank = [plain_text(value) for value in cells.cat.categories], {*MISSING, *written.marks}
-    codes_of = [math.nan if text in blank else code(text) for text in texts]
-    return np.array([*codes_of, math.nan])[cells.cat.codes.to_numpy()]
 
 
 def _yaml_hint(values: Sequence[str]) -> str:

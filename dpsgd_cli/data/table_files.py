@@ -1,12 +1,13 @@
 """The one reader of table files: CSV, Excel, JSON lines and Parquet, plain or packed.
 
-Tables of a user's own, cards, new rows for a model and drafts of recipes all go through it. `TableFormat`
-(`column_settings.py`) says how a file is written. Nothing is guessed from a record: left out, only the separator is
-looked for, and in the header alone. `detection.py` finds a format for a draft.
+It yields a table in parts. Tables of a user's own, cards, new rows for a model and drafts of recipes all go through it.
+`TableFormat` (`column_settings.py`) says how a file is written. Nothing is guessed from a record: left out, only the
+separator is looked for, and in the header alone. Cells of text files are texts, as written (`cells.py`).
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import ctypes
@@ -16,7 +17,7 @@ import itertools
 import json
 import re
 import sys
-import warnings
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -27,14 +28,16 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import fingerprint, memory
+from dpsgd_cli.data.cells import PLAIN, Table, text_of
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pyarrow as pa
 
-PLAIN = TableFormat()
+ROWS_AT_ONCE = 100_000
 _LONGEST_HEADER = 4_000_000
+_BLOCK = 1 << 23
 _A_RECORD = "its first line looks like a record: if it is no header, say data.format: {header: false}"
 _NO_NAME = re.compile(r"\s*[^\w\s]{0,2}\d[\d\s.,:/%$€T+-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -43,45 +46,53 @@ _DAMAGED = (
     *(zlib.error, zipfile.BadZipFile),
 )
 """Errors that a damaged Excel file causes in the libraries that read it."""
-_PARQUET_TEXT = ("string", "large_string")
 _SEPARATORS = (",", ";", "\t", "|")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
-"""Cells that hold no value, unless they are listed among a column's values or the classes."""
+_END = "\x1e"
+"""Cells of the row that is put behind a text file. If a quote in the file is not closed, that row is not the last."""
+Only = Set[str] | None
+"""The columns that are read; None for all of them."""
 
 
-def read_table(
-    path: Path,
-    kind: str,
-    written: TableFormat | None = None,
-    text_columns: Set[str] = frozenset(),
-    owner: str | None = None,
-) -> pd.DataFrame:
-    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`).
+def parts(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> Iterator[Table]:
+    """Yield a table of a user's own, whose file name ends in `kind` (of `KINDS`), in parts of `ROWS_AT_ONCE` rows.
 
-    The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
-    read, or has no rows.
+    CSV and Parquet files are read as the parts are taken; others are read as a whole. Raises DataError for a file that
+    cannot be read, or has no rows.
     """
+    done = 0
+    held = memory.at(path)
+    whole = [held.table] if held is not None and held.table is not None else None
+    for part in whole or KINDS[kind](path, _with_separator(written, kind), only):
+        for start in range(0, len(part), ROWS_AT_ONCE):
+            rows = part.arrow.slice(start, ROWS_AT_ONCE)
+            yield Table(rows, done, part.open_names)
+            done += len(rows)
+    if not done:
+        raise DataError(f"{path} has {'a header but ' * (kind[:4] in ('.csv', '.tsv'))}no rows")
+
+
+def read_table(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> Table:
+    """Return a table of a user's own as a whole. Raises DataError as `parts` does."""
+    import pyarrow as pa
+
+    found = list(parts(path, kind, written, only))
+    return Table(pa.concat_tables([part.arrow for part in found]), 0, found[0].open_names)
+
+
+def _with_separator(written: TableFormat | None, kind: str) -> TableFormat:
     written = written or PLAIN
-    if kind.startswith(".tsv") and written.separator is None:
-        written = written.changed(separator="\t")
-    return KINDS[kind](path, written, text_columns, owner)
-
-
-def _read_csv(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    written, names = head_of(path, written)
-    text = text_columns if owner is None else {*text_columns, owner}
-    frame = parse_csv(path, path, written, names, text_columns=text, blanks=MISSING)
-    if frame.empty:
-        raise DataError(f"{path} has {'a header but ' * written.header}no rows")
-    return frame
+    return written.changed(separator="\t") if kind.startswith(".tsv") and written.separator is None else written
 
 
 def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
-    """Return the format of a CSV file with its separator, and the names of its columns. Raises DataError for a twin."""
+    """Return the format of a CSV file with its separator and the lines above its header, and the names of its columns.
+
+    Raises DataError for a twin, and for a file without text.
+    """
     with opened(path, written.encoding) as lines:
         for _ in range(written.skip):
             lines.readline(_LONGEST_HEADER)
-        first = _first_line(lines, path, written.comment)
+        blank, first = _first_line(lines, path, written.comment)
         separator = separator_of(written, first)
         # a name in quotes may go on in the next line
         rows = csv.reader(itertools.chain([first], lines), delimiter=separator, skipinitialspace=written.trim)
@@ -91,7 +102,7 @@ def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
     if not written.header:
         names = [str(number) for number in range(1, len(names) + 1)]
     _refuse_twice(path, names)
-    return written.changed(separator=separator), names
+    return written.changed(separator=separator, skip=written.skip + blank), names
 
 
 def named(header: Sequence[object]) -> list[str]:
@@ -100,7 +111,7 @@ def named(header: Sequence[object]) -> list[str]:
     >>> named(["Age\\n(years)", "", "b"])
     ['Age (years)', 'column 2', 'b']
     """
-    texts = ["" if cell is None or cell != cell else str(cell) for cell in header]
+    texts = ["" if cell is None or cell != cell else unicodedata.normalize("NFC", str(cell)) for cell in header]
     told = [" ".join(text.split()) if "\n" in text else text for text in texts]
     return [text if text.strip() else f"column {number}" for number, text in enumerate(told, 1)]
 
@@ -122,35 +133,6 @@ def is_record(names: Sequence[str]) -> bool:
     return len(numbers) == 1 or numbers != [str(first + at) for at in range(len(numbers))]
 
 
-def table_parts(
-    path: Path,
-    kind: str,
-    written: TableFormat | None,
-    text_columns: Set[str],
-    rows: int,
-    only: Set[str] | None = None,
-) -> Iterator[pd.DataFrame]:
-    """Yield a table, or its columns `only`, in parts of so many rows; one part is in memory at a time.
-
-    Rows are indexed by their places in the file. Kinds of files that are not of `IN_PARTS` are one part. Raises
-    DataError as `read_table` does.
-    """
-    written = written or PLAIN
-    if kind.startswith(".tsv") and written.separator is None:
-        written = written.changed(separator="\t")
-    held = memory.at(path)
-    if kind.startswith(IN_PARTS) and held is None:
-        parts = _parquet_parts if kind == ".parquet" else _csv_parts
-        empty = True
-        for part in parts(path, written, text_columns, only, rows):
-            empty = False
-            yield part
-        if not empty:
-            return
-        raise DataError(f"{path} has {'a header but ' * (kind != '.parquet' and written.header)}no rows")
-    yield read_table(path, kind, written, text_columns)
-
-
 def size_of(path: Path, kind: str) -> int:
     """Return a lower bound on the bytes that a table takes in memory when it is read as a whole, with its numbers.
 
@@ -161,72 +143,16 @@ def size_of(path: Path, kind: str) -> int:
         return 0
     if kind != ".parquet":
         return path.stat().st_size
-    with _parquet(path) as (file, schema):
-        return 8 * file.metadata.num_rows * len(schema.names)
+    with _parquet(path) as file:
+        return 8 * file.metadata.num_rows * len(file.schema_arrow.names)
 
 
 def names_of(path: Path, kind: str, written: TableFormat | None) -> list[str]:
     """Return the names of the columns of a csv, tsv or parquet file. Raises DataError for a twin."""
-    return _parquet_names(path) if kind == ".parquet" else head_of(path, written or PLAIN)[1]
-
-
-def _csv_parts(
-    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
-) -> Iterator[pd.DataFrame]:
-    import pandas as pd
-
-    written, names = head_of(path, written)
-    how = _options(written, names, text_columns, MISSING)
-    with _as_data_errors(path), _unpacked(path) as stream, pd.read_csv(stream, chunksize=rows, **how) as parts:
-        for frame in parts:
-            if frame.empty:
-                return
-            yield _with_categories(_some(frame, only), text_columns)
-
-
-def _parquet_parts(
-    path: Path, written: TableFormat, text_columns: Set[str], only: Set[str] | None, rows: int
-) -> Iterator[pd.DataFrame]:
-    import pandas as pd
-
-    del written
-    done = 0
-    _parquet_names(path)
-    with _parquet(path) as (file, schema):
-        names = [field.name for field in schema if only is None or field.name in only]
-        for group in range(file.num_row_groups):
-            # a reader of several groups keeps the bytes of all that it has read
-            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                frame = memory.frame_of(batch).rename(columns=str)
-                frame.index = pd.RangeIndex(done, done + len(frame))
-                done += len(frame)
-                yield _with_categories(frame, _texts_in(schema, text_columns))
-
-
-def _parquet_names(path: Path) -> list[str]:
-    with _parquet(path) as (_, schema):
-        names = [str(name) for name in schema.names]
-    _refuse_twice(path, names)
-    return names
-
-
-@contextlib.contextmanager
-def _parquet(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Give an open parquet file and its schema. Raises DataError if it cannot be read."""
-    try:
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as file:
-            yield file, file.schema_arrow
-    except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet ({type(error).__name__}); is it damaged?") from None
-
-
-def _texts_in(schema: Any, text_columns: Set[str]) -> set[str]:
-    """Return those of the columns that a parquet file has as text: as categories, they take few bytes a cell."""
-    return {field.name for field in schema if field.name in text_columns and str(field.type) in _PARQUET_TEXT}
+    if kind != ".parquet":
+        return head_of(path, _with_separator(written, kind))[1]
+    with _parquet(path) as file:
+        return _names_in(path, file)
 
 
 def return_freed_memory() -> None:
@@ -243,124 +169,189 @@ def separator_of(written: TableFormat, header: str) -> str:
     return written.separator or max(_SEPARATORS, key="".join(header.split('"')[::2]).count)
 
 
-def parse_csv(
-    content: Path | io.BytesIO,
-    path: Path,
-    written: TableFormat,
-    names: Sequence[str],
-    *,
-    text_columns: Set[str],
-    only: Set[str] | Sequence[str] | None = None,
-    blanks: Sequence[str] = (),
-) -> pd.DataFrame:
-    """Read the columns `names` of a CSV file, or `only` some of them, from the file or its bytes.
-
-    The columns `text_columns` keep the text of their cells. In other columns the words `blanks` are gaps;
-    in all columns the marks of the format are. Numbers with groups or symbols stay text (`numbers_in`). Messages call
-    the file `path`.
-    """
-    import pandas as pd
+def parse_csv(content: bytes, path: Path, written: TableFormat, names: Sequence[str], only: Only) -> Table:
+    """Return the columns `only` of the content of a CSV file with the columns `names`. Messages call it `path`."""
+    import pyarrow as pa
 
     if written.separator is None:
-        assert isinstance(content, io.BytesIO)
-        start = io.BytesIO(b"".join(content.getvalue()[:_LONGEST_HEADER].splitlines(True)[written.skip :]))
-        header = _first_line(io.TextIOWrapper(start, written.encoding, errors="replace"), path, written.comment)
-        written = written.changed(separator=separator_of(written, header))
-    with _as_data_errors(path), _unpacked(content) as stream:
-        frame = pd.read_csv(stream, **_options(written, names, text_columns, blanks))
-    return _with_categories(_some(frame, only), text_columns)
+        start = io.BytesIO(b"".join(content[:_LONGEST_HEADER].splitlines(True)[written.skip :]))
+        lines = io.TextIOWrapper(start, written.encoding, errors="replace")
+        written = written.changed(separator=separator_of(written, _first_line(lines, path, written.comment)[1]))
+    found = list(_rows_of_text(partial(io.BytesIO, content), path, written, names, only))
+    return Table(pa.concat_tables([part.arrow for part in found]))
 
 
-def _some(frame: pd.DataFrame, only: Set[str] | Sequence[str] | None) -> pd.DataFrame:
-    """Return the columns `only` of a table. A reader that is told of them does not count the fields of a line."""
-    return frame if only is None else frame[[name for name in frame.columns if name in only]]
+def _read_csv(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+    written, names = head_of(path, written)
+    yield from _rows_of_text(partial(_open_bytes, path), path, written, names, only)
 
 
-def _options(
-    written: TableFormat,
-    names: Sequence[str],
-    text: Set[str],
-    blanks: Sequence[str],
-) -> dict[str, Any]:
-    """Return how pandas reads a CSV file that is `written` so, with the columns `text` as text."""
-    import pandas as pd
+def _rows_of_text(
+    open_bytes: Callable[[], IO[bytes]], path: Path, written: TableFormat, names: Sequence[str], only: Only
+) -> Iterator[Table]:
+    """Yield the rows of a text file as columns of texts.
 
-    # before version 3, pandas rounds the last digits of numbers, but not of those that `numbers_in` reads
-    exact = {"float_precision": "round_trip"} if int(pd.__version__.split(".")[0]) < 3 else {}
-    return exact | {
-        "sep": written.separator,
-        "encoding": written.encoding,
-        "decimal": written.decimal,
-        "comment": written.comment,
-        "skiprows": written.skip,
-        "header": 0 if written.header else None,
-        "names": list(names),
-        "skipinitialspace": written.trim,
-        "index_col": False,
-        "keep_default_na": False,
-        "na_values": {name: written.marks if name in text else [*written.marks, *blanks] for name in names},
-        # of dtype "category" pandas would parse those that all look like numbers, and make "007" and "7.0" equal
-        "dtype": dict.fromkeys(text & set(names), str),
-    }
-
-
-def _with_categories(frame: pd.DataFrame, text_columns: Set[Any]) -> pd.DataFrame:
-    return frame.astype({name: "category" for name in frame.columns if name in text_columns})
-
-
-@contextlib.contextmanager
-def _unpacked(content: Path | io.BytesIO) -> Iterator[Path | IO[bytes] | io.BytesIO]:
-    """Give what pandas reads: a path (it unpacks gzip by itself), bytes, or the stream of a zstd file."""
-    if isinstance(content, Path) and content.suffix.lower() == ".zst":
-        with _open_bytes(content) as stream:
-            yield stream
-    else:
-        yield content
-
-
-class _Token(str):
-    """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay different."""
-
-
-def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    """Read a table with one JSON object per line; an absent or null key is a missing value.
-
-    Columns of text keep each cell as it is: of integers and a gap, pandas would make floats (`memory.frame_of`).
-    Numbers under the key `owner` are kept as the text that was written. pandas would convert all of them to floats if
-    one is, and different integers from 2^53 on would become equal.
+    pyarrow reads all files but those with comments, and those with a blank between a separator and a quote: these
+    Python's `csv` reads, to the same cells. Raises DataError, naming the row, for another number of cells than `names`.
     """
-    import pandas as pd
 
-    rows, owners = [], []
-    with _as_data_errors(path), _open_text(path, written.encoding) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_object(line, number))
-            if line.strip() and owner is not None and isinstance(rows[-1], dict):
-                tokens = json.loads(line, parse_int=_Token, parse_float=_Token, parse_constant=_Token)
-                whose = tokens.get(owner)
-                owners.append(_Token(whose).lower() if isinstance(whose, bool) else whose)
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
-    frame = pd.DataFrame(rows)
-    if frame.empty:
-        raise DataError(f"{path} has no rows")
-    for row, cells in enumerate(rows, 1):
-        nested = next((name for name, cell in cells.items() if isinstance(cell, list | dict)), None)
-        if nested is not None:
-            what = f"column {quoted(nested)} holds lists or objects, first in data row {row}; write plain values"
-            raise DataError(f"{path}: {what}")
-    for name in text_columns & {*frame.columns}:
-        frame[name] = pd.Series([row.get(name) for row in rows], dtype=object, index=frame.index)
-    if owner in frame.columns:
-        frame[owner] = pd.Series(owners, dtype=object, index=frame.index)
-    return frame.rename(columns=str)
+    by_hand = written.comment is not None or (written.trim and _has_blank_quotes(open_bytes, written))
+    read = _by_csv if by_hand else _by_arrow
+    last: pa.Table | None = None
+    with _as_data_errors(path, written), open_bytes() as stream:
+        text = _Text(stream, written, len(names))
+        for batch in read(text, written, names):
+            if last is not None:
+                yield _some(last, written, only)
+            last = batch
+    assert last is not None
+    if last.slice(len(last) - 1).to_pylist() != [dict.fromkeys(names, _END)]:
+        raise DataError(f"{path} cannot be read as a table: EOF inside of quotes, one of which is not closed")
+    yield _some(last.slice(0, len(last) - 1), written, only)
 
 
-def _object(line: str, number: int) -> Any:
-    """Return the content of a line of JSON. Raises _Unreadable for invalid JSON, and text that UTF-8 cannot write."""
+def _some(rows: pa.Table, written: TableFormat, only: Only) -> Table:
+    """Return the columns `only`, without blanks before cells if they are no part of them."""
+    from pyarrow import compute
+
+    chosen = rows.select([name for name in rows.column_names if only is None or name in only])
+    for at, name in enumerate(chosen.column_names if written.trim else ()):
+        if compute.any(compute.starts_with(chosen.column(at), " ")).as_py():
+            chosen = chosen.set_column(at, name, compute.utf8_ltrim(chosen.column(at), " "))
+    return Table(chosen)
+
+
+class _Text:
+    """The bytes of a text file as UTF-8, without a byte order mark, and a row of `_END` behind it."""
+
+    closed = False
+
+    def __init__(self, stream: IO[bytes], written: TableFormat, cells: int) -> None:
+        utf8 = codecs.lookup(written.encoding).name in ("utf-8", "utf-8-sig", "ascii")
+        self._decoder = None if utf8 else codecs.getincrementaldecoder(written.encoding)()
+        self._stream, self._last = stream, f"\n{(written.separator or '').join([_END] * cells)}\n".encode()
+
+    def read(self, size: int = _BLOCK) -> bytes:
+        block = self._stream.read(size)
+        if self._decoder is not None:
+            block = self._decoder.decode(block, final=not block).encode()
+        if block:
+            return block
+        last, self._last = self._last, b""
+        return last
+
+
+def _by_arrow(text: _Text, written: TableFormat, names: Sequence[str]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+    from pyarrow import csv as reader
+
+    odd: list[_OddRow] = []
+
+    def refuse(row: Any) -> str:
+        odd.append(_OddRow(row.number, row.actual_columns, row.expected_columns))
+        return "error"
+
+    reading = reader.ReadOptions(
+        column_names=list(names),
+        skip_rows=written.skip,
+        skip_rows_after_names=int(written.header),
+        use_threads=False,
+        block_size=_BLOCK,
+    )
+    parsing = reader.ParseOptions(delimiter=written.separator, newlines_in_values=True, invalid_row_handler=refuse)
+    converting = reader.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
     try:
-        found = json.loads(line, object_pairs_hook=_once)
+        with reader.open_csv(text, reading, parsing, converting) as batches:
+            for batch in batches:
+                yield pa.Table.from_batches([batch])
+    except pa.ArrowInvalid:
+        raise odd[0] if odd else sys.exception() from None  # the message of Arrow shows the row
+
+
+def _by_csv(text: _Text, written: TableFormat, names: Sequence[str]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    lines = io.TextIOWrapper(io.BytesIO(b"".join(iter(text.read, b""))), "utf-8-sig", newline="")
+    for _ in range(written.skip):
+        lines.readline()
+    told: Iterable[str] = lines if written.comment is None else _without_comments(lines, written.comment)
+    reader = csv.reader(told, delimiter=written.separator or ",", skipinitialspace=written.trim)
+    rows = itertools.islice(filter(None, reader), int(written.header), None)
+    done = 0
+    while block := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        for number, row in enumerate(block, done + 1 + written.header):
+            if len(row) != len(names):
+                raise _OddRow(number, len(row), len(names))
+        done += len(block)
+        yield pa.table(
+            dict(zip(names, zip(*block, strict=True), strict=True)), pa.schema({n: pa.string() for n in names})
+        )
+
+
+def _without_comments(lines: Iterable[str], mark: str) -> Iterator[str]:
+    """Yield lines without what follows `mark` outside of quotes; a line of a comment alone becomes empty."""
+    inside = False
+    for line in lines:
+        pieces = line.split('"')
+        for at, piece in enumerate(pieces):
+            if not inside and mark in piece:
+                line = '"'.join([*pieces[:at], piece.partition(mark)[0]]) + "\n"
+                break
+            inside ^= at < len(pieces) - 1
+        yield line
+
+
+def _has_blank_quotes(open_bytes: Callable[[], IO[bytes]], written: TableFormat) -> bool:
+    """Return True if a cell perhaps begins with blanks and a quote."""
+    before = b""
+    sought = f"{written.separator} ".encode()
+    with open_bytes() as stream:
+        text = _Text(stream, written, 0)
+        while block := text.read():
+            if b' "' in before + block and re.search(re.escape(sought) + b'+"|\n +"', before + block):
+                return True
+            before = block[-64:]
+    return False
+
+
+def _read_json_lines(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+    """Yield a table with one JSON object per line, with its keys in alphabetical order; an absent key is a gap.
+
+    A number is the text that was written, so 1.0 and 1, or 9007199254740993 and its neighbours, stay different.
+    """
+    rows, names = list[dict[str, Any]](), set[str]()
+    with _as_data_errors(path, written), _open_text(path, written.encoding) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            row = _object(line, number, written)
+            if not isinstance(row, dict):
+                raise _Unreadable("a line is no object; write one with a key for each column")
+            rows.append(row)
+            names.update(row)
+    for number, row in enumerate(rows, 1):
+        nested = next((name for name, cell in row.items() if isinstance(cell, list | dict)), None)
+        if nested is not None:
+            what = f"column {quoted(nested)} holds lists or objects, first in data row {number}; write plain values"
+            raise DataError(f"{path}: {what}")
+    if rows:
+        made = Table.of(
+            {name: [row.get(name) for row in rows] for name in sorted(names) if only is None or name in only}
+        )
+        yield Table(made.arrow, 0, open_names=True)
+
+
+def _object(line: str, number: int, written: TableFormat) -> Any:
+    """Return the content of a line of JSON, with numbers as texts.
+
+    Raises _Unreadable for invalid JSON, and for text that UTF-8 cannot write.
+    """
+
+    def fraction(text: str) -> str:
+        return text.replace(".", written.decimal)
+
+    try:
+        found = json.loads(line, object_pairs_hook=_once, parse_int=str, parse_float=fraction, parse_constant=str)
     except _Unreadable as error:
         raise _Unreadable(f"line {number} {error}") from None
     except RecursionError:
@@ -374,46 +365,53 @@ def _object(line: str, number: int) -> Any:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises _Unreadable if it has a key twice: one of its two values would be lost."""
-    found = dict(pairs)
+    found = {unicodedata.normalize("NFC", key): value for key, value in pairs}
     if len(found) < len(pairs):
-        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        (twice, _), *_ = Counter(unicodedata.normalize("NFC", key) for key, _ in pairs).most_common(1)
         raise _Unreadable(f"has the key {quoted(twice)} twice")
     return found
 
 
 @contextlib.contextmanager
-def _as_data_errors(path: Path) -> Iterator[None]:
-    """Turn errors about an unreadable table, and pandas' warning about dropped cells, into DataError without a cell."""
-    import pandas as pd
+def _as_data_errors(path: Path, written: TableFormat = PLAIN) -> Iterator[None]:
+    """Turn errors about an unreadable table into DataError without a cell."""
+    import pyarrow as pa
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # chunks of a column differ: `numbers_in` settles it
-        try:
-            yield
-            return
-        except pd.errors.ParserWarning:
-            why = "rows have more fields than the header; is data.format.separator right?"
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, _Unreadable) as error:
-            why = str(error).strip()
-        except UnicodeDecodeError as error:
-            why = f"byte {error.start} of its text is not {error.encoding}; give data.format.encoding, say cp1252"
-        except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
-            why = "it is damaged, or packed in another way than its name says"
-        except (ValueError, OverflowError, csv.Error) as error:
-            why = f"it is not written as data.format says ({type(error).__name__})"
-    raise DataError(f"{path} cannot be read as a table: {why}")
+    advice = f"its text is not {written.encoding.removesuffix('-sig')}; give data.format.encoding, say cp1252"
+    try:
+        yield
+        return
+    except _Unreadable as error:
+        why = str(error)
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} of {advice}"
+    except pa.ArrowInvalid as error:
+        told = str(error)
+        why = advice if "UTF8" in told else "a cell is too long" if "straddling" in told else "it is damaged"
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
+        why = "it is damaged, or packed in another way than its name says"
+    except (ValueError, OverflowError, csv.Error) as error:
+        why = f"it is not written as data.format says ({type(error).__name__})"
+    raise DataError(f"{path} cannot be read as a table: {why}") from None
 
 
 class _Unreadable(ValueError):
     """The reason why a line is no row, without its content."""
 
 
-def _first_line(lines: TextIO, path: Path, comment: str | None) -> str:
-    """Return the first line that is not blank, without its comment, or "".
+class _OddRow(_Unreadable):
+    """A row, counted from 1 with the header, that has another number of cells than the header."""
+
+    def __init__(self, number: int, cells: int, names: int) -> None:
+        super().__init__(f"row {number} has {cells} cells, not {names}; is data.format.separator right?")
+
+
+def _first_line(lines: TextIO, path: Path, comment: str | None) -> tuple[int, str]:
+    """Return how many lines are blank, and the first that is not, without its comment, or "".
 
     Raises DataError if it is longer than a header may be.
     """
+    blank = 0
     while line := lines.readline(_LONGEST_HEADER + 1):
         if len(line) > _LONGEST_HEADER:
             raise DataError(
@@ -427,8 +425,9 @@ def _first_line(lines: TextIO, path: Path, comment: str | None) -> str:
             )
         line = line if comment is None else line.partition(comment)[0]
         if line.strip():
-            return line
-    return ""
+            return blank, line
+        blank += 1
+    return blank, ""
 
 
 @contextlib.contextmanager
@@ -440,31 +439,31 @@ def opened(path: Path, encoding: str) -> Iterator[TextIO]:
 
 def _open_text(path: Path, encoding: str) -> TextIO:
     """Open `path` as text, unpacked if its name ends in .gz or .zst."""
-    if path.suffix.lower() not in PACKED:
-        return path.open(encoding=encoding, newline="")
-    _refuse_bomb(path)
     return io.TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
 
 
 def _open_bytes(path: Path) -> Any:
-    """Open a packed file as a stream of its unpacked bytes."""
+    """Open a file as a stream of bytes, unpacked if its name ends in .gz or .zst.
+
+    Raises DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. A file is unpacked once for this.
+    """
+    if path.suffix.lower() not in PACKED:
+        return path.open("rb")
+    fingerprint.found(path, f"unpacks to at most {MOST_UNPACKED} bytes", partial(_unpack, path))
+    return _unpacked(path)
+
+
+def _unpacked(path: Path) -> Any:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError(f"{path}: unpacking zstd needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
+    import pyarrow
+
     return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
-
-
-def _refuse_bomb(path: Path) -> None:
-    """Raise DataError if a packed file unpacks to more than `MOST_UNPACKED` bytes. A file is unpacked once for this."""
-    fingerprint.found(path, f"unpacks to at most {MOST_UNPACKED} bytes", partial(_unpack, path))
 
 
 def _unpack(path: Path) -> dict[str, Any]:
     given = 0
-    with _open_bytes(path) as stream:
+    with _unpacked(path) as stream:
         while block := stream.read(1 << 20):
             given += len(block)
             if given > MOST_UNPACKED:
@@ -498,57 +497,71 @@ def sheets_of(path: Path) -> list[str]:
         return list(map(str, book.sheet_names))
 
 
-def first_rows(path: Path, sheet: str, rows: int) -> list[list[object]]:
-    """Return the cells of the first rows of a sheet."""
+def rows_of_sheet(path: Path, sheet: str | int, skip: int = 0, rows: int | None = None) -> list[list[object]]:
+    """Return the cells of a sheet, or of its first rows. Formulas are read as their last values."""
     import pandas as pd
 
     with _book(path) as book:
-        read = pd.read_excel(book, sheet_name=sheet, header=None, dtype=object, nrows=rows)
-    return [list(cells) for cells in read.itertuples(index=False)]
+        how = {"header": None, "dtype": object, "na_filter": False, "skiprows": skip, "nrows": rows}
+        return [list(cells) for cells in pd.read_excel(book, sheet_name=sheet, **how).itertuples(index=False)]
 
 
-def _read_excel(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    """Read a sheet of an Excel file. Cells keep their type; formulas are read as their last values."""
-    import pandas as pd
-
-    with _book(path) as book:
-        if written.sheet is not None and written.sheet not in book.sheet_names:
-            raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
-        how = {
-            "sheet_name": written.sheet or 0,
-            "header": None,
-            "dtype": object,
-            "keep_default_na": False,
-            "skiprows": written.skip,
-        }
-        frame = pd.read_excel(book, na_values=written.marks, **how)
-    names = named(frame.iloc[0] if written.header and len(frame) else range(1, frame.shape[1] + 1))
+def _read_excel(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+    """Yield a sheet of an Excel file as columns of texts; its numbers are written as `written` says."""
+    if written.sheet is not None and written.sheet not in sheets_of(path):
+        raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
+    rows = rows_of_sheet(path, written.sheet or 0, written.skip)
+    names = named(rows[0] if written.header and rows else range(1, len(rows[0] if rows else ()) + 1))
     _refuse_twice(path, names)
-    frame = frame.set_axis(names, axis=1).iloc[int(written.header) :].reset_index(drop=True)
-    if frame.empty:
-        raise DataError(f"{path} has no rows")
-    text = text_columns if owner is None else {*text_columns, owner}
-    return frame.where(frame != "").apply(lambda cells: cells if cells.name in text else cells.infer_objects())
+
+    def text(cell: object) -> object:
+        shown = text_of(cell)
+        return shown if isinstance(cell, str) or shown is None else shown.replace(".", written.decimal)
+
+    columns = zip(*rows[int(written.header) :], strict=True)
+    if len(rows) > written.header:
+        yield Table.of(
+            {
+                name: [text(cell) for cell in column]
+                for name, column in zip(names, columns, strict=True)
+                if only is None or name in only
+            }
+        )
 
 
-def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
-    del written, owner  # a column has a type, which keeps integers and text as they are
-    held = memory.at(path)
-    if held is not None and held.table is not None:
-        frame = held.table
-    else:
-        with _parquet(path) as (_, schema):
-            from pyarrow.parquet import read_table as read_arrow
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Give an open parquet file. Raises DataError if it cannot be read."""
+    import pyarrow.parquet
 
-            _refuse_twice(path, list(map(str, schema.names)))
-            texts = sorted(_texts_in(schema, text_columns))
-            # each column is handed over without a copy, or its own is freed at once
-            arrow = read_arrow(path, read_dictionary=texts)
-            frame = memory.frame_of(arrow, split_blocks=True, self_destruct=True)
-            del arrow
-    if frame.empty:
-        raise DataError(f"{path} has no rows")
-    return frame.rename(columns=str).reset_index(drop=True)
+    try:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+            yield file
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({type(error).__name__}); is it damaged?") from None
+
+
+def _names_in(path: Path, file: Any) -> list[str]:
+    names = [unicodedata.normalize("NFC", str(name)) for name in file.schema_arrow.names]
+    _refuse_twice(path, names)
+    return names
+
+
+def _read_parquet(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+    """Yield the rows of a parquet file, group by group: a reader of several keeps the bytes of all that it has read."""
+    import pyarrow as pa
+
+    del written  # cells have types
+    with _parquet(path) as file:
+        chosen = [
+            one
+            for one in zip(_names_in(path, file), file.schema_arrow.names, strict=True)
+            if only is None or one[0] in only
+        ]
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[stored for _, stored in chosen]):
+                arrow = pa.Table.from_batches([batch]).select([stored for _, stored in chosen])
+                yield Table(arrow.rename_columns([name for name, _ in chosen]))
 
 
 def _refuse_twice(path: Path, names: list[str]) -> None:
@@ -559,7 +572,7 @@ def _refuse_twice(path: Path, names: list[str]) -> None:
         raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
 
 
-_READERS: dict[str, Callable[[Path, TableFormat, Set[str], str | None], pd.DataFrame]] = {
+_OF_TEXT: dict[str, Callable[[Path, TableFormat, Only], Iterator[Table]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".jsonl": _read_json_lines,
@@ -569,7 +582,7 @@ PACKED = (".gz", ".zst")
 IN_PARTS = (".csv", ".tsv", ".parquet")
 """Beginnings of the kinds of files that are read in parts."""
 KINDS = {
-    **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", *PACKED)},
+    **{ending + packed: reader for ending, reader in _OF_TEXT.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,
     ".xlsx": _read_excel,
 }

@@ -14,12 +14,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import table
+from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_targets
@@ -29,9 +30,6 @@ from dpsgd_cli.data.table_files import known_columns, read_table
 from dpsgd_cli.data.text_features import hashed
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OF_FOLDER = "class"
 """Name of the labels of a folder of files, which are the folders that the files are in."""
@@ -45,17 +43,20 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
     Raises DataError for a missing column, a missing text or label, and a tokenizer that cannot be read.
     """
     told = _told(data)
-    frames = [
-        _frame(path, kind, data, data.owner_column) if kind else _of_folder(path, data)
-        for path, kind in zip(paths, kinds, strict=True)
-    ]
+    frames = [new_table(path, kind, data) for path, kind in zip(paths, kinds, strict=True)]
     rows = [rows_of(frame, data, path.name, base) for frame, path in zip(frames, paths, strict=True)]
-    return with_labels(data, frames, rows, layout_of(told), (declared(told),), paths, hashes)
+    said = [declared(told)]
+    if data.by_place and not all(kinds):
+        said.append(
+            "The names of the files and of their folders, which are the classes, are public: a neighbouring folder has"
+            " another text under the same name."
+        )
+    return with_labels(data, frames, rows, layout_of(told), tuple(said), paths, hashes)
 
 
 def with_labels(
     data: Data,
-    frames: Sequence[pd.DataFrame],
+    frames: Sequence[Table],
     rows: Sequence[np.ndarray],
     layout: Layout,
     said: tuple[str, ...],
@@ -73,8 +74,8 @@ def with_labels(
         known = data if data.target is not None else data.changed(target=_OF_FOLDER)
         for target in known.target_names:
             for frame, path in zip(frames, paths, strict=True):
-                if target not in frame.columns:
-                    raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.columns)}")
+                if target not in frame:
+                    raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.names)}")
         labels, classes = read_targets(known, frames, paths)
     owner = data.owner_column
     owners = [
@@ -101,38 +102,32 @@ def _told(data: Data) -> TextInput:
     return data.text
 
 
-def _frame(path: Path, kind: str, data: Data, owner: str | None = None) -> pd.DataFrame:
-    """Read a table whose text column, and whose labels of classes, are text."""
-    column = _told(data).column
-    text = {str(column)} | (set() if data.task == "regression" else {*data.target_names})
-    frame = read_table(path, kind, data.format, text, owner)
-    if column not in frame.columns:
-        raise DataError(
-            f"{path} has no column {quoted(column)}{known_columns(str(column), frame.columns)}; data.text names it"
-        )
-    return frame
+def new_table(path: Path, kind: str, data: Data) -> Table:
+    """Read a table, or a folder of files, with a column of texts."""
+    column = str(_told(data).column)
+    if not kind:
+        return _of_folder(path, data)
+    rows = read_table(path, kind, data.format)
+    if column not in rows:
+        raise DataError(f"{path} has no column {quoted(column)}{known_columns(column, rows.names)}; data.text names it")
+    return rows
 
 
-def new_frame(path: Path, kind: str, data: Data) -> pd.DataFrame:
-    """Read a table, or a folder of files, for a trained model."""
-    return _frame(path, kind, data) if kind else _of_folder(path, data)
-
-
-def rows_of(frame: pd.DataFrame, data: Data, where: str, base: Path) -> np.ndarray:
+def rows_of(rows: Table, data: Data, where: str, base: Path) -> np.ndarray:
     """Return the tokens (N, L) of a table's texts. Raises DataError for a row without text, never showing one."""
     column = _told(data).column or "text"
-    if column not in frame.columns:
+    if column not in rows:
         raise DataError(
-            f"{where} has no column {quoted(column)}{known_columns(column, frame.columns)}; data.text names it"
+            f"{where} has no column {quoted(column)}{known_columns(column, rows.names)}; data.text names it"
         )
-    cells = frame[column].astype(object)
-    missing = np.array([not isinstance(cell, str) for cell in cells], dtype=bool)
+    texts = rows[column].texts()
+    missing = np.array([text is None for text in texts], dtype=bool)
     if missing.any():
         raise DataError(
             f"{where}: column {quoted(column)} has no text in data row {int(missing.argmax()) + 1}"
             f" ({int(missing.sum())} such rows); leave those rows out, or write an empty text"
         )
-    return tokens(list(cells), data, base)
+    return tokens([text or "" for text in texts], data, base)
 
 
 def tokens(texts: Sequence[str], data: Data, base: Path) -> np.ndarray:
@@ -181,10 +176,8 @@ def tokenizer(folder: str, content: str) -> Any:
         raise DataError(f"data.text.folder: {folder} holds no tokenizer that can be read: {said}") from None
 
 
-def _of_folder(path: Path, data: Data) -> pd.DataFrame:
+def _of_folder(path: Path, data: Data) -> Table:
     """Return the texts of a folder's .txt files; classes are the names of the folders that they are in."""
-    import pandas as pd
-
     files = sorted(file for file in path.rglob("*.txt") if file.is_file())
     if not files:
         raise DataError(f"{path} holds no .txt files")
@@ -195,7 +188,7 @@ def _of_folder(path: Path, data: Data) -> pd.DataFrame:
         texts = [file.read_text("utf-8") for file in files]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
-    return pd.DataFrame({"text": texts, (data.target_names or [_OF_FOLDER])[0]: [file.parent.name for file in files]})
+    return Table.of({"text": texts, (data.target_names or [_OF_FOLDER])[0]: [file.parent.name for file in files]})
 
 
 def hash_of_folder(path: Path) -> str:

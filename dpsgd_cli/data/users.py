@@ -18,96 +18,45 @@ is public, as the number of records is elsewhere. The number of rows of a user i
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import numbers
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, quoted
+from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Dataset, Part, RawDataset
 from dpsgd_cli.data.on_disk import DiskPart, Stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
-from dpsgd_cli.data.table_files import MISSING
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.users.settings import Unit
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _ROWS_OF_A_USER = 4
-_NAMES = (str, bytes, numbers.Number, np.bool_, datetime.date, datetime.time, np.datetime64, type(None))
 NOBODYS = "leave those rows out, or give each a user of its own"
 
 
-def owners_of(cells: pd.Series, where: str) -> np.ndarray:
+def owners_of(cells: Cells, where: str) -> np.ndarray:
     """Return the names (N,) of the users whose rows these are: the text of each cell, exactly as written.
 
-    Text stays as it is (blanks and leading zeros too), integers are exact, floats have their shortest digits.
-
-    Raises DataError for a gap, for a cell that is not text, a number or a date, and for text that is not valid Unicode
-    or holds a NUL. Two cells of different types with the same name (1 and "1") are also refused: they may or may not
-    be one user.
+    Text stays as it is (blanks and leading zeros too), integers are exact, floats have their shortest digits. Raises
+    DataError for a gap, and for text that holds a NUL.
 
     Guarantee: cells of different text never become one user, who would then be protected less than their rows need.
     """
-    import pandas as pd
-
-    if isinstance(cells.dtype, pd.CategoricalDtype):
-        values, codes = [*cells.cat.categories, None], cells.cat.codes.to_numpy()
-    else:
-        values, codes = list(cells.to_numpy()), np.arange(len(cells))
     column = f"{where}: privacy.unit.column {quoted(cells.name)}"
-    odd = np.array([pd.api.types.is_list_like(value) or not isinstance(value, _NAMES) for value in values])[codes]
-    if odd.any():
-        raise DataError(
-            f"{column} holds a {type(values[codes[int(odd.argmax())]]).__name__} in data row {int(odd.argmax()) + 1},"
-            " which is no name; write text or numbers"
-        )
-    missing = np.array([_is_gap(value) for value in values], dtype=bool)[codes]
+    missing = cells.gaps()
     if missing.any():
         raise DataError(
-            f"{column} has {count(int(missing.sum()), 'gap')}, first in data"
-            f" row {int(missing.argmax()) + 1}; a row of nobody's is protected with nobody's: {NOBODYS}"
+            f"{column} has {count(int(missing.sum()), 'gap')}, first in data row {cells.row(missing.argmax())}; a row"
+            f" of nobody's is protected with nobody's: {NOBODYS}"
         )
-    names = [_name(value) for value in values]
-    broken = np.array([_is_broken(name) for name in names], dtype=bool)[codes]
+    # arrays of text drop a NUL at the end
+    broken = cells.mapped(lambda text: "\0" in (text or ""), bool)
     if broken.any():
-        raise DataError(
-            f"{column} is no valid text in data row {int(broken.argmax()) + 1} (half of a surrogate pair, or a NUL);"
-            " rename that user"
-        )
-    kinds: dict[str, type] = {}
-    for row, name in enumerate(names):
-        if kinds.setdefault(name, type(values[row])) is not type(values[row]) and values[row] is not None:
-            first = int((codes == row).argmax()) + 1
-            raise DataError(
-                f"{column} has one name both as text and as a number, the second in data row {first}; write all names"
-                " of users as text"
-            )
-    return np.array(names, dtype=str)[codes]
-
-
-def _name(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
-
-
-def _is_gap(value: object) -> bool:
-    """Return True if a cell names nobody: it is empty, or a usual word for a missing value."""
-    import pandas as pd
-
-    return value.strip() in MISSING if isinstance(value, str) else bool(pd.isna(value))
-
-
-def _is_broken(name: str) -> bool:
-    """Return True if text cannot be written as UTF-8, or holds a NUL, which arrays of text drop at the end."""
-    try:
-        return b"\0" in name.encode()
-    except UnicodeEncodeError:
-        return True
+        raise DataError(f"{column} is no valid text in data row {cells.row(broken.argmax())} (a NUL); rename that user")
+    return cells.mapped(lambda text: text or "", str)
 
 
 def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
@@ -115,8 +64,6 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
 
     Raises DataError as `owners_of` does, and for any other shape or type of array.
     """
-    import pandas as pd
-
     if given.shape != (rows,) or given.dtype.kind not in "biufUS":
         raise DataError(
             f"{where} has shape {given.shape} of {given.dtype}, but must be ({rows},), a number or text for each row"
@@ -126,7 +73,7 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
             given = np.char.decode(given, "utf-8")
         except UnicodeDecodeError:
             raise DataError(f"{where} holds bytes that are no UTF-8 text; store the names as text") from None
-    return owners_of(pd.Series(given.astype(object) if given.dtype.kind == "U" else given, name=where), where)
+    return owners_of(Cells.of(where, given), where)
 
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:

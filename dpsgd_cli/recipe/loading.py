@@ -180,8 +180,6 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
 def named_files(recipe: Recipe) -> list[str]:
     """Return every file or folder that a recipe names."""
     names = recipe.data.files
-    if recipe.data.features_file is not None:
-        names = list(dict.fromkeys([*names, *recipe.data.features_file.names]))
     if recipe.data.card_file is not None:
         names.append(recipe.data.card_file)
     if recipe.data.public is not None and recipe.data.public.path is not None:

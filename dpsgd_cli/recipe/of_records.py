@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dpsgd_cli.common.text_format import quoted, suggested
+from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.memory import ARRAYS, TABLE
 from dpsgd_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LABELS = "y"
 """Name of the array of labels."""
@@ -46,12 +44,13 @@ class StatedFacts:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
+def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
     """Return the recipe, but for its budget, of a `table` whose column `target` is learnt.
 
     Raises UsageError with every column that needs a fact, and every fact that is about no column.
     """
-    names = [str(column) for column in table.columns]
+    kinds = {name: _kind(table[name]) for name in table.names}
+    names = table.names
     problems = _wrong_names(names, target, facts)
     whole = facts.bounds if isinstance(facts.bounds, Mapping) else {}
     numbers: list[str] = []
@@ -60,10 +59,10 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: 
     categories: dict[str, Any] = {
         name: values if isinstance(values, str) else list(values) for name, values in facts.categories.items()
     }
-    for column, kind in zip(names, map(_kind, table.dtypes), strict=True):
+    for column, kind in kinds.items():
         if column in (target, *facts.drop, *categories, *facts.columns):
             continue
-        if kind == "answer":
+        if kind == "answer" and column not in whole:
             categories[column] = list(map(str, _ANSWERS))
         elif kind == "number" or column in whole:
             numbers.append(column)
@@ -75,8 +74,7 @@ def recipe_of_table(table: pd.DataFrame, target: str, facts: StatedFacts, name: 
         "categories": texts,
         "columns (what dates become), or drop": dates,
     }
-    about = dict(zip(names, table.dtypes, strict=True)).get(target)
-    task = _task(facts, quoted(target), "" if about is None else _kind(about))
+    task = _task(facts, quoted(target), kinds.get(target, ""))
     problems += [f"{key}: needed for {', '.join(map(quoted, which))}" for key, which in told.items() if which]
     problems += task.pop("problems")
     if problems:
@@ -143,16 +141,15 @@ def _wrong_names(names: Sequence[str], target: str, facts: StatedFacts) -> list[
     ]
 
 
-def _kind(dtype: Any) -> Literal["answer", "number", "date", "text"]:
-    """Return what a column's type says of its values."""
-    import pandas as pd
+def _kind(cells: Cells) -> Literal["answer", "number", "date", "text"]:
+    """Return what a column's type says of its values. A type is a fact of the frame, which is public."""
+    from pyarrow import types
 
-    if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
+    if types.is_boolean(cells.array.type):
         return "answer"
-    if pd.api.types.is_numeric_dtype(dtype):
+    if cells.is_typed or types.is_decimal(cells.array.type):
         return "number"
-    dates = (pd.api.types.is_datetime64_any_dtype, pd.api.types.is_timedelta64_dtype)
-    return "date" if any(is_one(dtype) for is_one in dates) or isinstance(dtype, pd.PeriodDtype) else "text"
+    return "date" if cells.is_temporal else "text"
 
 
 def _is_pair(value: Any) -> bool:

@@ -99,14 +99,7 @@ def read_from(data: Mapping[str, Any]) -> list[str]:
 
 def _made_from(data: Mapping[str, Any]) -> list[str]:
     tokenizer = _tokenizer(data)
-    return [*_features_files(data), *([] if tokenizer is None else [tokenizer])]
-
-
-def _features_files(data: Mapping[str, Any]) -> list[str]:
-    told = data.get("features")
-    if not isinstance(told, Mapping) or told.get("kind") != "file":
-        return []
-    return [told[key] for key in ("file", "test_file") if told.get(key) is not None]
+    return [] if tokenizer is None else [tokenizer]
 
 
 def _tokenizer(data: Mapping[str, Any]) -> str | None:

@@ -102,8 +102,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     the recipe is the same, but the result is not that of these files.
     """
     data = loaded.recipe.data
-    beside = [] if data.features_file is None else data.features_file.names
-    named = [*data.files, *beside, *([] if data.card_file is None else [data.card_file])]
+    named = [*data.files, *([] if data.card_file is None else [data.card_file])]
     files = {name: loaded.base / name for name in [*named, *_weights(loaded)]} | loaded.own_code
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.data import detection, opening
+from dpsgd_cli.data import draft, opening
+from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.written_numbers import numbers_in
@@ -49,7 +50,7 @@ GERMAN = TableFormat(decimal=",", thousands=".", symbols=["€", "%"], missing=[
     ],
 )
 def test_a_number_is_what_the_format_says_and_nothing_else(text: str, written: TableFormat, number: Any) -> None:
-    (found,), (bad,) = numbers_in(pd.Series([text], dtype=object), written)
+    (found,), (bad,) = numbers_in(Cells.of("x", [text]), written)
     assert ("bad" if bad else None if pd.isna(found) else found) == number
 
 
@@ -70,7 +71,7 @@ def test_a_number_is_what_the_format_says_and_nothing_else(text: str, written: T
 )
 def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes, found: dict[str, Any]) -> None:
     (tmp_path / "own.csv").write_bytes(content)
-    written = detection.format_of(tmp_path / "own.csv", ".csv", "y")
+    written = draft.format_of(tmp_path / "own.csv", ".csv", "y")
     assert written.model_dump(exclude_defaults=True) == found
 
 
@@ -94,7 +95,7 @@ def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes,
     ],
 )
 def test_numbers_that_are_found(cells: list[str], found: dict[str, Any]) -> None:
-    written = detection.with_numbers(pd.DataFrame({"a": cells}, dtype=object), TableFormat(separator=","))
+    written = draft.with_numbers(Table.of({"a": cells}), TableFormat(separator=","))
     assert written.model_dump(exclude_defaults=True, exclude={"separator"}) == found
 
 
@@ -106,7 +107,7 @@ def test_units_that_differ_and_days_that_excel_counts_are_told(tmp_path: Path) -
 
     kilograms = [f"{50 + at},5 kg" for at in range(12)]
     found = drafted("weight", kilograms)
-    assert "symbols kg beside numbers" in found.output and re.search(r"\nweight +numbers", found.output)
+    assert "symbols 'kg'" in found.output and re.search(r"\nweight +numbers", found.output)
     mixed = drafted("weight", [*kilograms[:9], "150,5 lb", *kilograms[9:]])
     assert mixed.exit_code == 2 and re.search("'weight' holds numbers in several forms: .* data row 10", mixed.stderr)
     assert (

@@ -15,7 +15,7 @@ import yaml
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common import free_memory
 from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.data import large_table, on_disk, opening, own_table, table_files
+from dpsgd_cli.data import on_disk, opening, own_table, table_files
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine import coded_table
@@ -42,7 +42,7 @@ ROWS = [
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(large_table, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 7)
 
 
 def read(folder: Path, rows: list[str], **changes: Any) -> Any:
@@ -62,21 +62,11 @@ def test_what_reading_a_large_table_frees_goes_back_to_the_system(
     assert returned == [True]
 
 
-def test_parquet_columns_are_handed_over_as_pandas_reads_them(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    rows = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, np.nan, 2.0], "c": ["u", None, "v"], "d": [True, False, True]})
-    rows.to_parquet(tmp_path / "t.parquet", row_group_size=2)
-    found = table_files.read_table(tmp_path / "t.parquet", ".parquet", text_columns={"c"})
-    expected = pd.read_parquet(tmp_path / "t.parquet")
-    assert isinstance(found["c"].dtype, pd.CategoricalDtype)
-    pd.testing.assert_frame_equal(found.astype({"c": expected["c"].dtype}), expected)
-
-
 def test_the_numbers_are_those_of_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = read(tmp_path, ROWS)
     opening._kept.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(large_table, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 7)
     for _ in range(2):
         parts = read(tmp_path, ROWS, on_disk=True)
         assert isinstance(parts.train, DiskPart)
@@ -181,7 +171,7 @@ def test_a_training_on_all_rows_in_parts_is_that_in_memory(tmp_path: Path, monke
         monkeypatch.setattr(module, name, 64)
     for name, number in (("MOST_HELD", 0), ("_KEYS_AT_ONCE", 100), ("_ROWS_AT_ONCE", 32)):
         monkeypatch.setattr(on_disk, name, number)
-    monkeypatch.setattr(large_table, "ROWS_AT_ONCE", 70)
+    monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 70)
     read(tmp_path, ROWS * 6)
     recipe = {
         "name": "large",

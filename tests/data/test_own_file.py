@@ -227,7 +227,8 @@ def test_tabs_and_json_lines(tmp_path: Path, name: str) -> None:
         text = "\n".join(json.dumps(row) for row in rows)
     content = gzip.compress(text.encode()) if name.endswith("gz") else text
     classes = ("FALSE", "true") if "tsv" in name else (False, True)
-    source = read(tmp_path, content, name, missing={"age": -1}, categorical={"day": ["x", "2020-01-01"]})
+    days = {"day": ["x", "2020-01-01"]}
+    source = read(tmp_path, content, name, missing={"age": -1}, bounds={"age": [-1, 99]}, categorical=days)
     assert source.train.x.tolist() == [[30, 1], [4.5, 0], [-1, 0]]
     assert (source.train.y.tolist(), source.classes) == ([1, 0, 1], classes)
 

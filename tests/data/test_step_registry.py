@@ -80,8 +80,7 @@ def transform_of(step: Step, layout: Layout, rows: np.ndarray) -> Transform:
 
 def test_every_kind_of_step_is_here_and_in_the_schema() -> None:
     assert set(STEPS) == set(PREPROCESS) == set(SAMPLES)
-    # features of a file are joined where records are read, and are no step
-    assert {*EXTRACTORS, "file"} == {one.model_fields["kind"].default for one in get_args(get_args(Features)[0])}
+    assert {*EXTRACTORS} == {one.model_fields["kind"].default for one in get_args(get_args(Features)[0])}
 
 
 @pytest.mark.parametrize(("kind", "layout", "given"), CASES)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from dpsgd_cli.data import labels, table
+from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import predicted, target_scale
@@ -19,7 +20,7 @@ from dpsgd_cli.errors import DataError
 def test_numbers_and_codes_in_the_declared_order() -> None:
     frame = pd.DataFrame({"job": ["b", "a"], "age": [3, 4], "old": [True, False]})
     columns = [Column("age"), Column("job", values=("a", "b")), Column("old")]
-    assert table.to_matrix(frame, columns, "here").tolist() == [[3, 1, 1], [4, 0, 0]]
+    assert table.to_matrix(Table.of(frame), columns, "here").tolist() == [[3, 1, 1], [4, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,13 @@ def test_numbers_and_codes_in_the_declared_order() -> None:
 )
 def test_columns_that_are_not_finite_numbers(values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        table.to_numbers(pd.Series(values, name="x"))
+        table.to_numbers(Cells.of("x", pd.Series(values)))
 
 
 def test_all_bad_columns_are_reported_together() -> None:
     frame = pd.DataFrame({"x": [1, None], "y": ["a", "q"]})
     with pytest.raises(DataError) as caught:
-        table.to_matrix(frame, [Column("x"), Column("y", values=("a",))], "file.csv")
+        table.to_matrix(Table.of(frame), [Column("x"), Column("y", values=("a",))], "file.csv")
     assert len(str(caught.value).splitlines()) == 2
     assert "'y': 1 cell, first in data row 2, not among" in str(caught.value)
 
@@ -48,11 +49,11 @@ def test_all_bad_columns_are_reported_together() -> None:
 def test_unlisted_and_empty_categories() -> None:
     column = Column("job", values=("True", "False"))
     with pytest.raises(DataError, match=r"2 cells, first in data row 1, not among.*\(YAML reads yes, no"):
-        table.to_codes(pd.Series(["yes", "no"], name="job"), column)
+        table.to_codes(Cells.of("job", ["yes", "no"]), column)
     with pytest.raises(DataError, match=r"1 cell without a listed value, the first \(data row 2\) is empty"):
-        table.to_codes(pd.Series(["True", None], name="job"), column)
-    assert table.to_codes(pd.Series([True, False]), column).tolist() == [0, 1]
-    assert table.to_codes(pd.Series([2.0, 1.0]), Column("n", values=("1", "2"))).tolist() == [1, 0]
+        table.to_codes(Cells.of("job", ["True", None]), column)
+    assert table.to_codes(Cells.of("job", pd.Series([True, False])), column).tolist() == [0, 1]
+    assert table.to_codes(Cells.of("n", pd.Series([2.0, 1.0])), Column("n", values=("1", "2"))).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,9 @@ def test_unlisted_and_empty_categories() -> None:
     ],
 )
 def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], classes: tuple[Any, ...]) -> None:
-    codes, found = labels.to_labels(pd.Series(held, name="y"), given)
+    cells = Cells.of("y", pd.Series(held))
+    found = labels.found_classes([cells]) if given is None else tuple(given)
+    codes = labels.to_labels(cells, found)
     assert (codes.tolist(), codes.dtype, found) == (indices, np.int64, classes)
 
 
@@ -101,7 +104,8 @@ def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], cl
 )
 def test_labels_that_are_not_classes(held: list[Any], given: list[Any] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        labels.to_labels(pd.Series(held, name="y"), given)
+        cells = Cells.of("y", pd.Series(held))
+        labels.to_labels(cells, given or labels.found_classes([cells]))
 
 
 @pytest.mark.parametrize(("bounds", "unit"), [([100.0, 1e5], 100.0), ([0.0, 2e4], 20.0), ([-50.0, 950.0], 1.0)])

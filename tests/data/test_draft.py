@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.data.recipe_template import draft
+from dpsgd_cli.data.draft import draft
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe

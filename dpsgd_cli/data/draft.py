@@ -1,0 +1,663 @@
+"""Draft of a recipe for a file of your own: the only place that guesses. Training reads a file as its recipe says.
+
+The draft holds what was read from the first `ROWS` rows: how the file is written, column names, categories, classes,
+and which columns have gaps. If you train with it, you publish them with the result and declare them public; each such line
+says so. Bounds are never read, because the least and the largest value are those of single records. You fill them in,
+and `recipe/check.py` refuses a recipe that lacks them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from dpsgd_cli.accounting.budget import usual_delta
+from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.text_format import count, quoted, suggested
+from dpsgd_cli.common.yaml_tree import CoreDumper
+from dpsgd_cli.data import named_arrays, opening, own_arrays, table_files
+from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table
+from dpsgd_cli.data.column_settings import TableFormat
+from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.table import to_numbers
+from dpsgd_cli.data.table_files import known_columns
+from dpsgd_cli.data.written_numbers import number_of, numbers_in
+from dpsgd_cli.errors import DataError
+
+Task = Literal["classification", "regression"]
+Role = Literal["number", "category", "hash", "text", "date", "unit", "drop"]
+ROWS = 200_000
+MOST_CATEGORIES, BUCKETS, WORD_BUCKETS, MOST_CLASSES, MOST_ROWS_OF_A_USER = 50, 64, 128, 20, 10
+MOST_CELLS = 1 << 25
+"""Most cells of a table whose rows are held in memory, unless the recipe says so."""
+READ = "read from the file: keep it only if it is public knowledge"
+_OPEN = f"[{', '.join(TO_FILL_IN)}]"
+_LINES = 200
+_TITLES = 30
+"""Lines in which the header is looked for."""
+_TEXTS_TRIED = 5000
+_MOST_SHARE = 0.9
+"""Share of a column's different texts that have to look alike before the others count as faults."""
+_MARKS = (
+    "-",
+    "--",
+    "---",
+    "\u2013",
+    ".",
+    "..",
+    "*",
+    "n/a",
+    "na",
+    "n.a.",
+    "N.A.",
+    "k.A.",
+    "#N/A",
+    "#NV",
+    "none",
+    "NONE",
+)
+_WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
+_DAYS_OF_EXCEL = range(20_000, 60_000)
+"""Days since 1900, as Excel counts them: 1954 to 2064."""
+_SHORT_YEARS = ("%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+_PERSON = (
+    r"user|customer|client|patient|person|member|subject|household|employee|student|driver|visitor|kunde|patientin"
+)
+_ID = re.compile(
+    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
+)
+_OF_A_DAY = re.compile(r"date|day|datum|tag|jour|fecha|born|since|when|time")
+_AFFIX = re.compile(r"[\d.,'\u2019+\-\u2212()]+")
+_A_NUMBER = re.compile(r"[^\w]{0,3}\d[\d.,'\u2019\s]*\D{0,8}")
+_AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm."""
+
+    kind: str
+    role: Role
+    confirm: str
+    values: tuple[str, ...] = ()
+    form: str = ""
+    gaps: bool = False
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The apparent content of a file.
+
+    `uses` are those of its columns but the target (none for an array). `classes` is None if the targets are numbers.
+    `units` is the number of records, or of users if a column names them.
+    """
+
+    records: int
+    units: int
+    uses: dict[str, Use]
+    classes: list[Any] | None
+    written: TableFormat = PLAIN
+    is_array: bool = False
+    bytes_only: bool = False
+    integers: bool = False
+    private: bool = False
+    on_disk: bool = False
+
+    def named(self, *roles: str) -> dict[str, Use]:
+        """Return the columns of some roles."""
+        return {name: use for name, use in self.uses.items() if use.role in roles}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The text of a recipe, and lines that say how the file was read and what each column is used for."""
+
+    recipe: str
+    told: list[str] = field(default_factory=list)
+
+
+def draft(
+    path: Path,
+    target: str,
+    task: Task | None,
+    shown: str,
+    text: Sequence[str] = (),
+    private: Sequence[str] | None = None,
+) -> Draft:
+    """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
+
+    With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
+    names of the columns, the number of records and the target, and on no value of any other column.
+
+    Raises DataError with every reason why the file cannot be trained on. No message holds the content of a cell.
+    """
+    kind = opening.kind_of(path)
+    if kind == opening.ARRAYS:
+        return Draft(_text(_of_arrays(path, target, task), target, shown))
+    if kind not in table_files.KINDS:
+        raise DataError(
+            f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
+        )
+    written = PLAIN if private is not None else format_of(path, kind, target)
+    rows, labels = _rows(path, kind, written, target)
+    wrong = [
+        f"{path}: --{option} names {quoted(name)}, which is no column{known_columns(name, rows.names)}"
+        for option, given in (("target", [target]), ("text", text), ("categorical", private or ()))
+        for name in given
+        if name not in rows or (name == target and option == "categorical")
+    ]
+    if wrong:
+        raise DataError("\n".join(wrong))
+    if private is not None:
+        uses = {name: Use("", "category" if name in (*private, *text) else "number", "") for name in rows.names}
+        del uses[target]
+        drafted = Drafted(len(labels), len(labels), uses, _classes(labels, task, path, PLAIN), private=True)
+        return Draft(_text(drafted, target, shown))
+    drafted = _of_table(path, kind, rows, labels, with_numbers(rows, written), task, text)
+    return Draft(_text(drafted, target, shown), _told(drafted, path, target))
+
+
+def _rows(path: Path, kind: str, written: TableFormat, target: str) -> tuple[Table, Cells]:
+    """Return the first `ROWS` rows of a table, and the cells of all targets. A target that is no column has none."""
+    import pyarrow as pa
+
+    found, labels, done = list[Table](), list[pa.Array](), 0
+    for part in table_files.parts(path, kind, written):
+        if done < ROWS:
+            found.append(part)
+        done += len(part)
+        if target in part:
+            labels += part[target].array.chunks
+    rows = Table(pa.concat_tables([part.arrow for part in found]).slice(0, ROWS))
+    held = pa.chunked_array(labels, rows.arrow.column(target).type) if target in rows else pa.chunked_array([[]])
+    return rows, Cells(target, held)
+
+
+def _of_table(
+    path: Path, kind: str, rows: Table, labels: Cells, written: TableFormat, task: Task | None, text: Sequence[str]
+) -> Drafted:
+    uses, problems, classes = dict[str, Use](), [], None
+    for name in rows.names:
+        try:
+            if name == labels.name:
+                classes = _classes(labels, task, path, written)
+                continue
+            uses[name] = use_of(rows[name], written, name in text)
+            if uses[name].role == "number":
+                to_numbers(rows[name], 0.0, written)
+        except DataError as error:
+            problems.append(str(error) if name == labels.name else f"{path.name}: {error}")
+    if not problems and all(use.role in ("drop", "unit") for use in uses.values()):
+        reasons = ", ".join(f"{quoted(name)} ({use.kind})" for name, use in uses.items())
+        problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
+    if problems:
+        raise DataError("\n".join(problems))
+    uses |= _other_units(uses)
+    records, users = len(labels), [name for name, use in uses.items() if use.role == "unit"]
+    on_disk = records * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS) and not users
+    units = len({*rows[users[0]].distinct[0]} - {None}) if users and records == len(rows) else records
+    return Drafted(records, units, uses, classes, written, on_disk=on_disk)
+
+
+def format_of(path: Path, kind: str, target: str) -> TableFormat:
+    """Return how a table is written, but for its numbers; a header is a line of several cells, one of them `target`."""
+    if kind == ".xlsx":
+        sheets = table_files.sheets_of(path)
+        for name in sheets:
+            for skip, first in enumerate(table_files.rows_of_sheet(path, name, rows=_TITLES)):
+                if target in table_files.named(first):
+                    return TableFormat(sheet=name if len(sheets) > 1 else None, skip=skip)
+        return TableFormat(sheet=sheets[0]) if len(sheets) > 1 else PLAIN
+    if not kind.startswith((".csv", ".tsv")):
+        return PLAIN
+    encoding = _encoding(path)
+    with table_files.opened(path, encoding) as stream:
+        lines = [line for line, _ in zip(stream, range(_LINES), strict=False)]
+    told = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', lines[0]) if lines else None  # a line that Excel writes
+    lines, found = lines[int(told is not None) :], []
+    for separator in told[1] if told else ",;\t|":
+        reader, rows = csv.reader(lines, delimiter=separator), []
+        with contextlib.suppress(csv.Error):  # a cell of more than 131,072 characters
+            before = 0
+            for cells in reader:
+                rows.append((before, cells))
+                before = reader.line_num
+        heads = [at for at, (_, cells) in enumerate(rows[:_TITLES]) if len(cells) > 1 and _holds(cells, target)]
+        at = heads[0] if heads else 0
+        body = [cells for _, cells in rows[at + 1 : len(rows) - (len(lines) == _LINES)] if cells]
+        if rows and len(rows[at][1]) > 1:
+            alike = all(len(cells) == len(rows[at][1]) for cells in body)
+            found.append((bool(heads), alike, len(rows[at][1]), separator, *rows[at], body))
+    if not found:
+        separator = told[1] if told else table_files.separator_of(PLAIN, next(filter(str.strip, lines), ""))
+        return TableFormat(encoding=encoding, separator=separator, skip=int(told is not None))
+    is_head, _, _, separator, before, cells, body = max(found, key=lambda one: one[:3])
+    header = is_head or not target.isdecimal() or int(target) > len(cells)
+    blank = any(name.startswith(" ") for name in cells) or not any(c.startswith(" ") for row in body for c in row)
+    skip = before * is_head + int(told is not None)
+    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip)
+
+
+def _holds(cells: Sequence[str], target: str) -> bool:
+    return target in (name.strip() for name in table_files.named(cells))
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding of a file: UTF-8 if all of it is, else by the bytes that only Windows uses for letters."""
+    with table_files.opened(path, "latin-1") as stream:
+        block = stream.buffer.read(1 << 22)
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        reader, is_utf8, windows = codecs.getincrementaldecoder("utf-8")(), True, False
+        while block:
+            if is_utf8:
+                try:
+                    reader.decode(block)
+                except UnicodeDecodeError:
+                    is_utf8 = False
+            windows = windows or len(block.translate(None, bytes(range(0x80, 0xA0)))) < len(block)
+            block = stream.buffer.read(1 << 22)
+    return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
+
+
+def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
+    """Return the format with the decimal mark, groups, symbols and marks of missing values of most number columns."""
+    columns = [texts for name in rows.names if (texts := _texts(rows[name])) and not _all_numbers(texts, written)]
+    signs = sorted({sign for texts in columns for sign in _signs(texts)})
+    best, most = written, 0
+    for decimal, thousands in sorted(_WRITTEN, key=lambda pair: (pair[0] == ",") != (written.separator == ";")):
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS))
+        fitting = [texts for texts in columns if _all_numbers(texts, tried)]
+        if len(fitting) > most:
+            seen = {text for texts in fitting for text in texts}
+            symbols = [one for one in signs if any(one in text for text in seen)]
+            marks = [one for one in _MARKS if one in seen]
+            best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
+    dated = {
+        one for texts in columns if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS
+    }
+    return best.changed(missing=[one for one in _MARKS if one in {*best.marks, *dated}] or None)
+
+
+def _texts(cells: Cells) -> list[str]:
+    """Return the first different texts of a column, without the usual words for missing values; none of numbers."""
+    if cells.is_typed or cells.is_temporal:
+        return []
+    found = (text.strip() for text in cells.distinct[0][:_TEXTS_TRIED] if text is not None)
+    return list(dict.fromkeys(one for one in found if one not in MISSING))
+
+
+def _signs(texts: Sequence[str]) -> set[str]:
+    """Return the one sign or unit beside nearly all numbers, as $, % or kg.
+
+    >>> _signs(["70 kg", "80 kg"]), _signs(["70B", "80B"]), _signs(["$70", "$8"])
+    ({'kg'}, set(), {'$'})
+    """
+    beside = [_AFFIX.sub("", one) for one in texts if any(map(str.isdigit, one))]
+    signs = Counter(one.strip() for one in beside)
+    sign, times = signs.most_common(1)[0] if signs else ("", 0)
+    behind = all(re.search(rf"\d\s+{re.escape(sign)}$", one) for one in texts[:20] if sign in one)
+    is_sign = not sign.isalpha() or behind or re.fullmatch("[A-Z]{3}", sign) is not None  # as EUR
+    return {sign} if 0 < len(sign) <= 8 and is_sign and times >= _MOST_SHARE * len(beside) else set()
+
+
+def _all_numbers(texts: list[str], written: TableFormat) -> bool:
+    numbers = [number_of(text, written) for text in texts]
+    return None not in numbers and any(number == number for number in numbers)
+
+
+def date_form(texts: Sequence[str]) -> str:
+    """Return the form, for strftime, in which all texts are days or moments, "" if there is none. Days come first."""
+    import pandas as pd
+
+    if len(texts) < 2 or not all(any(map(str.isdigit, one)) for one in texts[:20]):
+        return ""
+    series = pd.Series(list(texts), dtype=object)
+    for form in _forms(texts[0]):
+        plain_year = form == "%Y%m%d" and not all(re.fullmatch(r"(19|20)\d{6}", one) for one in texts)
+        if not plain_year and pd.to_datetime(series, format=form, errors="coerce", utc=True).notna().all():
+            return form
+    return ""
+
+
+def _forms(text: str) -> list[str]:
+    """Return the forms of dates, with a day each, that a text may have."""
+    from pandas.tseries.api import guess_datetime_format
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        guessed = [guess_datetime_format(text, dayfirst=first) for first in (True, False)]
+    forms = dict.fromkeys([*filter(None, guessed), *_SHORT_YEARS, "%b %d, %Y", "%B %d, %Y"])
+    return [form for form in forms if "%d" in form and "%Y-%d" not in form]
+
+
+def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
+    """Return the apparent use of a column. `told_text`: its cells are codes, whatever they look like.
+
+    Raises DataError, naming the first row, for a column of numbers or dates in several forms.
+    """
+    try:
+        empty = cells.gaps(written)
+    except DataError:
+        return Use("lists or objects", "drop", "write plain values, a column for each")
+    texts = list(dict.fromkeys(text for text in cells.take(~empty).distinct[0] if text is not None))
+    rows, different, with_gaps = int((~empty).sum()), len(texts), bool(empty.any())
+    if not rows or (different < 2 and not with_gaps):
+        return Use("one value throughout" if rows else "empty throughout", "drop", "it tells nothing")
+    # the time of a day is midnight where a typed file or a frame tells days as moments
+    form = "" if told_text else date_form([text.removesuffix("+00:00").removesuffix(" 00:00:00") for text in texts])
+    if form:
+        return Use("dates", "date", _to_confirm(form, texts), form=form, gaps=with_gaps)
+    coded = told_text or any(re.fullmatch(r"0\d+", one) for one in texts)
+    if not coded and not {*map(str.casefold, texts)} <= {"true", "false"}:
+        numbers, bad = numbers_in(cells, written)
+        if not bad.any() and np.isfinite(numbers).any():
+            use = _of_numbers(cells.name, numbers[~empty], different)
+            if use is not None:
+                return Use(use.kind, use.role, use.confirm, gaps=with_gaps)
+        elif bad.any():
+            _refuse_mixed(cells, texts, written)
+    return _of_texts(cells.name, texts, rows, coded)
+
+
+def _to_confirm(form: str, texts: Sequence[str]) -> str:
+    """Return what to confirm of a form: also if days and months could be taken for each other."""
+    import pandas as pd
+
+    other = form.replace("%d", "%\0").replace("%m", "%d").replace("%\0", "%m")
+    if other != form and not form.startswith("%Y") and "%m" in form:
+        read = pd.to_datetime(pd.Series(list(texts), dtype=object), format=other, errors="coerce")
+        if read.notna().all():
+            return f"first and last day, and that {form} is right: {other} would fit too"
+    return "first and last day"
+
+
+def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
+    """Return the use of a column of numbers, as they follow each other; None for two different ones."""
+    whole = bool((numbers == np.floor(numbers)).all())
+    if whole and len(numbers) > 2 and (np.diff(numbers) == 1).all():
+        return Use("row numbers", "drop", "they tell nothing")
+    if whole and different > 2 and _ID.match(name.lower()) and (use := _of_names(different, len(numbers))) is not None:
+        return use
+    if different <= 2:
+        return None
+    dated = numbers.min() in _DAYS_OF_EXCEL and numbers.max() in _DAYS_OF_EXCEL
+    if whole and dated and _OF_A_DAY.search(name.lower()):
+        told = "least and largest value; if Excel counted these days from 1900, write them as dates"
+        return Use("whole numbers", "number", told)
+    return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
+
+
+def _of_names(different: int, rows: int) -> Use | None:
+    """Return the use of a column that names something; None if it repeats too often to name persons."""
+    if different == rows:
+        return Use("identifier", "drop", "different in each row, so nothing can be learnt from it")
+    if different < 10 or rows > MOST_CATEGORIES * different:
+        return None
+    return Use("identifier, repeated", "unit", "that it names whose rows these are")
+
+
+def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
+    different, some = len(texts), texts[:_TEXTS_TRIED]
+    words = float(np.mean([len(re.findall(r"\w+", one)) for one in some])) if texts else 0.0
+    addresses = all(_AN_ADDRESS.fullmatch(one) for one in some)
+    if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == rows and rows >= 10)):
+        return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
+    if (
+        rows >= 10
+        and (different == rows or _ID.match(name.lower()))
+        and (use := _of_names(different, rows)) is not None
+    ):
+        return use
+    kind = "codes" if coded else "category"
+    if different <= MOST_CATEGORIES:
+        return Use(kind, "category", "its values, read from the file", values=tuple(sorted(texts)))
+    near = "that it names no person: nearly each row has its own" if rows < 1.5 * different else ""
+    told = near or "nothing: no value of it is in the recipe or the model"
+    return Use(f"{kind}, {different} different", "hash", told)
+
+
+def _refuse_mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> None:
+    """Raise DataError, naming the first odd row, for a column most of whose cells are numbers or dates of one form."""
+    import pandas as pd
+
+    few = texts[:_TEXTS_TRIED]
+    if len(few) < 5:
+        return
+    advice = f"; mend those cells, or say that it holds codes: --text {quoted(cells.name)}"
+    if sum(_A_NUMBER.fullmatch(one) is not None for one in few) >= _MOST_SHARE * len(few):
+        every = {"symbols": sorted({*written.symbols, *_signs(few)}), "missing": list(_MARKS)}
+        forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
+        fits = [sum(number_of(one, form) is not None for one in few) for form in forms]
+        form = forms[int(np.argmax(fits))]
+        if 2 * max(fits) > len(few):
+            marks = f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}"
+            bad = numbers_in(cells, form)[1]
+            if not bad.any():
+                raise DataError(
+                    f"column {quoted(cells.name)} holds numbers in another form ({marks}) than other columns do{advice}"
+                )
+            raise DataError(
+                f"column {quoted(cells.name)} holds numbers in several forms: not so ({marks}) in data row"
+                f" {cells.row(bad.argmax())}{advice}"
+            )
+    for day in dict.fromkeys(form for one in few[:20] for form in _forms(one) if "%Y" in form):
+        fit = pd.to_datetime(pd.Series(few, dtype=object), format=day, errors="coerce", utc=True).notna()
+        if 0.5 <= fit.mean() < 1:
+            odd = {one for one, fits in zip(few, fit, strict=True) if not fits}
+            row = cells.row(cells.mapped(odd.__contains__, bool).argmax())
+            raise DataError(
+                f"column {quoted(cells.name)} holds dates in several forms, or cells that are none: not {day} in data"
+                f" row {row}{advice}"
+            )
+
+
+def _other_units(uses: dict[str, Use]) -> dict[str, Use]:
+    """Return other uses for all repeated identifiers but one: the first that names persons, else the first."""
+    units = [name for name, use in uses.items() if use.role == "unit"]
+    units.sort(key=lambda name: not re.search(_PERSON, name.lower()))
+    confirm = "that it names no person; if it does, privacy.unit should name it"
+    return {name: Use("identifier, repeated", "hash", confirm) for name in units[1:]}
+
+
+def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
+    stored = own_arrays.load(path)
+    wrong = [f"{path} has no array {name!r}{suggested(name, stored)}" for name in ("x", target) if name not in stored]
+    if wrong:
+        raise DataError("\n".join(wrong))
+    x, y = stored["x"], stored[target]
+    own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
+    own_arrays.refuse_not_finite(x, f"{path}: x")
+    classes = _classes(Cells.of(target, y), task, path, PLAIN)
+    whole, pixels = named_arrays.whole(x), x.dtype == np.uint8
+    return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=pixels, integers=whole)
+
+
+def _classes(labels: Cells, task: Task | None, path: Path, written: TableFormat) -> list[Any] | None:
+    """Return the classes, spelled as in the file; None if the targets are numbers.
+
+    Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
+    """
+    try:
+        numbers = to_numbers(labels, 0.0, written, is_target=True)
+        many = len(np.unique(numbers)) > MOST_CLASSES or not np.all(numbers == np.floor(numbers))
+    except DataError:
+        many = False
+    asked: Task = task or ("regression" if many else "classification")
+    settings = Data(path=path.name, target=labels.name, task=asked, format=written)
+    classes = read_labels(settings, [labels], [path], None)[1]
+    return None if classes is None else list(classes)
+
+
+def _text(drafted: Drafted, target: str, shown: str) -> str:
+    """Return the recipe, with a comment beside everything that a person has to judge."""
+    stem = Path(shown).name.partition(".")[0]
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
+    lines = [
+        f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
+        *_about(drafted),
+        f"name: {name[:80]}",
+        "data:",
+        f"  path: {_yaml(shown)}",
+        *_format_lines(drafted),
+        *["  on_disk: true     # a large table: it is read in parts, and its rows stay on disk"] * drafted.on_disk,
+        f"  target: {_yaml(target)}",
+        *_target_lines(drafted),
+        *_column_lines(drafted),
+    ]
+    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    unit = [
+        f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
+        for name in drafted.named("unit")
+    ]
+    measured = [
+        "  split: {test: 0.2}",
+        "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
+    ]
+    of = "records" if not unit else "users"
+    delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
+    return "\n".join(
+        [
+            *lines,
+            *measured,
+            *steps,
+            "model: {kind: linear}",
+            "method: {kind: dp-sgd, batching: full}     # its settings by rule: --dry-run shows them",
+            "privacy:",
+            *unit,
+            f"  budget: {{epsilon: 1, delta: {delta}}}     # at most 1e-5, and a tenth of 1 / {drafted.units} {of}",
+            "",
+        ]
+    )
+
+
+def _format_lines(drafted: Drafted) -> list[str]:
+    """Return the line that says how the file is written, with all that training would otherwise take by default."""
+    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
+    told = {key: value for key, value in told.items() if value not in (None, [])}
+    if drafted.written != PLAIN:
+        return [f"  format: {_yaml(told)}     # how the file is written: training reads it so, and not otherwise"]
+    return []
+
+
+def _about(drafted: Drafted) -> list[str]:
+    """Return the comment on where the recipe's facts are from."""
+    if drafted.private:
+        of_target = [f"# Fill in {_OPEN} of the target from public knowledge."] * (drafted.classes is None)
+        return [
+            "# Of the columns beside the target only names were used; which hold categories is what you said. Their",
+            "# bounds and categories are released with noise for a share of the budget (data.discovery); public bounds",
+            "# in place of `private` cost nothing. Columns that are no features (row numbers) belong under data.drop.",
+            *of_target,
+        ]
+    return [
+        f"# Fill in each {_OPEN} from public knowledge: never from this file, whose least and largest values are those",
+        "# of single records. What was read from the file says so: it is published with the result and protected by",
+        "# nothing, so leave out what nobody could know without the file.",
+    ]
+
+
+def _target_lines(drafted: Drafted) -> list[str]:
+    if drafted.classes is None:
+        return [
+            "  task: regression",
+            f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
+            "  target_transform: auto     # log if these bounds span orders of magnitude, as prices do; else null",
+        ]
+    return ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
+
+
+def _column_lines(drafted: Drafted) -> list[str]:
+    """Return the recipe's lines about the features."""
+    lines = []
+    if drafted.named("category"):
+        lines += ["  categorical:     # an empty cell is a category of its own"]
+        lines += [
+            f"    {_yaml(n)}: private" if drafted.private else f"    {_yaml(n)}: {_yaml(list(use.values))}     # {READ}"
+            for n, use in drafted.named("category").items()
+        ]
+    if drafted.bytes_only:
+        lines += ["  bounds: [0, 255]     # what a byte can be"]
+    elif drafted.is_array and not drafted.integers:
+        lines += [f"  bounds: {_OPEN}     # of every feature"]
+    elif drafted.named("number"):
+        lines += ["  bounds:"]
+        lines += [f"    {_yaml(name)}: {'private' if drafted.private else _OPEN}" for name in drafted.named("number")]
+    if drafted.named("date", "hash", "text"):
+        lines += ["  columns:     # rules that look at no other record, and list no value"]
+        lines += [f"    {_yaml(name)}: {_rule(use)}" for name, use in drafted.named("date", "hash", "text").items()]
+    told = {name: use for name, use in drafted.named("number", "date").items() if use.gaps}
+    if told:
+        lines += ["  missing:     # the middle of the bounds, and a column that says so, unless you give a value"]
+        lines += [f"    {_yaml(name)}: {{indicator: true}}     # {READ}" for name in told]
+    if drafted.named("drop"):
+        lines += ["  drop:"]
+        lines += [f"    - {_yaml(name)}     # {use.kind}: {use.confirm}" for name, use in drafted.named("drop").items()]
+    return lines
+
+
+def _rule(use: Use) -> str:
+    if use.role == "date":
+        return f"{{date: {_yaml(use.form)}, bounds: {_OPEN}}}     # first and last day, as 2020-12-31"
+    return f"{{hash: {BUCKETS}}}" if use.role == "hash" else f"{{text: {WORD_BUCKETS}}}"
+
+
+_USES = {
+    "number": "cosines over public bounds",
+    "category": "one feature a value",
+    "hash": f"a public hash into {BUCKETS} buckets",
+    "text": f"hashed words and pairs of words, {WORD_BUCKETS} buckets",
+    "date": "days, month, weekday (and hour)",
+    "unit": "privacy.unit: protected with all rows",
+    "drop": "left out",
+}
+"""How each role of a column is used, in the table that `recipe new` prints."""
+
+
+def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
+    """Return the table of columns, below how the file is written."""
+    kind = "numbers" if drafted.classes is None else f"{len(drafted.classes)} classes"
+    confirm = "least and largest value" if drafted.classes is None else "its classes, read from the file"
+    rows = [("column", "kind", "use", "to confirm"), (target, kind, "the target", confirm)]
+    for name, use in drafted.uses.items():
+        rows.append((name, use.kind + ", with gaps" * use.gaps, _USES[use.role], use.confirm))
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    aligned = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
+        for row in rows
+    ]
+    looked = "The whole file was" if drafted.records <= ROWS else f"Its targets and its first {ROWS} rows were"
+    return [
+        f"{path.name}: {count(drafted.records, 'row')}; {', '.join(_said(drafted.written)) or 'written as usual'}",
+        f"{looked} looked at, on this machine and outside of any guarantee. Training detects nothing.",
+        "",
+        *aligned,
+    ]
+
+
+def _said(written: TableFormat) -> list[str]:
+    """Return how a table is written, by option of `data.format`."""
+    told = written.model_dump(exclude_defaults=True, exclude_none=True)
+    told |= {key: " ".join(one) for key, one in told.items() if isinstance(one, list)}
+    shown = {"\t": "tab", False: "no", True: "yes"}
+    return [f"{key} {shown.get(one) or quoted(one)}" for key, one in told.items() if one != ""]
+
+
+def _yaml(value: Any) -> str:
+    """Return one line of YAML that a recipe reads as `value`."""
+    text = yaml.dump(value, Dumper=CoreDumper, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = text.removesuffix("...\n").strip()
+    return text if "\n" not in text else json.dumps(value)
