@@ -40,7 +40,8 @@ mutants: venv ## Change single privacy-critical places; the tests must notice ea
 ledgers: venv ## Price 2,000 random ledgers of all kinds, and compare with a bound from below (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.account.mixed_ledgers $(ARGS)
 
-fuzz: venv ## Put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
+fuzz: venv ## Compare 3,000 pairs of neighbouring tables, and put 5,000 mutated inputs through the command (a quarter of an hour; ARGS='--keep DIR' for what fails)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.data.neighbours 3000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 behaviour: venv ## Record what every recipe trains to, to the bit (minutes; ARGS='NEW --against OLD' compares two records)

@@ -43,7 +43,7 @@ def test_faulty_records_in_memory_are_named_and_never_shown(tmp_path: Path) -> N
     cells: list[tuple[str, Any, str]] = [
         ("n", ["Quetzal77"], "column 'n' holds lists or objects, first in"),
         ("n", 7177j, NUMBER),
-        *(CELLS[one][:3] for one in ("text among numbers", "true among numbers", "another form of dates")),
+        *(CELLS[one][:3] for one in ("text among numbers", "another form of dates")),
     ]
     for column, content, said in cells:
         frame = sound().assign(n=[float(one) for one in sound().n]).astype(object)

@@ -119,7 +119,7 @@ def test_arrays_and_dictionaries(tmp_path: Path) -> None:
 
 
 def test_a_table_with_an_arrow_stream_is_that_frame(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="an Arrow table needs pyarrow")
+    import pyarrow
 
     class Streamed:
         """What a polars data frame shows of itself."""

@@ -1,9 +1,9 @@
 """Draft of a recipe for a file of your own: the only place that guesses. Training reads a file as its recipe says.
 
 The draft holds what was read from the first `ROWS` rows: how the file is written, column names, categories, classes,
-and which columns have gaps. If you train with it, you publish them with the result and declare them public; each such line
-says so. Bounds are never read, because the least and the largest value are those of single records. You fill them in,
-and `recipe/check.py` refuses a recipe that lacks them.
+and which columns have gaps. If you train with it, you publish them with the result and declare them public; each such
+line says so. Bounds are never read, because the least and the largest value are those of single records. You fill them
+in, and `recipe/check.py` refuses a recipe that lacks them.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ def to_labels(
     if (codes >= 0).all():
         return codes
     _refuse_gaps(cells, codes == -2)
+    unlisted = codes < 0
     raise DataError(
-        f"label column {quoted(cells.name)}: {count(int((codes < 0).sum()), 'label')}, first in data row {cells.row((codes < 0).argmax())},"
-        f" not among the classes {listed(classes)}; add what is missing to data.classes"
+        f"label column {quoted(cells.name)}: {count(int(unlisted.sum()), 'label')}, first in data row"
+        f" {cells.row(unlisted.argmax())}, not among the classes {listed(classes)}; add what is missing to data.classes"
     )
 
 

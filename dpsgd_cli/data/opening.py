@@ -112,7 +112,7 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
             for name, path, kind in zip(names, paths, kinds, strict=True)
         }
         how = data.model_dump(mode="json", exclude={"preprocess", "split", "evaluation", "validation"})
-        asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner]
+        asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner, data.by_place]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
     if kinds[0] == ROWS:

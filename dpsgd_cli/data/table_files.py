@@ -264,8 +264,8 @@ def _by_arrow(text: _Text, written: TableFormat, names: Sequence[str]) -> Iterat
         with reader.open_csv(text, reading, parsing, converting) as batches:
             for batch in batches:
                 yield pa.Table.from_batches([batch])
-    except pa.ArrowInvalid:
-        raise odd[0] if odd else sys.exception() from None  # the message of Arrow shows the row
+    except pa.ArrowInvalid as error:
+        raise (odd[0] if odd else error) from None  # the message of Arrow shows the row
 
 
 def _by_csv(text: _Text, written: TableFormat, names: Sequence[str]) -> Iterator[pa.Table]:

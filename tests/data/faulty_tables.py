@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
+import pyarrow as pa
 
 ROWS = 24
 SECRETS = ("Quetzal77", "7177", "17.07.2071")
@@ -71,4 +71,4 @@ def bytes_of(name: str, frame: pd.DataFrame, folder: Path) -> bytes:
 def packed(name: str, content: bytes) -> bytes:
     if name.endswith(".gz"):
         return gzip.compress(content, 1)
-    return pytest.importorskip("pyarrow").compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content
+    return pa.compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content

@@ -188,7 +188,8 @@ FILES: dict[str, tuple[Callable[[str, Path], bytes], str, str, str]] = {
     ),
     "a line with too many fields": (edited(longer), " ".join(TEXT), ALL, "row 11 has 6 cells, not 5"),
     "a quote that is not closed": (
-        edited(lambda text: text + b'"Quetzal77\n'), " ".join((*TEXT, "t.jsonl")), ALL, "EOF inside|row 26 has 1 cells|line 25 is no JSON",
+        edited(lambda text: text + b'"Quetzal77\n'), " ".join((*TEXT, "t.jsonl")), ALL,
+        "EOF inside|row 26 has 1 cells|line 25 is no JSON",
     ),
     "no table": (after(lambda _: b"\x93Quetzal77 \xff" * 50), " ".join(KINDS), TRAINED, ""),
     "a list in a cell": (

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dpsgd_cli as dpsgd
@@ -40,7 +42,6 @@ def written(path: Path, ids: Sequence[int | None]) -> None:
     """Write a table of ids, which are no floats, and of classes that follow them."""
     classes = ["u" if identity is None or identity % 2 else "v" for identity in ids]
     if path.suffix == ".parquet":
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.table({"id": pa.array(ids, pa.int64()), "y": classes}), path, row_group_size=9)
     else:
         rows = [{"id": identity, "y": one} for identity, one in zip(ids, classes, strict=True)]
@@ -84,7 +85,6 @@ def test_a_record_that_equals_others_leaves_their_texts(first: Any, use: dict[st
 
 
 def test_arrow_tables_in_memory_keep_their_integers() -> None:
-    pa = pytest.importorskip("pyarrow")
     found = memory.table_of(pa.table({"id": pa.array([None, *IDS], pa.int64()), "n": pa.array([1, *IDS], pa.uint64())}))
     assert found is not None
     assert found["id"].texts()[1:] == found["n"].texts()[1:] == list(map(str, IDS))
@@ -151,7 +151,6 @@ def test_copies_of_files_count_as_free_memory(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_frame_with_an_arrow_stream_trains(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
     rows = pa.Table.from_pandas(pd.DataFrame({"a": [1, None, 3, 4] * 5, "y": ["u", "v"] * 10}).convert_dtypes())
     told: dict[str, Any] = {
         "bounds": {"a": (0, 9)},

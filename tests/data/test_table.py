@@ -103,8 +103,8 @@ def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], cl
     ],
 )
 def test_labels_that_are_not_classes(held: list[Any], given: list[Any] | None, message: str) -> None:
+    cells = Cells.of("y", pd.Series(held))
     with pytest.raises(DataError, match=message):
-        cells = Cells.of("y", pd.Series(held))
         labels.to_labels(cells, given or labels.found_classes([cells]))
 
 
