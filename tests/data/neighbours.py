@@ -240,7 +240,7 @@ def differs(seed: int, folder: Path) -> str | None:
             if values[0][keep[0]].tobytes() != values[1][keep[1]].tobytes():
                 return name
     else:
-        held = [Counter(zip(found.train.owners.tolist(), map(bytes, rows), strict=True))
+        owned = [Counter(zip(found.train.owners.tolist(), map(bytes, rows), strict=True))
                 for found, rows in zip((first, second), x, strict=True)]  # fmt: skip
         if (owned[0] - owned[1]).total() > 1 or (owned[1] - owned[0]).total() > (replaced is not None):
             return "the names of users"
