@@ -116,6 +116,7 @@ class Use:
     values: tuple[str, ...] = ()
     form: str = ""
     gaps: bool = False
+    whole: bool = False
 
 
 def format_of(path: Path, kind: str, target: str) -> TableFormat:
@@ -372,8 +373,8 @@ def _number(name: str, numbers: np.ndarray, whole: bool) -> Use:
     dated = len(numbers) > 0 and numbers.min() in _DAYS_OF_EXCEL and numbers.max() in _DAYS_OF_EXCEL
     if whole and dated and _OF_A_DAY.search(name.lower()):
         told = "least and largest value; if Excel counted these days from 1900, write them as dates"
-        return Use("whole numbers", "number", told)
-    return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
+        return Use("whole numbers", "number", told, whole=True)
+    return Use("whole numbers" if whole else "numbers", "number", "least and largest value", whole=whole)
 
 
 def _of_names(name: str, column: Condensed) -> Use | None:

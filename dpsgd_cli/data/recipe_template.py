@@ -274,6 +274,9 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_column_lines(drafted),
     ]
     steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    whole = [name for name, use in drafted.named("number").items() if use.whole]
+    if whole:
+        steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]
     unit = [
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")
