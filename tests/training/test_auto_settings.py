@@ -269,11 +269,11 @@ def test_columns_are_counted_at_every_budget(own: Path, epsilon: float) -> None:
     assert pairs.method.preconditioner.kind == "second-moment"
 
 
-@pytest.mark.parametrize(("beyond", "records", "chosen"), [(0.99, 1000, False), (1.01, 1000, True), (1.01, 500, False)])
+@pytest.mark.parametrize(("beyond", "records", "chosen"), [(0.99, 2000, False), (1.01, 2000, True), (1.01, 1000, False)])
 def test_products_are_what_the_budget_and_the_records_pay_for(
     own: Path, beyond: float, records: int, chosen: bool
 ) -> None:
-    """From an n mu of 5,000 on, and 4 records for each of 133 features: 4 x 32 cosines, a constant, 2 x 2 products."""
+    """From an n mu of 5,000 on, and 10 records for each of 133 features: 4 x 32 cosines, a constant, 2 x 2 products."""
     rows(0, records).to_csv(own.parent / "own.csv", index=False)
     places = plan_and_outline(found(own))[1].train_records
     epsilon = float(brentq(lambda epsilon: places * mu_of(epsilon, 1e-4) - beyond * 5_000, 0.1, 2000))
