@@ -152,8 +152,9 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
     frame["y"] = (logit + random.logistic(size=rows) > np.quantile(logit, 1 - table.positive)).astype(int)
     frame[: table.records].to_csv(folder / "train.csv", index=False)
     frame[table.records :].to_csv(folder / "test.csv", index=False)
-    known = {"target": "y", "classes": [0, 1], "bounds": bounds, "categorical": values, "preprocess": [{"bin": {}}]}
-    return _write_recipe(folder, known)
+    whole = [name for name in bounds if (frame[name] % 1 == 0).all()]
+    known = {"target": "y", "classes": [0, 1], "bounds": bounds, "categorical": values}
+    return _write_recipe(folder, known | {"preprocess": [{"bin": {"integers": whole}}]})
 
 
 def _points(means: pd.Series, accuracy: str = "test_accuracy", loss: str = "test_log_loss") -> dict[str, float]:

@@ -16,6 +16,7 @@ import dpsgd_cli as dpsgd
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.draft import draft
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError, DpsgdError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
 
@@ -72,11 +73,26 @@ def test_the_recipe_is_the_one_that_recipe_new_drafts(tmp_path: Path) -> None:
     facts = StatedFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
     made = recipe_of_table(Table.of(frame), "churn", facts, "records")
     assert drafted["data"]["bounds"].keys() == bounds.keys()
+    assert drafted["data"]["preprocess"] == [{"bin": {"integers": ["age"]}}]
     assert drafted["data"].pop("format") == {"separator": ","}  # of the file
     assert drafted["data"].pop("evaluation") == "private"  # the default, which a draft shows
     drafted["data"]["bounds"] = bounds
     assert made["data"].pop("path") == "records.parquet" and drafted["data"].pop("path") == "records.csv"
     assert made == {key: value for key, value in drafted.items() if key != "privacy"}
+
+
+@pytest.mark.parametrize(("pair", "steps"), [([0, 100], {"integers": ["age"]}), ([0, 99.5], {}), ("private", {})])
+def test_a_type_declares_whole_numbers_within_whole_bounds(pair: Any, steps: dict[str, Any]) -> None:
+    """A column of fractions is not declared, although all its values are whole."""
+    frame = people().assign(pay=1.0)
+    facts = StatedFacts({"age": pair, "pay": [0, 9]}, {"job": ["nurse", "smith"]}, ["no", "yes"])
+    assert recipe_of_table(frame, "churn", facts, "records")["data"]["preprocess"] == [{"bin": steps}]
+
+
+def test_targets_from_python_have_the_transform_that_recipe_new_writes() -> None:
+    frame = people()[["age"]].assign(price=1.0)
+    made = recipe_of_table(frame, "price", StatedFacts({"age": [0, 100]}, target_bounds=[100, 10_000]), "records")
+    assert made["data"]["target_transform"] == "auto" and Data.model_validate(made["data"]).log_scale
 
 
 def test_the_same_name_with_other_records_is_no_finished_result(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ values near 0 finely and values far from it coarsely. Low frequencies have large
 ones. So a model learns smooth shapes from little signal, and other shapes where the budget allows. This corresponds to
 a Matern prior of smoothness 3/2 and length scale sqrt(3) / (4 pi), about a seventh of the distance between the bounds
 (Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A categorical column becomes a
-one-hot, and so does a column that is declared to hold few whole numbers. The features of a text
+one-hot. `integers` names columns of whole numbers; nothing else says that numbers are whole. Their numbers are rounded,
+and a column of few of them becomes a one-hot. The features of a text
 (`computed_columns.py`), whose squares add up to at most 1, stay as they are. With `products`, every two columns add the
 products of their categories, or of their first two cosines, at half weight. Each row, with a constant 1, is divided by
 the greatest length that a row can have: one public number for all rows, so that a linear model of them is additive.
@@ -20,9 +21,9 @@ Guarantee: the L2 norm of a transformed row is at most 1, whatever the record ho
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is a sum of cosines, or a
 step function, of each column, and of products, or a step function, of each pair.
 
-With `grid` numbers of cosines are first rounded to the nearest of the ends of equal steps, and of equal steps of asinh,
-between the bounds. These points are public, and each number is rounded by itself. A column then has one of a few
-thousand codes, and rows are kept as codes (`engine/coded_rows.py`).
+Numbers of cosines are first rounded to the nearest of the ends of equal steps, and of equal steps of asinh, between the
+bounds. These points are public, and each number is rounded by itself. So a column has one of a few thousand values, and
+their features are a public table. With `grid` rows are kept as codes (`engine/coded_rows.py`).
 
 Proof for cosines: a one-hot adds at most 1 to the square of a length, cosines the sum of their squared amplitudes,
 because |cos| <= 1. Products of features of two columns add the product of what these features add, times the squared
@@ -36,23 +37,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.dataset import Column, Layout, Length, Step
 from dpsgd_cli.data.on_disk import Transform
-from dpsgd_cli.data.step_settings import BINS, Bin
+from dpsgd_cli.data.step_settings import BINS, GRID, Bin
 from dpsgd_cli.engine.coded_rows import CodedColumn, Coder, joined
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells, Columns, Products
 
 _MOST_FEATURES = 100_000
-_UNTOLD = ((0.0, 1.0), (-1.0, 1.0))
-"""Whole bounds that are as usual for fractions as for whole numbers."""
 _FINEST = 1000
 """The unit of asinh for a column of fractions is the width of its bounds divided by this."""
 _FEW = max(BINS)
@@ -93,50 +91,46 @@ class _OneHot:
         # NaN sorts behind the last edge
         return np.searchsorted(self.edges, values, side="right")
 
-    @property
-    def representatives(self) -> np.ndarray:
-        """A value of each feature, (G,)."""
-        if self.edges is None:
-            return np.arange(len(self.names), dtype=np.float64)
-        ends = np.array(self.edges)
-        return np.append(ends[0] - 1, ends) if len(ends) else np.zeros(1)
-
 
 @dataclass(frozen=True)
 class _Waves:
-    """Cosine features of `column` over its bounds, or of its asinh if `asinh` gives a centre and a unit."""
+    """`count` cosine features of `column` over its bounds, and as many of its asinh. `whole`: of rounded numbers."""
 
     column: int
     name: str
     bounds: tuple[float, float]
-    asinh: tuple[float, float] | None
+    whole: bool
     count: int
 
     @property
     def amplitudes(self) -> np.ndarray:
-        """1 / (1 + (k / 4)^2) for k = 1 to `count`."""
-        return np.asarray(1 / (1 + (np.arange(1, self.count + 1) / _FAST) ** 2))
+        """1 / (1 + (k / 4)^2) for k = 1 to `count`, twice."""
+        return np.tile(1 / (1 + (np.arange(1, self.count + 1) / _FAST) ** 2), 2)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the cosine features."""
-        of = self.name if self.asinh is None else f"asinh {self.name}"
-        return tuple(f"{of} wave {k}" for k in range(1, self.count + 1))
+        return tuple(f"{of} wave {k}" for of in (self.name, f"asinh {self.name}") for k in range(1, self.count + 1))
 
-    def values(self, x: np.ndarray) -> np.ndarray:
-        """Return cos(pi k t) / (1 + (k / 4)^2) for k = 1 to `count`, (N, count)."""
+    def points(self, steps: int) -> np.ndarray:
+        """Return the ascending numbers within the bounds that others are rounded to, float64 (P,)."""
         low, high = self.bounds
-        # NaN counts as the upper bound, as it is in the last bin of a one-hot
-        inside = np.clip(np.nan_to_num(x[:, self.column].astype(np.float64), nan=high), low, high)
-        first, last = self._moved(low), self._moved(high)
-        part = np.clip((self._moved(inside) - first) / (last - first), 0.0, 1.0)
-        k = np.arange(1, self.count + 1)
-        return np.asarray(np.cos(math.pi * part[:, None] * k) * self.amplitudes)
+        parts, (first, last) = np.arange(steps + 1) / steps, self._arched(np.array(self.bounds))
+        centre, unit = _arc(self.bounds, self.whole)
+        points = np.concatenate([low + (high - low) * parts, centre + unit * np.sinh(first + (last - first) * parts)])
+        return np.unique(np.clip(np.rint(points) if self.whole else points, low, high))
 
-    def _moved(self, values: Any) -> Any:
-        if self.asinh is None:
-            return values
-        centre, unit = self.asinh
+    def values(self, points: np.ndarray) -> np.ndarray:
+        """Return cos(pi k t) / (1 + (k / 4)^2) of points (P,), float32 (P, 2 count)."""
+        k = np.arange(1, self.count + 1)
+        both = []
+        for moved in (points, self._arched(points)):
+            part = np.clip((moved - moved[0]) / (moved[-1] - moved[0]), 0.0, 1.0)
+            both.append(np.cos(math.pi * part[:, None] * k))
+        return np.asarray(np.hstack(both) * self.amplitudes, np.float32)
+
+    def _arched(self, values: np.ndarray) -> np.ndarray:
+        centre, unit = _arc(self.bounds, self.whole)
         return np.arcsinh((values - centre) / unit)
 
 
@@ -182,34 +176,22 @@ class BinColumns(Step):
         return Layout((len(columns) + 1,), (*columns, constant))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
-        (single, pairs), waves = self._one_hots(layout), self._waves(layout)
-        products = self._products(layout)
-        width, ones = self.plan(layout).features, len(single) + len(pairs) + 1
-        texts = [at for text in _texts(layout) for at in text]
-        scaled = self.settings.cosines is not None or bool(texts)
-        entry = np.float32(1) if scaled else _entry(ones)
-        square = ones + math.fsum(float(wave.amplitudes @ wave.amplitudes) for wave in waves)
-        square += math.fsum(_WEIGHT**2 * one.square * other.square for one, other in products)
-        square += _OF_A_TEXT * len(_texts(layout))
-
-        grids = self._grids(layout)
+        (single, pairs), products = self._one_hots(layout), self._products(layout)
+        width, texts = self.plan(layout).features, [at for text in _texts(layout) for at in text]
+        entry, square = self._scale(layout)
+        tables = [own for owns in self._tables(layout).values() for own in owns]
 
         def transform(x: np.ndarray) -> np.ndarray:
-            x = _rounded(x, grids)
             out = np.zeros((len(x), width), np.float32)
-            every, at = np.arange(len(x)), 0
-            for one in single:
-                codes = one.codes(x)
-                out[every, at + np.maximum(codes, 0)] = np.where(codes < 0, 0, entry)  # below 0: none of the values
-                at += len(one.names)
+            every, at = np.arange(len(x)), sum(len(one.names) for one in single)
             for one, other in pairs:
                 first, second = one.codes(x), other.codes(x)
                 chosen = np.maximum(first, 0) * len(other.names) + np.maximum(second, 0)
                 out[every, at + chosen] = np.where((first < 0) | (second < 0), 0, entry)
                 at += len(one.names) * len(other.names)
-            for wave in waves:
-                out[:, at : at + wave.count] = wave.values(x)
-                at += wave.count
+            for own in tables:
+                out[:, own.features[0] : own.features[-1] + 1] = own.values[own.codes(x)]
+                at = max(at, int(own.features[-1]) + 1)
             out[:, at : at + len(texts)] = np.clip(x[:, texts], 0.0, 1.0)
             at += len(texts)
             for left, right in products:
@@ -218,48 +200,54 @@ class BinColumns(Step):
                 out[:, at:stop] = both.reshape(len(x), stop - at)
                 at = stop
             out[:, at] = entry
-            return _short(out, square) if scaled else out
+            return _short(out, square)
 
         return transform
 
     def coded(self, layout: Layout) -> Coder | None:
-        """Return the function from rows as read to coded rows of the same features; None without a grid.
-
-        Features of a column do not depend on other columns, so the transform of one row for each code gives them.
-        """
+        """Return the function from rows as read to coded rows of the same features; None without a grid."""
         if self.settings.steps is None:
             return None
-        (single, _), grids, columns = self._one_hots(layout), self._grids(layout), layout.columns or ()
-        stretches = [(number, own) for number, own in enumerate(self._stretches(layout)) if len(own)]
-        hot = {one.column: one for one in single}
-        # the first code of a category is for none of the values
-        values = {at: grids[at] if at in grids else np.append(-1.0, hot[at].representatives) for at, _ in stretches}
-        rows = np.zeros((max(map(len, values.values()), default=1), len(columns)))
-        for at, own in values.items():
-            rows[: len(own), at] = own
-        made = self.transform(layout, None)(rows)
-        codes = {at: partial(_nearest, grids[at], at) if at in grids else partial(_shifted, hot[at]) for at in values}
-        found = [CodedColumn(own, made[: len(values[at]), own], codes[at]) for at, own in stretches]
-        constant = np.zeros_like(made[0])
-        constant[-1] = made[0, -1]
-        return Coder(tuple(joined(found)), constant)
+        entry, square = self._scale(layout)
+        own = [replace(one, values=_short(one.values, square)) for [one] in self._tables(layout).values()]
+        constant = np.zeros(self.plan(layout).features, np.float32)
+        constant[-1] = entry
+        return Coder(tuple(joined(own)), _short(constant, square))
 
-    def _grids(self, layout: Layout) -> dict[int, np.ndarray]:
-        """Return, by the number of each column of cosines, the ascending points that its numbers are rounded to."""
-        if self.settings.steps is None:
-            return {}
-        parts = np.arange(self.settings.steps + 1) / self.settings.steps
-        found = {}
-        for at, column in enumerate(layout.columns or ()):
-            if self._wavy(column):
-                assert column.bounds is not None
-                (low, high), whole = column.bounds, self._whole(column)
-                centre, unit = _arc(column.bounds, whole)
-                first, last = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
-                points = np.concatenate(
-                    [low + (high - low) * parts, centre + unit * np.sinh(first + (last - first) * parts)]
-                )
-                found[at] = np.unique(np.clip(np.rint(points) if whole else points, low, high))
+    def _scale(self, layout: Layout) -> tuple[np.float32, float | None]:
+        """Return the entry of a one-hot, and the bound on squared lengths by whose root rows are divided, if they are.
+
+        Rows of one-hots alone are not divided: their entry is smaller.
+        """
+        (single, pairs), texts = self._one_hots(layout), _texts(layout)
+        ones = len(single) + len(pairs) + 1
+        if self.settings.cosines is None and not texts:
+            return _entry(ones), None
+        square = ones + math.fsum(float(wave.amplitudes @ wave.amplitudes) for wave in self._waves(layout))
+        square += math.fsum(_WEIGHT**2 * one.square * other.square for one, other in self._products(layout))
+        return np.float32(1), square + _OF_A_TEXT * len(texts)
+
+    def _tables(self, layout: Layout) -> dict[int, list[CodedColumn]]:
+        """Return the features of every value of each column, before rows are divided, by the column's number.
+
+        A column in several one-hots has a table for each. The first code of a one-hot is for none of its values.
+        """
+        found: dict[int, list[CodedColumn]] = {}
+        entry, at = self._scale(layout)[0], 0
+        (single, _), waves = self._one_hots(layout), self._waves(layout)
+        for one in single:
+            size = len(one.names)
+            values = np.eye(size + 1, size, -1, dtype=np.float32) * entry
+            own = CodedColumn(np.arange(at, at + size), values, partial(_shifted, one))
+            found.setdefault(one.column, []).append(own)
+            at += size
+        for wave in waves:
+            points = wave.points(self.settings.steps or GRID)
+            own = CodedColumn(
+                np.arange(at, at + 2 * wave.count), wave.values(points), partial(_nearest, points, wave.column)
+            )
+            found[wave.column] = [own]
+            at += 2 * wave.count
         return found
 
     def columns(self, layout: Layout) -> Columns:
@@ -271,65 +259,59 @@ class BinColumns(Step):
         """
         if self.settings.pairs is not None:
             return Columns()
-        transform, columns = self.transform(layout, None), layout.columns or ()
-        constant = self.plan(layout).features - 1
-        rows = transform(np.zeros((1, len(columns)))).astype(np.float64)
-        found = [Cells(np.array([constant]), rows[:, [constant]])]
-        stretches = self._stretches(layout)
-        at = sum(map(len, stretches))
+        columns, tables, (entry, square) = layout.columns or (), self._tables(layout), self._scale(layout)
+        unit = _short(np.array([[entry]]), square).astype(np.float64)
+        found = [Cells(np.array([self.plan(layout).features - 1]), unit)]
+        at = sum(len(one.features) for own in tables.values() for one in own)
         for text in _texts(layout):
-            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text)) * rows[0, constant]))
+            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text)) * unit))
             at += len(text)
-        own = {at: self._places(column) for at, column in enumerate(columns) if len(stretches[at])}
-        # features of a column do not depend on other columns, so one table serves them all
-        rows = np.zeros(
-            (max((middles.size + places.size for middles, places in own.values()), default=0), len(columns))
-        )
-        for at, (middles, places) in own.items():
-            rows[: middles.size + places.size, at] = np.concatenate([middles, places.ravel()])
-        made = transform(rows).astype(np.float64)
-        for at, (middles, places) in own.items():
-            features, end = stretches[at], middles.size + places.size
-            spread = made[middles.size : end, features].reshape(*places.shape, len(features))
-            found.append(Cells(features, made[: middles.size, features], spread))
-        products, at = [], found[0].features[0] - sum(len(a.names) * len(b.names) for a, b in self._products(layout))
+        for number, own in sorted(tables.items()):
+
+            def made(values: np.ndarray, number: int = number, own: list[CodedColumn] = own) -> np.ndarray:
+                rows = np.zeros((values.size, len(columns)))
+                rows[:, number] = values.ravel()
+                features = np.hstack([one.values[one.codes(rows)] for one in own])
+                return _short(features, square).astype(np.float64).reshape(*values.shape, features.shape[1])
+
+            middles, places = self._places(columns[number])
+            every = _short(own[0].values, square) if self._wavy(columns[number]) and not self.settings.bins else None
+            features = np.concatenate([one.features for one in own])
+            found.append(Cells(features, made(middles), made(places), every))
+        products = []
         for first, second in self._products(layout):
             both = np.arange(at, at + len(first.features) * len(second.features))
-            products.append(Products(both, first.features, second.features, _WEIGHT / float(found[0].values[0, 0])))
+            products.append(Products(both, first.features, second.features, _WEIGHT / float(unit[0, 0])))
             at += len(both)
         return Columns(found, products)
 
     def additive(self, layout: Layout) -> list[np.ndarray] | None:
         """Return the indices of each column's features; None if a feature is of two columns, or of a text."""
         mixed = self.settings.pairs is not None or bool(self._products(layout)) or bool(_texts(layout))
-        return None if mixed else self._stretches(layout)
-
-    def _stretches(self, layout: Layout) -> list[np.ndarray]:
-        """Return the indices of each column's own features, ascending."""
-        (single, _), waves = self._one_hots(layout), self._waves(layout)
-        stretches: list[list[int]] = [[] for _ in layout.columns or ()]
-        at = 0
-        for number, width in [(one.column, len(one.names)) for one in single] + [(w.column, w.count) for w in waves]:
-            stretches[number] += range(at, at + width)
-            at += width
-        return [np.array(own, np.int64) for own in stretches]
+        if mixed:
+            return None
+        tables, none = self._tables(layout), np.zeros(0, np.int64)
+        return [
+            np.concatenate([none, *(one.features for one in tables.get(number, ()))])
+            for number in range(len(layout.columns or ()))
+        ]
 
     def _products(self, layout: Layout) -> list[tuple[_Part, _Part]]:
         """Return the pairs of columns that have products: all with at most `_PRODUCTS` of them, if asked for."""
         if self.settings.products is not True:
             return []
         (single, _), waves = self._one_hots(layout), self._waves(layout)
-        parts: list[_Part] = []
-        for number, features in enumerate(self._stretches(layout)):
-            hot = next((one.names for one in single if one.column == number), None)
-            wave = next((one for one in waves if one.column == number), None)
-            if wave is not None:
-                slow = min(2, wave.count)
-                square = float(wave.amplitudes[:slow] @ wave.amplitudes[:slow])
-                parts.append(_Part(features[:slow], wave.names[:slow], square))
-            elif hot is not None:
-                parts.append(_Part(features[: len(hot)], hot, 1.0))
-        pairs = itertools.combinations([part for part in parts if 1 < len(part.names) <= _CATEGORIES], 2)
+        parts, at = dict[int, _Part](), 0
+        for hot in single:
+            parts[hot.column] = _Part(np.arange(at, at + len(hot.names)), hot.names, 1.0)
+            at += len(hot.names)
+        for wave in waves:
+            slow = min(2, wave.count)
+            square = float(wave.amplitudes[:slow] @ wave.amplitudes[:slow])
+            parts[wave.column] = _Part(np.arange(at, at + slow), wave.names[:slow], square)
+            at += 2 * wave.count
+        few = [part for _, part in sorted(parts.items()) if 1 < len(part.names) <= _CATEGORIES]
+        pairs = itertools.combinations(few, 2)
         return [(one, other) for one, other in pairs if len(one.names) * len(other.names) <= _PRODUCTS]
 
     def _places(self, column: Column) -> tuple[np.ndarray, np.ndarray]:
@@ -338,28 +320,30 @@ class BinColumns(Step):
             codes = np.arange(2.0 if column.values is None else len(column.values))
             return codes, codes[:, None]
         assert column.bounds is not None
-        whole, steps = self._whole(column), max(self.settings.widths) if self.settings.cosines is None else _CELLS
-        edges = {edge for way in (_equal, _asinh) for edge in way(column.bounds, steps, whole)}
+        whole, widths = (
+            self.settings.holds_whole(column.name),
+            self.settings.widths if self.settings.cosines is None else [_CELLS],
+        )
+        edges = {edge for way in (_equal, _asinh) for width in widths for edge in way(column.bounds, width, whole)}
         ends = np.array([column.bounds[0], *sorted(edges), column.bounds[1]])
         places = ends[:-1, None] + np.diff(ends)[:, None] * (np.arange(_PLACES) + 0.5) / _PLACES
-        return (ends[:-1] + ends[1:]) / 2, np.round(places) if whole else places
+        return (ends[:-1] + ends[1:]) / 2, places
 
     def _waves(self, layout: Layout) -> list[_Waves]:
         """Return the cosine features of numeric columns that do not become one-hots."""
-        found = []
-        for at, column in enumerate(layout.columns or ()):
-            if self.settings.cosines is not None and self._wavy(column):
-                assert column.bounds is not None
-                arc = _arc(column.bounds, self._whole(column))
-                found += [_Waves(at, column.name, column.bounds, of, self.settings.cosines) for of in (None, arc)]
-        return found
+        if self.settings.cosines is None:
+            return []
+        return [
+            _Waves(at, column.name, column.bounds, self.settings.holds_whole(column.name), self.settings.cosines)
+            for at, column in enumerate(layout.columns or ())
+            if column.bounds is not None and self._wavy(column)
+        ]
 
     def _wavy(self, column: Column) -> bool:
         """Return True if a column becomes cosines: it is numeric, and not declared to hold few whole numbers."""
         if column.values is not None or column.indicator or column.bounds is None:
             return False
-        low, high = column.bounds
-        return self.settings.integers is None or not self._whole(column) or high - low >= _FEW
+        return not self.settings.holds_whole(column.name) or column.bounds[1] - column.bounds[0] >= _FEW
 
     def _one_hots(self, layout: Layout) -> tuple[list[_OneHot], list[tuple[_OneHot, _OneHot]]]:
         """Return the one-hots of single columns, and for `pairs` the two coarse one-hots of each pair of columns."""
@@ -387,9 +371,16 @@ class BinColumns(Step):
         extreme = [c.name for c in columns if c.bounds and not 1 / _WIDEST < c.bounds[1] - c.bounds[0] < _WIDEST]
         if extreme:
             raise DataError(f"bin: the bounds of {', '.join(extreme)} are too near or too far apart to compute with")
+        torn = [
+            c.name
+            for c in columns
+            if c.numeric and self.settings.holds_whole(c.name) and any(end % 1 for end in c.bounds or ())
+        ]
+        if torn:
+            raise DataError(f"bin: integers: the bounds of {', '.join(torn)} are no whole numbers; give whole ones")
         told = self.settings.integers
         names = [c.name for c in columns if c.numeric]
-        for name in told if isinstance(told, list) else ():
+        for name in () if told == "all" else told:
             if name not in names:
                 raise DataError(f"bin: integers names {name!r}, which is no numeric column{suggested(name, names)}")
 
@@ -402,17 +393,9 @@ class BinColumns(Step):
         assert column.bounds is not None
         if self.settings.cosines is not None:
             widths = [] if self._wavy(column) else [_FEW]
-        whole = self._whole(column)
+        whole = self.settings.holds_whole(column.name)
         ways = dict.fromkeys(cut(column.bounds, bins, whole) for bins in widths for cut in (_equal, _asinh))
         return [_OneHot(at, _names(column, edges), edges) for edges in ways]
-
-    def _whole(self, column: Column) -> bool:
-        """Return True if a column holds whole numbers, by `integers` or else by its bounds."""
-        told = self.settings.integers
-        if told is not None:
-            return told == "all" or column.name in told
-        assert column.bounds is not None
-        return column.bounds not in _UNTOLD and all(float(end).is_integer() for end in column.bounds)
 
 
 def _is_text(column: Column) -> bool:
@@ -460,14 +443,16 @@ def _arc(bounds: tuple[float, float], whole: bool) -> tuple[float, float]:
     return min(max(0.0, low), high), 1.0 if whole else (high - low) / _FINEST
 
 
-def _short(rows: np.ndarray, square: float) -> np.ndarray:
+def _short(rows: np.ndarray, square: float | None) -> np.ndarray:
     """Return rows (N, D), float32, divided by slightly more than the root of `square`, a bound on their squared norms.
+
+    Without it they are returned as they are.
 
     Guarantee: the sum of the squares of the stored numbers of a row is at most 1, in exact arithmetic. Each number is
     rounded to float32 at most four times (a cosine, its product with the weight and with another, the quotient) and the
     divisor once, by at most 2^-24 of it each: less than `_SLACK`, 8 times that.
     """
-    return rows / np.float32(math.sqrt(square) * (1 + _SLACK))
+    return rows if square is None else rows / np.float32(math.sqrt(square) * (1 + _SLACK))
 
 
 def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
@@ -482,16 +467,6 @@ def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
 def _nearest(points: np.ndarray, column: int, x: np.ndarray) -> np.ndarray:
     """Return the index of the nearest of ascending `points` for each row of a column; NaN is nearest to the last."""
     return np.searchsorted((points[1:] + points[:-1]) / 2, x[:, column], side="right")
-
-
-def _rounded(x: np.ndarray, grids: dict[int, np.ndarray]) -> np.ndarray:
-    """Return rows with the numbers of columns that have points in `grids` rounded to them."""
-    if not grids:
-        return x
-    x = x.astype(np.float64)
-    for at, points in grids.items():
-        x[:, at] = points[_nearest(points, at, x)]
-    return x
 
 
 def _shifted(hot: _OneHot, x: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +95,7 @@ class Use:
     values: tuple[str, ...] = ()
     form: str = ""
     gaps: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
         if not bad.any() and np.isfinite(numbers).any():
             use = _of_numbers(cells.name, numbers[~empty], different)
             if use is not None:
-                return Use(use.kind, use.role, use.confirm, gaps=with_gaps)
+                return replace(use, gaps=with_gaps)
         elif bad.any():
             _refuse_mixed(cells, texts, written)
     return _of_texts(cells.name, texts, rows, coded)
@@ -397,8 +398,8 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
     dated = numbers.min() in _DAYS_OF_EXCEL and numbers.max() in _DAYS_OF_EXCEL
     if whole and dated and _OF_A_DAY.search(name.lower()):
         told = "least and largest value; if Excel counted these days from 1900, write them as dates"
-        return Use("whole numbers", "number", told)
-    return Use("whole numbers" if whole else "numbers", "number", "least and largest value")
+        return Use("whole numbers", "number", told, whole=True)
+    return Use("whole numbers" if whole else "numbers", "number", "least and largest value", whole=whole)
 
 
 def _of_names(different: int, rows: int) -> Use | None:
@@ -519,6 +520,9 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_column_lines(drafted),
     ]
     steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    whole = [name for name, use in drafted.named("number").items() if use.whole]
+    if whole:
+        steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]
     unit = [
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")

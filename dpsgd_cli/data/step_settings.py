@@ -117,7 +117,7 @@ class Bin(Section):
     waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
         description="Of a numeric column so many cosines, twice: over its bounds, and over asinh of them. Fast ones are"
-        " small, so that smooth shapes are learnt from little. Few whole numbers are one-hots if `integers` says so.",
+        " small, so that smooth shapes are learnt from little. Of few whole numbers (`integers`) one-hots instead.",
     )
     bins: Bins | Annotated[list[Bins], Field(min_length=1)] | None = Field(
         None,
@@ -135,16 +135,16 @@ class Bin(Section):
         description="One-hots of every two columns, numeric ones in this many coarse bins, beside bins of each alone (4"
         " and 16 where bins are left out).",
     )
-    integers: list[str] | Literal["all"] | None = Field(
-        None,
-        description="Columns of whole numbers; left out, those with whole bounds (but [0, 1] and [-1, 1], which"
-        " fractions have as well), though of cosines none is a one-hot then.",
+    integers: list[str] | Literal["all"] = Field(
+        default_factory=list,
+        description="Numeric columns of whole numbers, or all of them: other numbers in them are rounded. Bounds do not"
+        " tell: a column that is not named here holds any number within its bounds.",
     )
     grid: Literal["auto"] | Annotated[int, Field(ge=2, le=16_384)] | None = Field(
         "auto",
-        description="Before cosines, round numbers to so many equal steps between the bounds, and as many of asinh, so"
-        " that rows are kept as codes, in a hundredth of the memory. Not with products, pairs or texts. auto: 2048 for"
-        " tables of more than 134 million features, else none.",
+        description="Keep rows as codes, in a hundredth of the memory, and round numbers to so many equal steps between"
+        " the bounds, and as many of asinh. Not with products, pairs or texts. auto: 2048 for tables of more than 134"
+        " million features. null: rows hold features, of numbers that are rounded to 2048 steps.",
     )
 
     @model_validator(mode="after")
@@ -156,6 +156,10 @@ class Bin(Section):
         if isinstance(self.grid, int) and (self.cosines is None or self.products is True):
             raise ValueError("grid is for cosines without products; leave bins, pairs and products out, or grid")
         return self
+
+    def holds_whole(self, column: str) -> bool:
+        """Return True if a numeric column is declared to hold whole numbers."""
+        return self.integers == "all" or column in self.integers
 
     @property
     def cosines(self) -> int | None:

@@ -16,8 +16,9 @@ other, or values are not in the middle of their cells, the map is worse, but equ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dpsgd_cli.engine.coded_rows import CodedRows
 
 _ROWS_AT_ONCE = 1 << 16
+_NEAR = 1e-5
+"""Difference of two scores, of features of length 1 at most, that rounding in float32 may turn around."""
 _TINY = 1e-30
 """Smallest norm by which a direction is divided."""
 
@@ -35,12 +38,14 @@ class Cells:
     """Public cells of a column.
 
     `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells.
-    `spread` (G, K, d): their values at K places all over each cell; without it, those in the middle alone.
+    `spread` (G, K, d): their values at K places all over each cell; without it, those in the middle alone. `every`
+    (P, d), float32: their values for each value that the column can have; without it, those of `spread`.
     """
 
     features: np.ndarray
     values: np.ndarray
     spread: np.ndarray | None = None
+    every: np.ndarray | None = None
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row (n, D), int64 (n,): the one whose feature direction is nearest to the row's."""
@@ -48,8 +53,23 @@ class Cells:
 
     def nearest(self, features: np.ndarray) -> np.ndarray:
         """Return the cell, int64 (n,), of rows whose features of this column are `features` (n, d)."""
+        return self._scores(features).argmax(axis=1)
+
+    def _scores(self, features: np.ndarray) -> np.ndarray:
         ways = self.values / np.maximum(np.linalg.norm(self.values, axis=1, keepdims=True), _TINY)
-        return (features @ ways.T.astype(features.dtype)).argmax(axis=1)
+        return features @ ways.T.astype(features.dtype)
+
+    def greatest(self, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return the largest entries of a function from features (n, d) to numbers (n, m), for each cell, (G, m).
+
+        They are over all values that the column can have in a cell, and at least 0. A value that is between two cells
+        but for rounding counts in both. In a cell that no value is in they are 0.
+        """
+        own = self.values if self.spread is None else self.spread.reshape(-1, len(self.features))
+        own = own if self.every is None else self.every
+        scores, found = self._scores(own), function(own.astype(np.float64))
+        inside = scores >= scores.max(axis=1, keepdims=True) - _NEAR
+        return np.stack([found[one].max(axis=0, initial=0.0) for one in inside.T])
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,9 @@ class Columns:
 
     cells: Sequence[Cells] = ()
     products: Sequence[Products] = ()
+
+
+_Bound = Callable[[Callable[[np.ndarray], np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -134,7 +157,15 @@ def _counts_of(coded: CodedRows) -> list[np.ndarray]:
 def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> list[MapBlock]:
     """Return the map that a noisy V of `records` records gives, as blocks with all D features as outputs.
 
-    Rows of the result have mean square length 1 if columns are independent; lengths of single rows vary.
+    Guarantee: let p be the shares of cells that V gives, projected onto the simplex. The mean square length of rows
+    with these shares is at most 1, whatever values the records have in their cells, if columns that have products are
+    independent. (A text counts as one of its buckets.) Proof: a row's square length is the sum of those of its blocks.
+    That of a column's block is a function of the column's value, and the sum over cells of p times its largest value in
+    the cell is computed from a table of all values. That of a pair's block is a sum over two directions i and j of
+    s_ij^2 u_i^2 v_j^2, where u follows from one column and v from the other, so the mean is at most the sum of s_ij^2
+    times the bounds on the means of u_i^2 and v_j^2. All is divided by the root of the sum of these bounds.
+
+    Single rows are longer where their values are rare: up to 1 / sqrt(p) for a cell of share p.
     """
     told = _told(columns.cells)
     pieces = np.split(noisy * (_length(told) / records), np.cumsum([len(one.values) for one in told])[:-1])
@@ -143,44 +174,64 @@ def scaling(noisy: np.ndarray, columns: Columns, records: int, ridge: float) -> 
     known = [(one, next(shares) if len(one.values) > 1 else np.ones(1)) for one in columns.cells]
     of_feature = {int(feature): column for column in known for feature in column[0].features}
 
-    def spread(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the means (d,), variances (d,) and directions (d, d) of features of one column."""
+    def spread(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Bound]:
+        """Return the means (d,), variances (d,) and directions (d, d) of features of one column.
+
+        The function bounds the means of functions of squares along these directions, from (n, d) to (n, m): (m,).
+        """
         cells, share = of_feature[int(features[0])]
-        places = cells.values[:, None] if cells.spread is None else cells.spread
-        values = places[..., np.searchsorted(cells.features, features)].reshape(-1, len(features))
-        share = np.repeat(share / places.shape[1], places.shape[1])
-        mean = share @ values if constant is not None else np.zeros(len(features))
-        variances, basis = np.linalg.eigh((values.T * share) @ values - np.outer(mean, mean))
-        return mean, np.maximum(variances, 0.0), basis
+        own, places = np.isin(cells.features, features), cells.values[:, None] if cells.spread is None else cells.spread
+        values, even = places[..., own].reshape(-1, len(features)), np.repeat(share / places.shape[1], places.shape[1])
+        mean = even @ values if constant is not None else np.zeros(len(features))
+        variances, basis = np.linalg.eigh((values.T * even) @ values - np.outer(mean, mean))
+
+        def bound(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+            return np.asarray(share @ cells.greatest(lambda every: function(np.square((every[:, own] - mean) @ basis))))
+
+        return mean, np.maximum(variances, 0.0), basis, bound
 
     one = np.zeros(0, np.int64) if constant is None else constant.features
     unit = 1.0 if constant is None else float(constant.values[0, 0])
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, _Bound]] = []
     for cells in columns.cells:
         if cells is constant:
-            parts.append((one, one, np.zeros((0, 1)), np.ones((1, 1)), np.array([unit**2])))
+            own = np.array([unit**2])
+            parts.append((one, one, np.zeros((0, 1)), np.ones((1, 1)), own, partial(_applied, own)))
             continue
-        mean, own, basis = spread(cells.features)
+        mean, own, basis, bound = spread(cells.features)
         shift = -mean[None] / unit if len(one) else np.zeros((0, len(mean)))
-        parts.append((np.concatenate([cells.features, one]), cells.features, shift, basis, own))
+        parts.append((np.concatenate([cells.features, one]), cells.features, shift, basis, own, bound))
     for pair in columns.products:
-        (mean, own, basis), (other_mean, other, other_basis) = spread(pair.first), spread(pair.second)
+        (mean, own, basis, bound), (other_mean, other, other_basis, other_bound) = map(
+            spread, (pair.first, pair.second)
+        )
         # factor (a - mean) (b - other mean), written as sums of the features that a row has
         by_first = -pair.factor * np.kron(np.eye(len(mean)), other_mean)
         by_second = -pair.factor * np.kron(mean, np.eye(len(other_mean)))
         both = pair.factor * np.kron(mean, other_mean)[None] / unit
         shift = np.vstack([by_first, by_second, both if len(one) else both[:0]])
         inputs = np.concatenate([pair.features, pair.first, pair.second, one])
-        parts.append((inputs, pair.features, shift, np.kron(basis, other_basis), pair.factor**2 * np.kron(own, other)))
-    total = math.fsum(np.concatenate([own for *_, own in parts]))
-    scales = [(own / total + ridge) ** -0.5 for *_, own in parts]
-    length = math.sqrt(math.fsum(float(s * s @ own) for s, (*_, own) in zip(scales, parts, strict=True)))
+        variances = pair.factor**2 * np.kron(own, other)
+        squares = pair.factor**2 * np.kron(bound(np.asarray), other_bound(np.asarray))
+        parts.append((inputs, pair.features, shift, np.kron(basis, other_basis), variances, partial(_applied, squares)))
+    total = math.fsum(np.concatenate([own for *_, own, _ in parts]))
+    scales = [(own / total + ridge) ** -0.5 for *_, own, _ in parts]
+
+    def longest(scale: np.ndarray, bound: _Bound) -> float:
+        return float(bound(lambda squares: squares @ np.square(scale)[:, None])[0])
+
+    length = math.sqrt(math.fsum(longest(scale, bound) for scale, (*_, bound) in zip(scales, parts, strict=True)))
     blocks = []
-    for scale, (inputs, outputs, shift, basis, _) in zip(scales, parts, strict=True):
+    for scale, (inputs, outputs, shift, basis, *_) in zip(scales, parts, strict=True):
         # symmetric, so that it does not depend on the signs of directions, nor on their order
         root = (basis * (scale / length)) @ basis.T
         blocks.append(MapBlock(inputs, outputs, np.vstack([root, shift @ root])))
     return blocks
+
+
+def _applied(squares: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return a linear function of squares (d,)."""
+    return function(squares)
 
 
 def _told(columns: Sequence[Cells]) -> list[Cells]:

@@ -231,6 +231,12 @@ def _discovery(recipe: Recipe) -> list[str]:
     if privacy is None:
         return [f"{where}: private is a release, which needs a privacy section; list the values, or bounds, themselves"]
     problems = []
+    bins = [step.bin for step in recipe.data.preprocess or () if step.bin is not None]
+    whole = [name for name, names in columns.items() if not names and any(one.holds_whole(name) for one in bins)]
+    if whole:
+        problems.append(
+            f"bin.integers: {', '.join(whole)}: numbers are moved to [0, 1] by private bounds; leave it out"
+        )
     kinds = ("names",) if any(columns.values()) else ("bounds", "names")
     if recipe.method.described.discovers not in kinds or privacy.schedule.adaptive:
         covered = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.discovers in kinds))

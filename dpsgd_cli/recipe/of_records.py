@@ -1,6 +1,7 @@
 """Recipe of records in memory, from the facts that their owner states: the recipe that `dpsgd recipe new` drafts.
 
-What is public is stated, never read: bounds of numbers, categories of text, classes of labels or bounds of targets.
+What is public is stated, never read: bounds of numbers, categories of text, classes of labels or bounds of targets. The
+columns' types are public too: columns of integers with whole bounds are declared as whole numbers.
 What is left out is refused, with the columns that need it. No message holds a cell.
 """
 
@@ -52,7 +53,7 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     kinds = {name: _kind(table[name]) for name in table.names}
     names = table.names
     problems = _wrong_names(names, target, facts)
-    whole = facts.bounds if isinstance(facts.bounds, Mapping) else {}
+    stated = facts.bounds if isinstance(facts.bounds, Mapping) else {}
     numbers: list[str] = []
     texts: list[str] = []
     dates: list[str] = []
@@ -62,13 +63,13 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     for column, kind in kinds.items():
         if column in (target, *facts.drop, *categories, *facts.columns):
             continue
-        if kind == "answer" and column not in whole:
+        if kind == "answer" and column not in stated:
             categories[column] = list(map(str, _ANSWERS))
-        elif kind == "number" or column in whole:
+        elif kind.endswith("number") or column in stated:
             numbers.append(column)
         else:
             (dates if kind == "date" else texts).append(column)
-    pairs: Any = whole if isinstance(facts.bounds, Mapping) else dict.fromkeys(numbers, facts.bounds)
+    pairs: Any = stated if isinstance(facts.bounds, Mapping) else dict.fromkeys(numbers, facts.bounds)
     told = {
         "bounds": [one for one in numbers if pairs.get(one) is None],
         "categories": texts,
@@ -82,7 +83,13 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     data = {"path": f"{name}{TABLE}", "target": target, **task, **_told(facts)}
     data |= {"categorical": categories} if categories else {}
     data |= {"bounds": {one: list(pairs[one]) if _is_pair(pairs[one]) else pairs[one] for one in numbers}}
-    return _recipe(name, data | {"preprocess": [{"bin": {}}]})
+    whole = [
+        one
+        for one in numbers
+        if kinds[one] == "whole number" and _is_pair(pairs[one])
+        if all(float(end).is_integer() for end in pairs[one])
+    ]
+    return _recipe(name, data | {"preprocess": [{"bin": {"integers": whole} if whole else {}}]})
 
 
 def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
@@ -118,7 +125,8 @@ def _told(facts: StatedFacts) -> dict[str, Any]:
 def _task(facts: StatedFacts, target: str, kind: str) -> dict[str, Any]:
     """Return the recipe's keys about the target, and `problems`; `kind` is that of the target's column."""
     if facts.target_bounds is not None and facts.classes is None:
-        return {"task": "regression", "target_bounds": list(facts.target_bounds), "problems": []}
+        bounds = list(facts.target_bounds)
+        return {"task": "regression", "target_bounds": bounds, "target_transform": "auto", "problems": []}
     if facts.target_bounds is None and isinstance(facts.classes, str) and facts.classes == "public":
         return {"task": "classification", "problems": []}
     classes = _ANSWERS if facts.classes is None and kind == "answer" else facts.classes
@@ -141,12 +149,14 @@ def _wrong_names(names: Sequence[str], target: str, facts: StatedFacts) -> list[
     ]
 
 
-def _kind(cells: Cells) -> Literal["answer", "number", "date", "text"]:
+def _kind(cells: Cells) -> Literal["answer", "whole number", "number", "date", "text"]:
     """Return what a column's type says of its values. A type is a fact of the frame, which is public."""
     from pyarrow import types
 
     if types.is_boolean(cells.array.type):
         return "answer"
+    if types.is_integer(cells.array.type):
+        return "whole number"
     if cells.is_typed or types.is_decimal(cells.array.type):
         return "number"
     return "date" if cells.is_temporal else "text"

@@ -45,6 +45,7 @@ from dpsgd_cli.training.auto_rule import (
     MOST_WORK,
     PRODUCTS_FROM,
     RECORDS_A_FEATURE,
+    SIGNAL_A_FEATURE,
     WAVES,
     WAVES_OF_TARGETS,
     PublicFacts,
@@ -158,7 +159,8 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
         features = count(with_choice(recipe, every))
     except DataError:
         return none  # far more than a row may have
-    paid = int(min(known.records, signal) / RECORDS_A_FEATURE)
+    needed = RECORDS_A_FEATURE[RuleProblem(recipe, known).of_target]
+    paid = int(min(known.records / needed, signal / SIGNAL_A_FEATURE))
     most = min(MOST_FEATURES, paid, MOST_NUMBERS // known.records)
     return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
 

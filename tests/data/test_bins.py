@@ -37,7 +37,7 @@ def binned(columns: tuple[Column, ...], rows: Any, **settings: Any) -> tuple[np.
 
 
 def test_whole_numbers_have_a_bin_each_and_categories_a_column_each() -> None:
-    out, names = binned((AGE, JOB), [[2, 0], [-7, 1], [99, 2], [0.4, 2]])
+    out, names = binned((AGE, JOB), [[2, 0], [-7, 1], [99, 2], [0.4, 2]], integers=["age"])
     assert names == [
         "age from 0",
         "age from 0.5",
@@ -53,7 +53,7 @@ def test_whole_numbers_have_a_bin_each_and_categories_a_column_each() -> None:
 
 
 def test_fractions_have_equal_steps_and_steps_that_are_fine_near_zero() -> None:
-    """[0, 1] is taken for fractions: quarters, and edges where asinh(1000 x) is a quarter of asinh(1000)."""
+    """Quarters, and edges where asinh(1000 x) is a quarter of asinh(1000)."""
     _, names = binned((SHARE,), [[0.5]], bins=4)
     edges = [np.sinh(np.arcsinh(1000) * part / 4) / 1000 for part in (1, 2, 3)]
     assert names[:4] == ["share from 0", "share from 0.25", "share from 0.5", "share from 0.75"]
@@ -65,11 +65,12 @@ def test_fractions_have_equal_steps_and_steps_that_are_fine_near_zero() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "integers", "whole"),
-    [((0, 1), None, False), ((0, 1), "all", True), ((0, 1), ["x"], True), ((0, 9), None, True), ((0, 9), [], False)],
+    [((0, 1), [], False), ((0, 1), "all", True), ((0, 1), ["x"], True), ((0, 9), [], False), ((47, 48), [], False)],
 )
-def test_who_says_that_numbers_are_whole(bounds: tuple[float, float], integers: Any, whole: bool) -> None:
+def test_only_the_recipe_says_that_numbers_are_whole(bounds: tuple[float, float], integers: Any, whole: bool) -> None:
+    """Bounds never do."""
     _, names = binned((Column("x", bounds),), [[0]], integers=integers, bins=16)
-    assert (len(names) == bounds[1] + 2) == whole
+    assert (len(names) == bounds[1] - bounds[0] + 2) == whole
 
 
 @pytest.mark.parametrize("bounds", [(0, 100), (-10000, 50000), (1, 31), (-3, -1), (1900, 2020)])
@@ -77,14 +78,14 @@ def test_edges_of_whole_numbers_lie_between_them(bounds: tuple[int, int]) -> Non
     """A number and anything that rounds to it lie in the same bins."""
     near = np.arange(max(bounds[0], -300), min(bounds[1], 2100) + 1)
     numbers = np.concatenate([near, np.arange(*bounds, 1 + (bounds[1] - bounds[0]) // 300)])[:, None]
-    exact, _ = binned((Column("x", bounds),), numbers)
+    exact, _ = binned((Column("x", bounds),), numbers, integers="all")
     for shift in (-0.49, 0.49):
-        np.testing.assert_array_equal(binned((Column("x", bounds),), numbers + shift)[0], exact)
+        np.testing.assert_array_equal(binned((Column("x", bounds),), numbers + shift, integers="all")[0], exact)
     assert (exact.sum(axis=0) > 0).all(), "a bin that holds no number"
 
 
 def test_pairs_are_the_products_of_coarse_bins() -> None:
-    out, names = binned((AGE, JOB, SHARE), [[3, 1, 0.9]], bins=4, pairs=2)
+    out, names = binned((AGE, JOB, SHARE), [[3, 1, 0.9]], bins=4, pairs=2, integers=["age"])
     single = 4 + 3 + 8
     assert len(names) == single + 2 * 3 + 2 * 2 + 3 * 2 + 1
     assert {name for name, one in zip(names, out[0], strict=True) if one and ", " in name} == {
@@ -144,10 +145,20 @@ def test_no_row_of_waves_is_longer_than_the_bound_whatever_it_holds(
 
 def test_few_whole_numbers_are_one_hots_where_the_recipe_says_that_they_are_whole() -> None:
     """A mark from 0 to 3 may have fractions, which rounding would lose."""
-    for integers, whole in [(None, False), (["age"], True), ([], False), ("all", True)]:
+    for integers, whole in [([], False), (["age"], True), ("all", True)]:
         out, names = binned((AGE,), [[2.4], [2.0]], waves=2, integers=integers)
         assert (names[0] == "age from 0") == whole
         assert (out[0] == out[1]).all() == whole
+
+
+def test_whole_numbers_are_rounded() -> None:
+    """Bounds are wide, so these are cosines."""
+    columns = (Column("x", (-50, 99999)),)
+    for waves in (2, 64):
+        exact, _ = binned(columns, [[0], [1], [7], [99999], [-50]], waves=waves, integers=["x"])
+        near, _ = binned(columns, [[0.4], [0.6], [6.51], [1e9], [-50.3]], waves=waves, integers=["x"])
+        np.testing.assert_array_equal(near, exact)
+        assert (binned(columns, [[0.4]], waves=waves)[0] != exact[0]).any()
 
 
 def test_bins_and_pairs_stand_in_place_of_waves() -> None:
@@ -202,6 +213,7 @@ def test_the_outline_is_that_of_every_table_of_so_many_rows(tmp_path: Path) -> N
         ((Column("x"), SHARE), {}, "bin: no public bounds for column x; give data.bounds: {x: "),
         ((Column("x", (-1.7e308, 1.7e308)),), {}, "the bounds of x are too near or too far apart to compute with"),
         ((SHARE, Column("x", (0, 5e-324))), {}, "the bounds of x are too near or too far apart to compute with"),
+        ((SHARE, Column("x", (0, 9.5))), {"integers": "all"}, "the bounds of x are no whole numbers; give whole ones"),
         ((SHARE,), {"integers": ["shar"]}, "integers names 'shar', which is no numeric column; did you mean 'share'?"),
         ((Column("job=a", (0.0, 1.0), indicator=True, category="job"),), {}, "job=a is the work of an earlier step"),
         (tuple(Column(f"x{i}", (0, 1)) for i in range(60)), {"pairs": 40}, "but 100000 are the most"),

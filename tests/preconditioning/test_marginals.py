@@ -134,7 +134,7 @@ def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given
 
 @pytest.mark.parametrize("given", [{"waves": 8}, {"waves": 4, "products": True}, {"bins": [4, 16]}])
 def test_the_map_of_a_table_makes_rows_of_mean_square_length_1(given: dict[str, object]) -> None:
-    """Of columns that are independent, and values in their cells."""
+    """Of columns that are independent, and values spread over their cells; the rest is for the worst values in them."""
     rng = np.random.default_rng(0)
     raw = np.stack([rng.normal(45, 12, 20_000), rng.integers(3, size=20_000), np.zeros(20_000),
                     rng.lognormal(6, 1, 20_000)], axis=1)  # fmt: skip
@@ -142,7 +142,7 @@ def test_the_map_of_a_table_makes_rows_of_mean_square_length_1(given: dict[str, 
     rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
     blocks = scaling(counted([rows], columns.cells), columns, len(rows), 1e-3)
     assert sorted(np.concatenate([block.outputs for block in blocks]).tolist()) == list(range(rows.shape[1]))
-    assert (rows_of(blocks, rows) ** 2).sum(axis=1).mean() == pytest.approx(1, abs=0.1)
+    assert 0.7 < (rows_of(blocks, rows) ** 2).sum(axis=1).mean() <= 1 + 1e-9
 
 
 def test_values_away_from_the_middles_of_cells_make_no_long_rows() -> None:
@@ -154,6 +154,56 @@ def test_values_away_from_the_middles_of_cells_make_no_long_rows() -> None:
     rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
     moved = rows_of(scaling(counted([rows], columns.cells), columns, len(rows), 2e-4), rows)
     assert np.linalg.norm(moved, axis=1).mean() < 1.2
+
+
+BOUNDS = st.one_of(
+    st.sampled_from([(47.0, 48.0), (0.0, 1.0), (-1.0, 1.0), (0.0, 50.0), (0.0, 99999.0), (-1000.0, 1000.0)]),
+    st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1])),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    bounds=st.lists(BOUNDS, min_size=1, max_size=3),
+    given=st.sampled_from([{"waves": 4}, {"waves": 32}, {"bins": [4, 16]}, {"bins": [3, 7]}]),
+    whole=st.booleans(),
+    narrow=st.sampled_from([1.0, 0.1, 1e-4]),
+    ridge=st.sampled_from([1e-2, 1e-4, 1e-6]),
+)
+def test_no_values_in_the_cells_make_rows_longer_than_1(
+    bounds: list[tuple[float, float]], given: dict[str, object], whole: bool, narrow: float, ridge: float
+) -> None:
+    """Each of 3,000 values within the bounds of each kind of column; then all records take the worst of their cells."""
+    rng, n = np.random.default_rng(0), 2000
+    bounds = [(float(np.floor(low)), float(np.ceil(high))) for low, high in bounds] if whole else bounds
+    mark = Column("gap", (0.0, 1.0), indicator=True, marks="x0")
+    columns = (*(Column(f"x{i}", pair) for i, pair in enumerate(bounds)), Column("few", (1.0, 5.0)), JOB, mark)
+    layout = Layout((len(columns),), columns)
+    made = step(integers="all" if whole else ["few"], **given)
+    raw = np.stack(
+        [*(low + (high - low) * (0.37 + narrow * rng.normal(size=n) / 4) for low, high in bounds),
+         rng.integers(1, 6, n), rng.choice(3, n, p=[0.9, 0.09, 0.01]), rng.integers(0, 2, n)], axis=1
+    )  # fmt: skip
+    transform, cells = made.transform(layout, None), made.columns(layout)
+    rows = transform(raw)
+    blocks = scaling(counted([rows], cells.cells), cells, n, ridge)
+    total = np.square(rows_of(blocks, rows.astype(np.float64))).sum(axis=1).mean()
+    constant = next(one.features for one in cells.cells if len(one.values) == 1)
+    worst = np.square(rows_of(blocks, rows[:1].astype(np.float64))[0, constant]).sum()
+    for at, column in enumerate(columns):
+        low, high = column.bounds or (0, 2)
+        power = np.concatenate([[0, 1], np.geomspace(1e-8, 1, 1500), 1 - np.geomspace(1e-8, 1, 1500)])
+        values = np.arange(3) if column.values else np.append(raw[:, at], low + (high - low) * power)
+        tried = np.repeat(raw[:1], len(values), axis=0)
+        tried[:, at] = values
+        every = transform(tried)
+        moved = np.flatnonzero((every != every[:1]).any(axis=0))
+        own = next(one for one in cells.cells if moved[0] in one.features)
+        squares = np.square(rows_of(blocks, every.astype(np.float64))[:, own.features]).sum(axis=1)
+        longest = np.zeros(len(own.values))
+        np.maximum.at(longest, own.of(every), squares)
+        worst += longest[own.of(rows)].mean()
+    assert total <= worst + 1e-9 and worst <= 1 + 1e-9
 
 
 def test_a_mark_has_two_cells() -> None:

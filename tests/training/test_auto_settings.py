@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+import dpsgd_cli
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.settings import OneLayer
@@ -268,11 +269,13 @@ def test_columns_are_counted_at_every_budget(own: Path, epsilon: float) -> None:
     assert pairs.method.preconditioner.kind == "second-moment"
 
 
-@pytest.mark.parametrize(("beyond", "records", "chosen"), [(0.99, 1000, False), (1.01, 1000, True), (1.01, 500, False)])
+@pytest.mark.parametrize(
+    ("beyond", "records", "chosen"), [(0.99, 2000, False), (1.01, 2000, True), (1.01, 1000, False)]
+)
 def test_products_are_what_the_budget_and_the_records_pay_for(
     own: Path, beyond: float, records: int, chosen: bool
 ) -> None:
-    """From an n mu of 5,000 on, and 4 records for each of 133 features: 4 x 32 cosines, a constant, 2 x 2 products."""
+    """From an n mu of 5,000 on, and 10 records for each of 133 features: 4 x 32 cosines, a constant, 2 x 2 products."""
     rows(0, records).to_csv(own.parent / "own.csv", index=False)
     places = plan_and_outline(found(own))[1].train_records
     epsilon = float(brentq(lambda epsilon: places * mu_of(epsilon, 1e-4) - beyond * 5_000, 0.1, 2000))
@@ -686,3 +689,22 @@ def test_a_cell_of_a_sweep_is_the_recipe_that_train_trains(own: Path) -> None:
         alone = found(own, f"privacy.budget.epsilon={epsilon}")
         assert cell.loaded.recipe == alone.recipe
         assert cell.directory == loop.result_directory(alone, Path()).name
+
+
+def test_a_place_within_whole_bounds_tells_dear_houses(tmp_path: Path) -> None:
+    """By latitude within [47, 48]: its values are no whole numbers, whatever the bounds look like."""
+    rng = np.random.default_rng(0)
+    latitude = np.clip(47.55 + 0.14 * rng.normal(size=5000), 47.16, 47.78)
+    dear = rng.random(5000) < 0.2 + 0.6 * np.exp(-(((latitude - 47.63) / 0.07) ** 2))
+    result = dpsgd_cli.train(
+        pd.DataFrame({"latitude": latitude, "dear": dear}),
+        {"data.evaluation": "public", "seed": 0},
+        target="dear",
+        epsilon=8,
+        delta=1e-5,
+        bounds={"latitude": [47, 48]},
+        out=tmp_path,
+    )
+    chances = 0.2 + 0.6 * np.exp(-(((latitude - 47.63) / 0.07) ** 2))
+    best = -(chances * np.log(chances) + (1 - chances) * np.log(1 - chances)).mean()
+    assert result.metrics["test_log_loss"]["mean"] < best + 0.02
