@@ -18,7 +18,7 @@ from dpsgd_cli.account.cases import Case, FlagCase, Target
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
-from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.tradeoff import AttackRisk
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
@@ -367,14 +367,12 @@ def _trial_count(text: str, case: Case) -> int:
 def _accountants(asked: AccountOptions, case: Case) -> list[accountants.Accountant]:
     """Return the accountants for one case."""
     if asked.best_of is not None:
-        if set(asked.accountant) - {"rdp", "pld"}:
-            raise UsageError("--best-of is priced by rdp and pld: leave --accountant out, or name one of them")
+        if set(asked.accountant) - {"rdp"}:
+            raise UsageError("--best-of is priced by rdp: leave --accountant out")
         reason = case.why_apart(2)
         if reason is not None:
             raise UnsupportedMechanism(f"--best-of: {reason}")
-        choice = Choice(asked.best_of, asked.law or "geometric")
-        both: list[accountants.Accountant] = [BestOfTrials(choice), BestByCurve(choice)]
-        return [one for one in both if not asked.accountant or one.name in asked.accountant]
+        return [BestOfTrials(Choice(asked.best_of, asked.law or "geometric"))]
     names: list[str] = []
     for text in asked.accountant or accountants.USUAL:
         name, _, batching = text.partition("@")

@@ -101,8 +101,8 @@ class Rate(click.ParamType):
 )
 @click.option(
     "--law",
-    type=click.Choice(["geometric", "logarithmic", "poisson", "until"]),
-    help="Law of the number of trials; geometric. until: the first that is good enough of at most a geometric number.",
+    type=click.Choice(["geometric", "logarithmic", "poisson"]),
+    help="Law of the number of trials. Default: geometric.",
 )
 @click.option("--curve", is_flag=True, help="Print epsilon by epoch, as CSV.")
 @click.option(
