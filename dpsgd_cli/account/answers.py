@@ -108,15 +108,11 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """Return a row per accountant with the value of `parameter` that the budget affords.
 
-    A budget in epsilon is solved for each accountant separately, one in rho or of a risk once for all of them. Rows of
-    a risk also have the strongest attack.
+    A budget in epsilon is solved for each accountant separately, one in rho once for all of them.
     """
     if target.epsilon is None:
         value, solved = case.solved(parameter, target, named[0])
-        told = None
-        if target.risk is not None:
-            told = attacker_of(solved, sorted({*RATES, *filter(None, [target.risk.at])}, reverse=True))
-        return [replace(price(solved, one), solved={parameter: value}, attacker=told) for one in named]
+        return [replace(price(solved, one), solved={parameter: value}) for one in named]
     rows = []
     for accountant in named:
         try:

@@ -21,7 +21,6 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, Batch
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
 from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
 from dpsgd_cli.accounting.statement import epsilon_at_least
-from dpsgd_cli.accounting.tradeoff import AttackRisk
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
 from dpsgd_cli.results.guarantee import ASSUMED, FIXED
@@ -32,17 +31,15 @@ _MOST_USES = float(1 << 26)
 
 @dataclass(frozen=True)
 class Target:
-    """Budget: epsilon at the case's delta, rho, or a limit (`at_most`) of a `risk`."""
+    """Budget: epsilon at the case's delta, or rho."""
 
     epsilon: float | None = None
     rho: float | None = None
-    risk: AttackRisk | None = None
-    at_most: float | None = None
 
     @property
     def limit(self) -> float:
         """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
-        limit = self.rho if self.rho is not None else self.epsilon if self.risk is None else self.at_most
+        limit = self.rho if self.rho is not None else self.epsilon
         if limit is None:
             raise UsageError("give a budget: --target-epsilon or another target, or one in the recipe")
         if not 0 < limit < math.inf:
@@ -63,7 +60,7 @@ def afforded(
     A batch size, for which `records` is given, may be as large as `records`. With fixed epochs, a partial step counts
     as whole: the next larger batch size is then too expensive, but an even larger one may not be.
 
-    Guarantee: the price of `build(answer)`, by `accountant` (zCDP for rho, the trade-off curve for a risk), is at most
+    Guarantee: the price of `build(answer)`, by `accountant` (zCDP for rho), is at most
     the budget. If the
     price is monotone, no value that is more expensive by more than the precision fits.
     Raises InfeasibleBudget if no value fits, or if nothing limits a whole number, UnsupportedMechanism as the
@@ -78,8 +75,6 @@ def afforded(
         span = dataclasses.replace(span, precision=0.0)
 
     def gap(value: float) -> float:
-        if target.risk is not None:
-            return gap_of(target.risk.of(build(value)), target.limit)
         spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
         return gap_of(spent, target.limit)
 

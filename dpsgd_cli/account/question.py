@@ -19,7 +19,6 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.groups import ForGroup
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
-from dpsgd_cli.accounting.tradeoff import AttackRisk
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 
@@ -41,8 +40,6 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "delta": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "target_epsilon": _POSITIVE,
     "target_rho": _POSITIVE,
-    "target_mu": _POSITIVE,
-    "target_advantage": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
     "at_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "max_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
     "excess_risk": _POSITIVE,
@@ -58,7 +55,7 @@ _OF_NUMBERS = (
     "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "participations", "steps", "epochs",
     "batching", "adjacency",
 )  # fmt: skip
-_TARGETS = ("target_epsilon", "target_rho", "target_mu", "target_advantage", "target_tpr", "target_reconstruction")
+_TARGETS = ("target_epsilon", "target_rho")
 _USES: dict[str, tuple[str, ...]] = {
     "a price": (*_PRICED, *_OF_NUMBERS, "max_epsilon", "attacker", "group"),
     "--at-epsilon": ("at_epsilon", *_PRICED[1:], *_OF_NUMBERS, "attacker", "group"),
@@ -96,10 +93,6 @@ class AccountOptions:
     accountant: tuple[str, ...]
     target_epsilon: float | None
     target_rho: float | None
-    target_mu: float | None
-    target_advantage: float | None
-    target_tpr: str | None
-    target_reconstruction: str | None
     solve: str | None
     at_epsilon: float | None
     max_epsilon: float | None
@@ -157,15 +150,7 @@ class AccountOptions:
         options = [f"--{name.replace('_', '-')}" for name in given]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(options)}: give one budget")
-        value = getattr(self, given[0])
-        kind: Any = given[0].removeprefix("target_")
-        if kind in ("epsilon", "rho"):
-            return Target(**{kind: value})
-        limit, at = (value, 0.0) if kind in ("mu", "advantage") else _at_rate(options[0], value)
-        risk = AttackRisk(kind, at)
-        if (why := risk.problem(limit)) is not None:
-            raise UsageError(f"{options[0]} is {quoted(value)}: it {why}")
-        return Target(risk=risk, at_most=limit)
+        return Target(**{given[0].removeprefix("target_"): getattr(self, given[0])})
 
     def _check_use(self) -> None:
         unused = [
@@ -194,15 +179,6 @@ def check_number(name: str, value: float | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (least <= value <= most and whole):
         shown = f"{value:g}" if isinstance(value, float) else quoted(value)
         raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
-
-
-def _at_rate(option: str, text: str) -> tuple[float, float]:
-    """Parse RISK@RATE, such as 0.05@0.01."""
-    try:
-        limit, at = (float(part) for part in str(text).split("@"))
-    except ValueError:
-        raise UsageError(f"{option} is {quoted(text)}: write it as RISK@RATE, for example 0.05@0.01") from None
-    return limit, at
 
 
 def cases_of(asked: AccountOptions) -> list[Case]:
@@ -414,8 +390,6 @@ def rows_of(asked: AccountOptions, cases: list[Case]) -> list[answers.Row]:
                 found = [dataclasses.replace(row, attacker=told) for row in found]
         else:
             target = asked.target or case.budget()
-            if target.risk is not None and asked.best_of is not None:
-                raise UsageError("--best-of is priced by Renyi divergences, so no risk is solved for: give an epsilon")
             found = answers.afford(case, named, parameter, target)
         rows += [dataclasses.replace(row, case=index) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):

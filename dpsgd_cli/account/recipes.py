@@ -12,7 +12,7 @@ from dpsgd_cli import data
 from dpsgd_cli.account.cases import BATCH_SIZE, Case, Target
 from dpsgd_cli.accounting.accountants import Accountant, Derived
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.accounting.budget import EpsilonBudget, Limit, RhoBudget, RiskBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget, Limit, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
@@ -136,13 +136,8 @@ class RecipeCase(Case):
         if parameter == BATCH_SIZE:
             return super().afforded(parameter, target, accountant)
         trials = self.together or 1
-        if target.risk is not None:
-            if trials > 1:
-                raise UsageError("a risk is solved for one trial: leave --trials out")
-            at = {"at": target.risk.at} if target.risk.at else {}
-            budget: Limit = RiskBudget.model_validate({target.risk.kind: target.limit} | at)
-        elif target.rho is None:
-            budget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
+        if target.rho is None:
+            budget: Limit = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
             budget = RhoBudget(rho=_share(target.limit, trials))
         priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
@@ -179,8 +174,6 @@ class RecipeCase(Case):
         own = self._privacy.budget
         if isinstance(own, RhoBudget):
             return Target(rho=own.rho)
-        if isinstance(own, RiskBudget):
-            return Target(risk=own.risk, at_most=own.limit)
         return Target(epsilon=own.epsilon) if own is not None else Target()
 
     @property

@@ -62,14 +62,6 @@ class Rate(click.ParamType):
 )
 @click.option("--target-epsilon", type=float, metavar="E", help="Budget: solve for what this epsilon affords.")
 @click.option("--target-rho", type=float, metavar="R", help="Budget in zCDP: solve for what this rho affords.")
-@click.option("--target-mu", type=float, metavar="M", help="Budget in Gaussian differential privacy.")
-@click.option("--target-advantage", type=float, metavar="A", help="Budget: most TPR minus FPR of any attack.")
-@click.option("--target-tpr", metavar="TPR@FPR", help="Budget: most TPR of any attack at this FPR, such as 0.05@0.01.")
-@click.option(
-    "--target-reconstruction",
-    metavar="P@G",
-    help="Budget: most probability P of reconstructing a record that a guess gets with probability G.",
-)
 @click.option(
     "--solve",
     metavar="NAME",
@@ -140,7 +132,6 @@ def command(**given: Any) -> None:
       dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
-      dpsgd account --target-tpr 0.05@0.01 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
       dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60

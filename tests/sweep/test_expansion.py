@@ -131,7 +131,7 @@ zip: {epochs: [some, 2]}
             "3: random.keys.epochs: give exactly one of choice, uniform, log-uniform, integers",
         ),
         ("select: {}\n", "3: select.mean: missing"),
-        ("select: {kind: exponential, epsilon: 1}\n", "3: select.kind: input should be 'random-stopping'"),
+        ("select: {kind: exponential, mean: 3}\n", "3: select.kind: input should be 'random-stopping'"),
         ("select: {kind: random-stopping, mean: 3, threshold: 0.9}\n", "3: select.threshold: unknown key"),
         (
             "select: {kind: random-stopping, mean: 3}\nseeds: shared\n",

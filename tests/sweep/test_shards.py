@@ -116,13 +116,13 @@ def test_an_unpublished_draw_of_a_killed_run_is_gone_before_the_next_draw(
     assert (left / "model.safetensors").exists() or (left / "result.json").exists()
     from dpsgd_cli.training import loop
 
-    start, there = loop.start, []
+    start, there = loop.start, list[bool]()  # type: ignore[attr-defined]
 
     def seen(*given: Any) -> Any:
         there.append(left.exists())
         return start(*given)
 
-    monkeypatch.setattr(loop, "start", seen)
+    monkeypatch.setattr("dpsgd_cli.training.loop.start", seen)
     monkeypatch.setattr("dpsgd_cli.results.files.sweep_up", lambda folder: None)
     assert sweep(f"list:\n{FAST}").exit_code == 0
     assert there == [False]
