@@ -94,12 +94,7 @@ def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -
     >>> found.mu, found.regret, round(found.true_positives[0.01], 4), round(found.right, 4)
     (1.0, 0.0, 0.0924, 0.6915)
     """
-    found = curve_of(releases, min(*rates, LEAST_ERROR))
-    powers = {rate: found.power(rate) for rate in rates}
-    if found.mu is not None:
-        return Attacker(powers, _gaussian_right(found.mu), found.proved_by, found.mu, 0.0)
-    assert found.profile is not None
-    return Attacker(powers, (1 + found.gap) / 2, found.proved_by, *nearest_gaussian(found.profile))
+    return curve_of(releases, min(*rates, LEAST_ERROR)).attacker(rates)
 
 
 @dataclass(frozen=True)
@@ -115,6 +110,20 @@ class TradeoffCurve:
     mu: float | None = None
     profile: Callable[[float], float] | None = None
 
+    @classmethod
+    def of_profile(cls, profile: Callable[[float], float], proved_by: str) -> TradeoffCurve:
+        """Return the curve of a function from epsilon >= 0 to delta."""
+        at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
+        return cls(at, profile(0.0), proved_by, profile=profile)
+
+    def attacker(self, rates: Sequence[float] = RATES) -> Attacker:
+        """Return the best attacker at these false-positive rates."""
+        powers = {rate: self.power(rate) for rate in rates}
+        if self.mu is not None:
+            return Attacker(powers, _gaussian_right(self.mu), self.proved_by, self.mu, 0.0)
+        assert self.profile is not None
+        return Attacker(powers, (1 + self.gap) / 2, self.proved_by, *nearest_gaussian(self.profile))
+
 
 def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> TradeoffCurve:
     """Return the trade-off curve that is proved for `releases`: exact for unsampled Gaussians, else that of a profile.
@@ -128,9 +137,7 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Tradeoff
     reasons = []
     for name in ("pld", "rdp"):  # tightest first
         try:
-            profile = accountants.get(name).profile(used, least)
-            at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
-            return TradeoffCurve(at, profile(0.0), name, profile=profile)
+            return TradeoffCurve.of_profile(accountants.get(name).profile(used, least), name)
         except UnsupportedMechanism as refusal:
             reasons.append(str(refusal))
     raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
