@@ -128,7 +128,7 @@ def calibration(quick: bool) -> list[Line]:
         return [Release(GaussianSum(noise, "add-remove", "poisson", RATE), 6000)]
 
     def calibrate(build: Callable[[float], list[Release]], accountant: Accountant, epsilon: float) -> float:
-        return afforded(build, "noise-multiplier", Target(epsilon), accountant, DELTA)
+        return afforded(lambda noise: accountant.epsilon(build(noise), DELTA), "noise-multiplier", Target(epsilon))
 
     rdp, pld = accountants.get("rdp"), accountants.get("pld")
     lines = [

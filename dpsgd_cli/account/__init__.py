@@ -13,12 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from dpsgd_cli.account import report
-from dpsgd_cli.account.question import USUAL, AccountOptions, cases_of, rows_of
+from dpsgd_cli.account.options import OF_THE_COMMAND, OPTIONS, Asked
+from dpsgd_cli.account.question import cases_of, rows_of
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.errors import UsageError
-
-_OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "export", "format")
 
 
 def account(
@@ -42,13 +41,15 @@ def account(
     """
     from dpsgd_cli.recipe.overrides import assignments  # NumPy and pydantic, which the command does without
 
-    known = [name for name in AccountOptions.__annotations__ if name not in _OF_THE_COMMAND]
+    known = [name for name in OPTIONS if name not in OF_THE_COMMAND]
     unknown = [name for name in flags if name not in known]
     if unknown:
         raise UsageError(f"account takes no {unknown[0]!r}{suggested(unknown[0], known)}")
-    given = {name: (value,) if USUAL[name] == () and isinstance(value, str) else value for name, value in flags.items()}
-    arguments = (*map(str, sources), *assignments(overrides))
-    asked = AccountOptions(**USUAL | given | {"arguments": arguments})
+    given = {
+        name: (value,) if OPTIONS[name].value == () and isinstance(value, str) else value
+        for name, value in flags.items()
+    }
+    asked = Asked((*map(str, sources), *assignments(overrides)), **given)
     with trusting(really=trust_code):
         rows: list[dict[str, Any]] = json.loads(report.as_json(rows_of(asked, cases_of(asked))))
     return rows

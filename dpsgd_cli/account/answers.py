@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from dpsgd_cli.account.cases import Case, Target
 from dpsgd_cli.accounting import renyi
-from dpsgd_cli.accounting.accountants import Accountant, number
+from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.additive import rho_of
-from dpsgd_cli.accounting.mechanism import Release, merge
+from dpsgd_cli.accounting.groups import ForGroup
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.search import ExactSum
-from dpsgd_cli.accounting.tradeoff import RATES, Attacker, best_attacker, strongest
+from dpsgd_cli.accounting.statement import Composition, warnings_of
+from dpsgd_cli.accounting.tradeoff import Attacker, strongest
 from dpsgd_cli.common.terminal import waiting
-from dpsgd_cli.errors import BudgetExceeded, FailedAccountant, InfeasibleBudget, UnsupportedMechanism
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 
 NOISE = "noise multiplier"
 FALSE_POSITIVES = "false-positives"
@@ -26,23 +27,29 @@ FALSE_POSITIVES = "false-positives"
 
 @dataclass(frozen=True)
 class Row:
-    """Answer of one accountant for one case; `case` is the case's index in the query.
+    """Answer of one accountant for one case: what text, JSON, CSV and the gate print.
 
-    `epsilon` is None if the accountant refuses; `note` then gives the reason.
+    `epsilon` is None if the accountant refuses; `note` then gives the reason. `priced` is the composition that all
+    figures are of; None without a statement.
     """
 
+    case: Case
     accountant: str
     epsilon: float | None
     delta: float
-    adjacency: str | None
-    batching: str
     bound: str
     note: str
-    source: str = ""
-    rho: float | None = None
+    priced: Composition | None = None
     solved: dict[str, float] = field(default_factory=dict)
-    case: int = 0
-    attacker: Attacker | None = None
+    attack: Attacker | None = None
+
+    @property
+    def adjacency(self) -> str | None:
+        return None if self.priced is None else self.priced.adjacency
+
+    @property
+    def rho(self) -> float | None:
+        return None if self.priced is None or self.epsilon is None else self.priced.rho()
 
 
 @dataclass(frozen=True)
@@ -56,49 +63,38 @@ class Series:
 
 
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
-    """Return epsilon at the case's delta, or delta at `at_epsilon`, for the most expensive of the case's trials.
+    """Return epsilon at the case's delta, or delta at `at_epsilon`.
 
     Returns a row without epsilon if the accountant does not cover the case. A terminal shows what takes long.
     """
+    priced = None
     with waiting(accountant.name):
-        return _price(case, accountant, at_epsilon)
-
-
-def _price(case: Case, accountant: Accountant, at_epsilon: float | None) -> Row:
-    adjacency = None
-    try:
-        trials = distinct(case.trials())
-        adjacency = next((r.mechanism.adjacency for releases in trials for r in releases), None)
-        if at_epsilon is None:
-            asked = (partial(accountant.epsilon, releases, case.delta) for releases in trials)
-            epsilon, delta = max(number(accountant, ask) for ask in asked), case.delta
-        else:
-            asked = (partial(accountant.delta, releases, at_epsilon) for releases in trials)
-            epsilon, delta = at_epsilon, max(number(accountant, ask) for ask in asked)
-        rhos = [math.inf if (rho := rho_of(releases)) is None else rho for releases in trials]
-    except UnsupportedMechanism as refusal:
-        return _refused(case, accountant, adjacency, refusal)
-    note = "its budget, whatever it spends of that" if case.spends_a_budget() else accountant.note
+        try:
+            priced = case.composition
+            epsilon = priced.epsilon(accountant, case.delta) if at_epsilon is None else at_epsilon
+            delta = case.delta if at_epsilon is None else priced.delta(accountant, at_epsilon)
+        except UnsupportedMechanism as refusal:
+            return _refused(case, accountant, refusal, priced)
+    note = "its budget, whatever it spends of that" if case.is_budget else ForGroup(accountant, case.group).note
     note = note if epsilon < math.inf else "no finite epsilon"
-    rho = max(rhos) if max(rhos) < math.inf else None
-    return Row(
-        accountant.name, epsilon, delta, adjacency, case.batching, accountant.bound, note, case.label, rho
-    )  # fmt: skip
+    return Row(case, accountant.name, epsilon, delta, accountant.bound, note, priced)
 
 
-def attacker_of(case: Case, rates: Sequence[float] = RATES) -> Attacker | None:
-    """Return the best attacker on the most exposed trial; None if no accountant gives its privacy profile."""
-    try:
-        return strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
-    except (UnsupportedMechanism, FailedAccountant):
-        return None
+def warnings_of_case(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Return the warnings about the least bound of a case, as `dpsgd train` gives them."""
+    own = [row for row in rows if row.case is case and row.epsilon is not None and row.bound == "upper"]
+    if not own:
+        return []
+    least = min(own, key=lambda row: (row.epsilon or 0.0, row.delta))
+    epsilon = least.epsilon if least.epsilon is not None and least.epsilon < math.inf else None
+    return warnings_of(epsilon, least.delta, case.records, case.group)
 
 
 def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
     """Return the best attacker's true positive rate at each false positive rate, per case and for a blind guess."""
     columns: dict[str, list[float | None]] = {}
     for case in cases:
-        found = strongest([best_attacker(releases, rates) for releases in distinct(case.trials())])
+        found = strongest([curve.attacker(rates) for curve in case.composition.curves(min(rates))])
         said = "exact" if found.exact else "at most"
         columns[f"{_prefix(case, cases)}true positives ({said})"] = [found.true_positives[rate] for rate in rates]
     columns["blind guess"] = list(rates)
@@ -108,22 +104,18 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """Return a row per accountant with the value of `parameter` that the budget affords.
 
-    A budget in epsilon is solved for each accountant separately, one in rho or of a risk once for all of them. Rows of
-    a risk also have the strongest attack.
+    A budget in epsilon is solved for each accountant separately, one in rho once for all of them.
     """
     if target.epsilon is None:
         value, solved = case.solved(parameter, target, named[0])
-        told = None
-        if target.risk is not None:
-            told = attacker_of(solved, sorted({*RATES, *filter(None, [target.risk.at])}, reverse=True))
-        return [replace(price(solved, one), solved={parameter: value}, attacker=told) for one in named]
+        return [replace(price(solved, one), case=case, solved={parameter: value}) for one in named]
     rows = []
     for accountant in named:
         try:
             value, solved = case.solved(parameter, target, accountant)
-            rows.append(replace(price(solved, accountant), solved={parameter: value}))
+            rows.append(replace(price(solved, accountant), case=case, solved={parameter: value}))
         except (UnsupportedMechanism, InfeasibleBudget) as refusal:
-            rows.append(_refused(case, accountant, None, refusal))
+            rows.append(_refused(case, accountant, refusal))
     return rows
 
 
@@ -154,8 +146,9 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
     epochs = {id(case): case.by_epoch() for case, _ in questions}
     extra: list[dict[str, list[float | None]]] = []
     for case, _ in questions:
-        extra.append({NOISE: case.noise_multipliers()} if len(questions) == 1 else {})
-        if with_rho and (rhos := _rho_curve(epochs[id(case)])) is not None:
+        extra.append({NOISE: _noise_curve(epochs[id(case)])} if len(questions) == 1 else {})
+        # no rho is proved for the best of several trials
+        if with_rho and case.choice is None and (rhos := _rho_curve(epochs[id(case)])) is not None:
             extra[-1]["rho"] = list(rhos)
 
     def curve(case: Case, accountant: Accountant) -> list[float | None]:
@@ -200,15 +193,15 @@ def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
 
     Also raise it for a case with missing parts or with uses of the data that no price covers.
     """
-    missing = [text for case in cases for text in case.missing()]
+    missing = [text for case in cases for text in case.missing]
     if missing:
         told = f"what is not there has no price, so --max-epsilon {most:g} is not met"
         raise BudgetExceeded("\n".join([told, *missing]))
-    for index, case in enumerate(cases):
+    for case in cases:
         name = f"{case.label}: " if case.label else ""
-        if case.uncovered():
-            raise BudgetExceeded(f"{name}--max-epsilon {most:g} is not met: {'; '.join(case.uncovered())}")
-        bounds = [row for row in rows if row.case == index and row.epsilon is not None and row.bound == "upper"]
+        if case.uncovered:
+            raise BudgetExceeded(f"{name}--max-epsilon {most:g} is not met: {'; '.join(case.uncovered)}")
+        bounds = [row for row in rows if row.case is case and row.epsilon is not None and row.bound == "upper"]
         if not bounds:
             raise BudgetExceeded(f"{name}no accountant asked proves a bound, so --max-epsilon {most:g} is not met")
         best = min(bounds, key=lambda row: row.epsilon or 0.0)
@@ -216,20 +209,15 @@ def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
             raise BudgetExceeded(f"{name}epsilon {best.epsilon:.6g} ({best.accountant}) exceeds --max-epsilon {most:g}")
 
 
-def _refused(case: Case, accountant: Accountant, adjacency: str | None, refusal: Exception) -> Row:
+def _refused(case: Case, accountant: Accountant, refusal: Exception, priced: Composition | None = None) -> Row:
     note = str(refusal).removeprefix(f"{accountant.name} does not cover this: ").removeprefix(f"{accountant.name}: ")
-    return Row(
-        accountant.name, None, case.delta, adjacency, case.batching, accountant.bound, f"refused: {note}", case.label
-    )  # fmt: skip
+    return Row(case, accountant.name, None, case.delta, accountant.bound, f"refused: {note}", priced)
 
 
-def distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
-    """Return the distinct lists of releases, each with equal mechanisms merged."""
-    found: dict[tuple[Release, ...], list[Release]] = {}
-    for releases in trials:
-        merged = merge(list(releases))
-        found.setdefault(tuple(merged), merged)
-    return list(found.values())
+def _noise_curve(epochs: Sequence[Sequence[Release]]) -> list[float | None]:
+    """Return the noise multiplier of each epoch: its last Gaussian's; None without one."""
+    sums = [[r.mechanism for r in releases if isinstance(r.mechanism, GaussianSum)] for releases in epochs]
+    return [own[-1].noise_multiplier if own else None for own in sums]
 
 
 def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:

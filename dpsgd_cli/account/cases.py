@@ -1,48 +1,46 @@
-"""Cases that `dpsgd account` prices: command-line flags, recipes or ledgers.
+"""Cases that `dpsgd account` prices: one record each, filled from numbers here and elsewhere from recipes and ledgers.
 
-A case knows its releases, by epoch where epochs are known, and the parameters that a solver may set. Recipes and
-ledgers are in `recipes.py` and `ledgers.py`, so that plain numbers are priced without their imports.
+Recipes and ledgers are in `recipes.py` and `ledgers.py`, so that plain numbers are priced without their imports.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.additive import total_rho
-from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
+from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind, replace_factor
+from dpsgd_cli.accounting.groups import Parts
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
-from dpsgd_cli.accounting.statement import epsilon_at_least
-from dpsgd_cli.accounting.tradeoff import AttackRisk
+from dpsgd_cli.accounting.statement import Composition, epsilon_at_least
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
 from dpsgd_cli.results.guarantee import ASSUMED, FIXED
 
 BATCH_SIZE = "batch-size"
 _MOST_USES = float(1 << 26)
+_MOST_EPOCHS = 1_000_000
+Epochs = list[list[Release]]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Budget: epsilon at the case's delta, rho, or a limit (`at_most`) of a `risk`."""
+    """Budget: epsilon at the case's delta, or rho."""
 
     epsilon: float | None = None
     rho: float | None = None
-    risk: AttackRisk | None = None
-    at_most: float | None = None
 
     @property
     def limit(self) -> float:
         """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
-        limit = self.rho if self.rho is not None else self.epsilon if self.risk is None else self.at_most
+        limit = self.rho if self.rho is not None else self.epsilon
         if limit is None:
             raise UsageError("give a budget: --target-epsilon or another target, or one in the recipe")
         if not 0 < limit < math.inf:
@@ -50,24 +48,16 @@ class Target:
         return limit
 
 
-def afforded(
-    build: Callable[[float], Sequence[Release]],
-    parameter: str,
-    target: Target,
-    accountant: Accountant,
-    delta: float,
-    records: int | None = None,
-) -> float:
-    """Return the value of `parameter` whose releases spend as much of the budget at `delta` as possible, and no more.
+def afforded(spent: Callable[[float], float], parameter: str, target: Target, records: int | None = None) -> float:
+    """Return the value of `parameter` that spends as much of the budget as possible, and no more.
 
-    A batch size, for which `records` is given, may be as large as `records`. With fixed epochs, a partial step counts
-    as whole: the next larger batch size is then too expensive, but an even larger one may not be.
+    `spent` prices a value in the unit of the budget. A batch size, for which `records` is given, may be as large as
+    `records`. With fixed epochs, a partial step counts as whole: the next larger batch size is then too expensive, but
+    an even larger one may not be.
 
-    Guarantee: the price of `build(answer)`, by `accountant` (zCDP for rho, the trade-off curve for a risk), is at most
-    the budget. If the
-    price is monotone, no value that is more expensive by more than the precision fits.
-    Raises InfeasibleBudget if no value fits, or if nothing limits a whole number, UnsupportedMechanism as the
-    accountant does.
+    Guarantee: the price of the answer is at most the budget. If the price is monotone, no value that is more expensive
+    by more than the precision fits.
+    Raises InfeasibleBudget if no value fits, or if nothing limits a whole number, and the errors of `spent`.
     """
     if parameter == "noise-multiplier":
         span = NOISE
@@ -76,21 +66,13 @@ def afforded(
         span = Interval(parameter, cheap=1.0, expensive=most, start=1.0, whole=True)
     if target.rho is not None:
         span = dataclasses.replace(span, precision=0.0)
-
-    def gap(value: float) -> float:
-        if target.risk is not None:
-            return gap_of(target.risk.of(build(value)), target.limit)
-        spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
-        return gap_of(spent, target.limit)
-
-    found = solve_at_limit(gap, span)
+    found = solve_at_limit(lambda value: gap_of(spent(value), target.limit), span)
     if found is None and span.whole:
         what = f"not one of the {parameter}" if records is None else f"not even {parameter} 1"
         raise InfeasibleBudget(f"{what} fits the budget {target.limit:g}; add noise or raise it")
     if found is None:
         raise InfeasibleBudget(
-            f"{accountant.name}: not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it, or"
-            " take fewer steps"
+            f"not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it, or take fewer steps"
         )
     if found == span.expensive and span.whole and records is None:
         raise InfeasibleBudget(
@@ -99,114 +81,119 @@ def afforded(
     return found
 
 
-class Case(ABC):
-    """Releases to price at `delta`.
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is asked about: releases, and everything that a statement about them has to say.
 
-    `label` distinguishes the cases of a query; `described` describes the case to a reader. `together` is the number of
-    published trials that are priced jointly; None prices one trial, the most expensive.
+    - `label` distinguishes the cases of a query; `about` describes the case to a reader.
+    - `made` returns releases that bound each trial, by part of the data (`ledger.by_part`): those that were made, or
+      the trial's budget. `epochs` returns those of each trial by epoch; the first includes releases before training.
+      Both raise what keeps them from an answer.
+    - `apart` returns why so many trials have no joint guarantee (`joint_composition.py`); None if their costs add up.
+    - `own_trials`: how many the case has, None if it has none. `recorded`: they ran.
+    - `refused`: why no accountant can state a guarantee at all.
+    - `uncovered`: uses of the data that no price covers; `missing`: files that belong to the price. With any of them
+      `--max-epsilon` fails.
+    - `is_budget`: releases are chosen during a trial, so that the price is the budget of its filter.
+    - `parameters` may be solved for; True if a larger value costs more. `free` is the one that was left out. `changed`
+      returns the case with another value; `plans` solves where the planner of a recipe does.
+    - `together`: number of published trials that are priced jointly; None prices one, the most expensive. `group` and
+      `choice`: as in `Composition`.
     """
 
-    delta: float
     label: str
-    described: str
+    about: str
     batching: str
-    together: int | None
-
-    @abstractmethod
-    def each_trial(self) -> list[list[list[Release]]]:
-        """Return releases that bound the cost of each trial, by part of the data (`ledger.by_part`).
-
-        They are those that were made, or the trial's budget. Most trials have one part.
-        """
-
-    @abstractmethod
-    def each_curve(self) -> list[list[list[Release]]]:
-        """Return the releases of each trial by epoch; the first epoch includes releases before training."""
+    delta: float
+    made: Callable[[], Sequence[Parts]]
+    epochs: Callable[[], Sequence[Epochs]]
+    apart: Callable[[int], str | None] = lambda trials: None
+    unit: str | None = None
+    records: int | None = None
+    own_trials: int | None = None
+    recorded: bool = False
+    refused: str | None = None
+    told: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    is_budget: bool = False
+    budget: Target = Target()
+    parameters: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    free: str | None = None
+    changed: Callable[[str, float], Case] | None = None
+    plans: Callable[[str, Target, Accountant, int], float] | None = None
+    assumed: str = FIXED
+    together: int | None = None
+    group: int = 1
+    choice: Choice | None = None
 
     @property
-    def subject(self) -> str:
-        """Description of the releases that are priced."""
-        if self.together is None:
-            return self.described
-        return f"{self.described.split('; ')[0]}; {count(self.together, 'trial')} together"
+    def composition(self) -> Composition:
+        """What is priced. Trials that are priced jointly are added up part by part.
 
-    def joined(self, others: Sequence[Case]) -> Case:
-        """Return one case with the trials of several; UsageError unless all of them record their trials."""
-        raise UsageError("--trials adds up results and ledgers, or the trials of one recipe: name one recipe at a time")
-
-    def own_trials(self) -> int:
-        """Return the number of trials that the case itself has; UsageError if it has none."""
-        raise UsageError("--trials all: numbers have no trials of their own; give how many")
-
-    def repeated(self, trials: int) -> Case:
-        """Return the case of `trials` trials priced jointly.
-
-        Its releases raise UnsupportedMechanism if no joint guarantee holds.
-        """
-        case = copy.copy(self)
-        object.__setattr__(case, "together", trials)
-        return case
-
-    def trials(self) -> list[list[Release]]:
-        """Return the releases to price, per trial and part of the data; the statement is for the most expensive.
-
-        Trials that are priced jointly are added up part by part. Raises UnsupportedMechanism if the case has no
-        statement.
+        Raises UnsupportedMechanism if the case has no statement.
         """
         self._check()
-        made = self.each_trial()
-        if self.together is None:
-            return [part for parts in made for part in parts]
-        if len(made) > 1:
-            return [[*itertools.chain(*parts)] for parts in itertools.zip_longest(*made, fillvalue=[])]
-        return [[Release(r.mechanism, r.count * self.together) for r in part] for part in made[0]]
+        made = self.made()
+        if self.together is not None:
+            made = [
+                [[*itertools.chain(*parts)] for parts in itertools.zip_longest(*made, fillvalue=[])]
+                if len(made) > 1
+                else [_times(part, self.together) for part in made[0]]
+            ]
+        return Composition.of(made, self.group, self.choice)
 
-    def by_epoch(self) -> list[list[Release]]:
+    def by_epoch(self) -> Epochs:
         """Return the releases to price by epoch; for several trials that are not priced jointly, the longest trial's.
 
         Raises UnsupportedMechanism if the case has no statement.
         """
         self._check()
-        curves = self.each_curve()
+        curves = self.epochs()
         if self.together is None:
             return max(curves, key=lambda epochs: sum(map(len, epochs)))
         if len(curves) == 1:
-            return [[Release(r.mechanism, r.count * self.together) for r in epoch] for epoch in curves[0]]
+            return [_times(epoch, self.together) for epoch in curves[0]]
         return [[*itertools.chain(*epochs)] for epochs in itertools.zip_longest(*curves, fillvalue=[])]
 
+    def no_statement(self) -> str | None:
+        """Return why no accountant can state a guarantee for the case; None if one may."""
+        if self.refused is not None:
+            return self.refused
+        if self.together is None and self.choice is None:
+            return None
+        reason = self.apart(self.together or 2)
+        what = f"{count(self.together, 'trial')} together" if self.together else "the best of several trials"
+        return None if reason is None else f"{what}: {reason}"
+
     def _check(self) -> None:
-        reason = self.no_statement()
-        if reason is not None:
+        if (reason := self.no_statement()) is not None:
             raise UnsupportedMechanism(reason)
 
-    def noise_multipliers(self) -> list[float | None]:
-        """Return the noise multiplier of each epoch of `by_epoch`: its last Gaussian's; None without one."""
-        values: list[float | None] = []
-        for releases in self.by_epoch():
-            noises = [r.mechanism.noise_multiplier for r in releases if isinstance(r.mechanism, GaussianSum)]
-            values.append(noises[-1] if noises else None)
-        return values
+    @property
+    def subject(self) -> str:
+        """Description of what is priced, with everybody who is protected together."""
+        text = self.about if self.together is None else f"{self.about}; {count(self.together, 'trial')} together"
+        if self.recorded and self.together is None and (self.own_trials or 1) > 1 and self.choice is None:
+            text += "; the most expensive trial is stated"
+        text += "" if self.group == 1 else f"; groups of {self.group}"
+        if self.choice is None:
+            return text
+        return f"{text}; the best of a random number of trials ({self.choice.law}, mean {self.choice.mean:g})"
 
-    def parameters(self) -> dict[str, bool]:
-        """Return the parameters that may be solved for; True if a larger value costs more."""
-        return {}
+    def conditions(self) -> list[str]:
+        """Return all conditions of the statement, and remarks on it."""
+        several = (self.together or 1) > 1 and self.no_statement() is None
+        joint = [f"{count(self.together or 1, 'trial')} together: {self.assumed}"] if several else []
+        return [*self.told, *joint, *self.missing, *self.uncovered]
 
     def with_value(self, parameter: str, value: float) -> Case:
-        """Return a copy of the case with `parameter` set to `value`; UsageError if the case has no such parameter."""
-        raise UsageError(f"{self.label or 'this'} has no free {parameter}; it can be solved for flags and recipes only")
-
-    def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
-        """Return the value of one of `parameters` that spends as much of the budget as possible, and no more."""
-
-        def build(value: float) -> list[Release]:
-            return self.with_value(parameter, value).trials()[0]
-
-        most = self.most_in_a_batch() if parameter == BATCH_SIZE else None
-        return afforded(build, parameter, target, accountant, self.delta, most)
-
-    def most_in_a_batch(self) -> int | None:
-        """Return the number of records, an upper bound on the batch size; None if unknown."""
-        return None
+        """Return the case with `parameter` set to `value`; UsageError if the case has no such parameter."""
+        if self.changed is None:
+            name = self.label or "this"
+            raise UsageError(f"{name} has no free {parameter}; it can be solved for flags and recipes only")
+        found = self.changed(parameter, value)
+        return dataclasses.replace(found, together=self.together, group=self.group, choice=self.choice)
 
     def solved(self, parameter: str, target: Target, accountant: Accountant) -> tuple[float, Case]:
         """Return the value of `parameter` that spends as much of the budget as possible, and the case with that value.
@@ -215,68 +202,80 @@ class Case(ABC):
         a recipe it is the value that its plan gives to `auto`.
         Raises InfeasibleBudget if no value fits, UsageError for a parameter that the case does not have.
         """
-        known = self.parameters()
-        if parameter not in known:
-            raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
+        if parameter not in self.parameters:
+            raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(self.parameters) or 'nothing'}")
         assert target.limit > 0
         self._check()
-        value = self.afforded(parameter, target, accountant)
+
+        def spent(value: float) -> float:
+            made = self.with_value(parameter, value).composition
+            return made.epsilon(accountant, self.delta) if target.rho is None else _rho_of(made)
+
+        if self.plans is not None and parameter != BATCH_SIZE:
+            value = self.plans(parameter, target, accountant, self.together or 1)
+        else:
+            value = afforded(spent, parameter, target, self.records if parameter == BATCH_SIZE else None)
         return value, self.with_value(parameter, value)
 
-    def free(self) -> str | None:
-        """Return the parameter that was left out and is solved for; None if there is none."""
-        return None
 
-    def budget(self) -> Target:
-        """Return the case's own budget; by default an empty one."""
-        return Target()
+def _rho_of(made: Composition) -> float:
+    """Return rho, for a budget in rho. Raises UnsupportedMechanism, with the reason, where there is none."""
+    if (rho := made.rho()) is None:
+        total_rho(made.releases)
+        raise UnsupportedMechanism("no rho is proved for this, so no budget in rho can be solved for")
+    return rho
 
-    def spends_a_budget(self) -> bool:
-        """Return True if releases are chosen during a trial, so that the price is the budget of its privacy filter."""
-        return False
 
-    def has_held_out(self) -> bool:
-        """Return True if a trial also released something of private held-out records (`ledger.by_part`)."""
-        return False
+def _times(releases: Sequence[Release], trials: int) -> list[Release]:
+    return [Release(release.mechanism, release.count * trials) for release in releases]
 
-    def own_remarks(self) -> list[str]:
-        """Return remarks on each trial, printed below the rows."""
-        return []
 
-    def remarks(self) -> list[str]:
-        """Return all remarks that are printed below the rows, including the assumptions of a joint price."""
-        several = (self.together or 1) > 1 and self.no_statement() is None
-        return [*self.own_remarks(), *([f"{count(self.together or 1, 'trial')} together: {self.assumed}"] * several)]
+def noise_facts(trials: Iterable[Sequence[Release]]) -> dict[str, Any]:
+    """Return what a reader needs to judge the noise of gradient sums: multipliers, sampling rate and number of uses.
 
-    def uncovered(self) -> list[str]:
-        """Return the uses of the data that no price covers; with any, `--max-epsilon` fails."""
-        return []
+    `noise_over_clip` is the noise over the clip norm, which is what most other libraries call the noise multiplier: the
+    sensitivity of a sum is twice the clip norm where one record replaces another. Several values are [least, largest].
+    """
+    made = [
+        [
+            (r.mechanism, r.count)
+            for r in own
+            if isinstance(r.mechanism, GaussianSum) and r.mechanism.label == "gradient"
+        ]
+        for own in trials
+    ]
+    sums = [mechanism for own in made for mechanism, _ in own]
+    if not sums:
+        return {}
+    return {
+        "noise_multiplier": _span([one.noise_multiplier for one in sums]),
+        "noise_over_clip": _span([one.noise_multiplier * replace_factor(one.adjacency) for one in sums]),
+        "sampling_rate": _span([one.sampling_rate for one in sums]),
+        "uses": _span([sum(uses for _, uses in own) for own in made]),
+    }
 
-    def why_apart(self, trials: int) -> str | None:
-        """Return why `trials` trials have no joint guarantee (`joint_composition.py`); None if their costs add up."""
-        del trials
-        return None
 
-    def no_statement(self) -> str | None:
-        """Return why no accountant can state a guarantee for the case; None if one may."""
-        reason = None if self.together is None else self.why_apart(self.together)
-        return None if reason is None else f"{count(self.together or 1, 'trial')} together: {reason}"
+def _span(values: Sequence[float]) -> Any:
+    return values[0] if min(values) == max(values) else [min(values), max(values)]
 
-    def missing(self) -> list[str]:
-        """Return the missing files that belong to the price; with any, `--max-epsilon` fails."""
-        return []
 
-    recorded: bool = False
-    """True if the case consists of trials that ran."""
-    assumed: str = FIXED
-    """Assumption under which the costs of trials add up."""
+def span_words(value: Any) -> str:
+    """Return a number or [least, largest] of `noise_facts` as text."""
+    return f"{value[0]:.8g} to {value[1]:.8g}" if isinstance(value, list) else f"{value:.8g}"
+
+
+def noise_words(facts: Mapping[str, Any]) -> str:
+    """Return the noise of `noise_facts` in words: the multiplier, and the noise in units of the clip norm C."""
+    if not facts:
+        return ""
+    return f", z {span_words(facts['noise_multiplier'])} (noise {span_words(facts['noise_over_clip'])} C)"
 
 
 @dataclass(frozen=True)
-class FlagCase(Case):
-    """Case with constant noise, given by numbers. At most one of `steps` and `epochs` is set; neither to solve for it.
+class Numbers:
+    """Constant noise, given by numbers. At most one of `steps` and `epochs` is set; neither to solve for it.
 
-    `records` is the number of training records that the sampling rate refers to; None if not given.
+    `records` is the number of training records, which the batch size refers to; None if not given.
     """
 
     batching: Batching
@@ -289,10 +288,6 @@ class FlagCase(Case):
     records: int | None = None
     largest_batch: int | None = None
     participations: int | None = None
-    label: str = ""
-    together: int | None = None
-
-    assumed = ASSUMED
 
     @property
     def kind(self) -> BatchingKind:
@@ -300,15 +295,20 @@ class FlagCase(Case):
         return BATCHINGS[self.batching]
 
     @property
-    def described(self) -> str:  # type: ignore[override]
+    def about(self) -> str:
         """Description of the setting."""
-        noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
-        rate = "" if self.free() != BATCH_SIZE else f", batch size of {count(self.records or 0, 'record')} to be found"
+        noise = "noise multiplier to be found"
+        if self.noise_multiplier is not None:
+            over_clip = self.noise_multiplier * replace_factor(self.adjacency)
+            noise = f"z {self.noise_multiplier:.8g} (noise {over_clip:.8g} C)"
+        rate = "" if self.free != BATCH_SIZE else f", batch size of {count(self.records or 0, 'record')} to be found"
         rate = rate if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
         length = "length to be found"
         if self.steps is not None or self.epochs is not None:
             length = count(self.epochs or 0, "epoch") if self.steps is None else count(self.steps, "step")
-        return f"{self.batching} batches, {noise}{rate}, {length}, delta {self.delta:g}"
+        if self.kind.by_epoch and self.kind.sampled and self.sampling_rate is not None:
+            length += f" ({count(self._batches, 'step')} an epoch)"
+        return f"{self.batching} batches, {noise}{rate}, {length}, {self.adjacency}, delta {self.delta:g}"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -343,14 +343,19 @@ class FlagCase(Case):
         return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
 
     def release(self, uses: int) -> Release:
-        """Return `uses` releases of the case's mechanism; UsageError if a number is missing."""
+        """Return `uses` releases of the mechanism; UsageError if a number is missing."""
         noise = self.noise_multiplier
         if noise is None:
-            raise UsageError("give --noise-multiplier, or a budget (--target-epsilon, --target-tpr, ...) to solve")
+            raise UsageError("give --noise-multiplier or --noise-over-clip, or a budget (--target-epsilon) to solve")
         rate = self.sampling_rate if self.kind.sampled else 1.0
         if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
         if self.kind.by_epoch and self.kind.sampled:
+            if abs(rate * self._batches - 1) > 1e-9:
+                raise UsageError(
+                    f"--sampling-rate is {rate:g}, but must be 1 over a whole number of steps for {self.batching}"
+                    f" batches: 1/{self._batches} = {1 / self._batches:.6g}, say; or give --batch-size and --records"
+                )
             rate = 1 / self._batches
         if self.kind.recorded != "truncated":
             return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
@@ -364,54 +369,93 @@ class FlagCase(Case):
             TruncatedSum(noise, self.adjacency, self.batching, rate, records=records, largest_batch=largest), uses
         )
 
-    def each_trial(self) -> list[list[list[Release]]]:
-        return [[[self.release(self.uses)]]]
-
-    def each_curve(self) -> list[list[list[Release]]]:
+    def by_epoch(self) -> list[Epochs]:
+        """Return the releases of each epoch."""
         left = self.uses
         size = self.uses_per_epoch if self.kind.by_epoch else self.steps_per_epoch
-        if left / size > 1_000_000:
+        if left / size > _MOST_EPOCHS:
             raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
         whole = self.release(size)
-        epochs = [[whole] for _ in range(left // size)]
-        return [epochs + ([[self.release(left % size)]] if left % size else [])]
+        return [[[whole] for _ in range(left // size)] + ([[self.release(left % size)]] if left % size else [])]
 
+    @property
     def parameters(self) -> dict[str, bool]:
+        """The parameters that may be solved for; True if a larger value costs more."""
         by_steps = self.kind.sampled and not self.kind.by_epoch
         length = "steps" if by_steps and self.epochs is None else "epochs"
         size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None and not self.largest_batch else {}
         return {"noise-multiplier": False, length: True} | size
 
+    @property
     def free(self) -> str | None:
+        """The parameter that was left out; None if there is none."""
         if self.noise_multiplier is None:
             return "noise-multiplier"
         if self.steps is None and self.epochs is None:
-            return "steps" if "steps" in self.parameters() else "epochs"
-        return BATCH_SIZE if self.sampling_rate is None and BATCH_SIZE in self.parameters() else None
+            return "steps" if "steps" in self.parameters else "epochs"
+        return BATCH_SIZE if self.sampling_rate is None and BATCH_SIZE in self.parameters else None
 
-    def most_in_a_batch(self) -> int | None:
-        return self.records
-
-    def own_remarks(self) -> list[str]:
+    def remarks(self) -> tuple[str, ...]:
+        """Return remarks on the batching."""
         if self.batching != "shuffle" or self.noise_multiplier is None or self.sampling_rate is None:
-            return []
+            return ()
         least = epsilon_at_least(self.noise_multiplier, self.steps_per_epoch, self.delta)
-        return [
-            f"one epoch of these shuffled batches costs at least epsilon {least:.4f} (Chua et al. 2024): a lower bound"
-        ]
+        return (
+            f"one epoch of these shuffled batches costs at least epsilon {least:.4f} (Chua et al. 2024): a lower bound",
+        )
 
-    def with_value(self, parameter: str, value: float) -> Case:
+    def with_value(self, parameter: str, value: float) -> Numbers:
+        """Return the numbers with `parameter` set to `value`; UsageError if there is no such parameter."""
         name = parameter.replace("-", "_")
         changes: dict[str, Any] = {}
         if name in ("steps", "epochs"):
             changes = {"steps": None, "epochs": None, name: int(value)}
         elif parameter == BATCH_SIZE and self.records is not None:
-            changes = {"sampling_rate": int(value) / self.records}
+            changes = {"sampling_rate": self.kind.rate(int(value), self.records)}
+        elif name == "noise_over_clip":
+            changes = {"noise_multiplier": value / replace_factor(self.adjacency)}
         elif name in ("noise_multiplier", "sampling_rate", "delta"):
             changes = {name: float(value)}
         if changes:
             return dataclasses.replace(self, **changes)
         raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
+
+    def case(self) -> Case:
+        """Return the case of these numbers."""
+        return Case(
+            label="",
+            about=self.about,
+            batching=self.batching,
+            delta=self.delta,
+            made=lambda: [[[self.release(self.uses)]]],
+            epochs=self.by_epoch,
+            records=self.records,
+            told=self.remarks(),
+            parameters=self.parameters,
+            free=self.free,
+            changed=lambda parameter, value: self.with_value(parameter, value).case(),
+            assumed=ASSUMED,
+        )
+
+
+def of_history(label: str, releases: Sequence[Release], delta: float, remark: str) -> Case:
+    """Return the case of one training that another library recorded; `remark` says what the record cannot vouch for."""
+    uses = sum(release.count for release in releases)
+    sums = {release.mechanism.batching for release in releases if isinstance(release.mechanism, GaussianSum)}
+
+    def epochs() -> list[Epochs]:
+        raise UnsupportedMechanism(f"{label} has no epochs, so no curve by epoch")
+
+    return Case(
+        label=label,
+        about=f"{label}: {count(uses, 'release')} of {count(len(releases), 'kind')}, delta {delta:g}",
+        batching="+".join(sorted(sums)) or "full",
+        delta=delta,
+        made=lambda: [[releases]],
+        epochs=epochs,
+        told=(f"{label}: {remark}",),
+        assumed=ASSUMED,
+    )
 
 
 def _given(value: int | None, option: str) -> int:

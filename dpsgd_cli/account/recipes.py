@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.account.cases import BATCH_SIZE, Case, Target
+from dpsgd_cli.account.cases import BATCH_SIZE, Case, Epochs, Target, noise_facts, noise_words
 from dpsgd_cli.accounting.accountants import Accountant, Derived
 from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.accounting.budget import EpsilonBudget, Limit, RhoBudget, RiskBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget, Limit, RhoBudget
 from dpsgd_cli.accounting.joint_composition import why_apart
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
@@ -32,178 +31,157 @@ from dpsgd_cli.schedules.settings import Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
 
 
-@dataclass(frozen=True)
-class RecipeCase(Case):
-    """One planned trial of a recipe. `wanted_delta` replaces the recipe's own delta unless it is None."""
+def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> Case:
+    """Return the case of `source`, a recipe file or the name of a shipped recipe; of one planned trial."""
+    extra = [] if epochs is None else [f"epochs={epochs}"]
+    loaded = load_recipe(source, [*overrides, *extra])
+    return of_recipe(loaded, delta)
 
-    loaded: LoadedRecipe
-    recipe: Recipe
-    wanted_delta: float | None = None
-    together: int | None = None
 
-    @property
-    def label(self) -> str:  # type: ignore[override]
-        """The recipe's name."""
-        return self.recipe.name
+def of_recipe(loaded: LoadedRecipe, delta: float | None = None) -> Case:
+    """Return the case of one planned trial. `delta` replaces the recipe's own delta unless it is None.
 
-    @property
-    def described(self) -> str:  # type: ignore[override]
-        """Description of the plan, or of the error if planning fails."""
-        try:
-            plan = self.plan
-        except (PrivacyError, UsageError) as error:
-            return f"{self.recipe.name}: as it stands, {error}"
-        other = len(plan.preprocessing_releases)
-        beside = f", {count(other, 'private release')} beside the steps" if other else ""
-        steps = count(plan.sampling.steps_per_epoch, "step")
-        length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
-        noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
-        batches = f"{plan.sampling.batching} batches{noise}{beside}"
-        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{unit_words(self.recipe.data.unit)}"
+    A plan that fails is told to the reader, and raised where its releases are asked for: another value of a parameter
+    may have one.
+    """
+    recipe = loaded.recipe
+    plan, problem = None, None
+    try:
+        plan = _planned(loaded)
+    except (PrivacyError, UsageError) as error:
+        problem = error
+    privacy = _privacy_of(recipe)
+    stated = delta or privacy.delta or getattr(privacy.budget, "delta", None)
+    if stated is None:
+        if problem is not None:
+            raise problem
+        assert plan is not None
+        stated = plan.delta
+    is_budget = plan is not None and (plan.budget_cap is not None or not plan.epochs)
 
-    @property
-    def delta(self) -> float:  # type: ignore[override]
-        """Delta at which epsilon is stated."""
-        stated = self.wanted_delta or self._privacy.delta or getattr(self._privacy.budget, "delta", None)
-        return stated if stated is not None else self.plan.delta
-
-    @property
-    def batching(self) -> str:  # type: ignore[override]
-        """Batching of the recipe's method."""
-        return self.recipe.method.batching
-
-    @cached_property
-    def plan(self) -> Plan:
-        """Plan of the recipe. Raises UsageError for an open length without a budget, and the errors of planning."""
-        privacy = self._privacy
-        endless = isinstance(self.recipe.method, Gradient) and not isinstance(self.recipe.epochs, int)
-        if privacy.budget is None and endless:
-            raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
-        return self._planned()
-
-    def _planned(self, priced_by: Accountant | None = None) -> Plan:
-        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), priced_by)
+    def planned() -> Plan:
+        if problem is not None:
+            raise problem
         assert plan is not None
         return plan
 
-    def own_trials(self) -> int:
-        return self.recipe.trials
+    def made() -> list[list[list[Release]]]:
+        held_out = list(planned().held_out)
+        return [[planned().priced_releases, *([held_out] if held_out else [])]]
 
-    def each_trial(self) -> list[list[list[Release]]]:
-        held_out = list(self.plan.held_out)
-        return [[self.plan.priced_releases, *([held_out] if held_out else [])]]
-
-    def why_apart(self, trials: int) -> str | None:
-        return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
-
-    def uncovered(self) -> list[str]:
-        return uncovered_steps(self.recipe.data, self.recipe.adjacency, self.loaded.base)
-
-    def own_remarks(self) -> list[str]:
-        return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []
-
-    def has_held_out(self) -> bool:
-        return bool(self.plan.held_out)
-
-    def spends_a_budget(self) -> bool:
-        return self.plan.budget_cap is not None or not self.plan.epochs
-
-    def each_curve(self) -> list[list[list[Release]]]:
-        if self.spends_a_budget():
-            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {ADAPTIVE}")
-        epochs = [list(releases) for releases in self.plan.epochs]
+    def by_epoch() -> list[Epochs]:
+        if is_budget:
+            raise UnsupportedMechanism(f"{recipe.name} has no curve by epoch: {ADAPTIVE}")
+        epochs = [list(releases) for releases in planned().epochs]
         if epochs:
-            epochs[0] = [*self.plan.preprocessing_releases, *epochs[0]]
+            epochs[0] = [*planned().preprocessing_releases, *epochs[0]]
         return [epochs]
 
-    def parameters(self) -> dict[str, bool]:
-        method = self.recipe.method
-        if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or self._schedule.adaptive:
-            return {}
-        sampled = BATCHINGS[method.batching].sampled and method.batch_size is not None
-        size = {BATCH_SIZE: True} if sampled and method.largest_batch is None else {}
-        numbers = {path: not number.increasing for path, number in self._schedule.numbers().items()}
-        return numbers | {"epochs": True} | size
-
-    def most_in_a_batch(self) -> int | None:
-        return training_records(self.recipe, data.outline(self.recipe.data, self.loaded.base))
-
-    def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
-        """Return the value that the recipe's plan gives to `parameter` as `auto` (epochs: until the budget is spent).
-
-        For the batch size, search for the value.
-        """
-        if parameter == BATCH_SIZE:
-            return super().afforded(parameter, target, accountant)
-        trials = self.together or 1
-        if target.risk is not None:
-            if trials > 1:
-                raise UsageError("a risk is solved for one trial: leave --trials out")
-            at = {"at": target.risk.at} if target.risk.at else {}
-            budget: Limit = RiskBudget.model_validate({target.risk.kind: target.limit} | at)
-        elif target.rho is None:
-            budget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
-        else:
-            budget = RhoBudget(rho=_share(target.limit, trials))
-        priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
-        recipe = self._with_privacy(budget=budget, delta=self.delta)
-        if parameter == "epochs":
-            asked = recipe.changed(epochs="until-budget")
-            return float(replace(self, recipe=asked)._planned(priced_by).most_epochs)
-        free = self._schedule.with_number(parameter, "auto")
-        asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
-        solved = replace(self, recipe=asked)._planned(priced_by).schedule
-        assert solved is not None
-        return float(solved.number_at(parameter))
-
-    def with_value(self, parameter: str, value: float) -> Case:
-        """Return a copy of the case with `parameter` set to `value`; UsageError for a parameter it does not have.
-
-        Planning the copy raises UnsupportedMechanism for a value whose schedule runs out of noise.
-        """
-        # without the budget, so that a solver may try what does not fit
-        freed = {} if self._privacy.budget is None else {"budget": None, "delta": self.delta}
-        if parameter == "epochs":
-            recipe = self._with_privacy(**freed).changed(epochs=int(value))
-        elif parameter == BATCH_SIZE:
-            method = self.recipe.method.changed(batch_size=int(value))
-            recipe = self._with_privacy(**freed).changed(method=method)
-        elif parameter in self.parameters():
-            number = int(value) if self._schedule.numbers()[parameter].whole else float(value)
-            recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number), **freed)
-        else:
-            raise UsageError(f"schedule {self._schedule.kind} has no parameter {parameter}")
-        return replace(self, recipe=recipe)
-
-    def budget(self) -> Target:
-        own = self._privacy.budget
-        if isinstance(own, RhoBudget):
-            return Target(rho=own.rho)
-        if isinstance(own, RiskBudget):
-            return Target(risk=own.risk, at_most=own.limit)
-        return Target(epsilon=own.epsilon) if own is not None else Target()
-
-    @property
-    def _privacy(self) -> Privacy:
-        if self.recipe.privacy is None:
-            raise PrivacyError(
-                f"{self.label}: method {self.recipe.method.kind} has no privacy section: nothing to price"
-            )
-        return self.recipe.privacy
-
-    @property
-    def _schedule(self) -> Schedule:
-        return self._privacy.schedule
-
-    def _with_privacy(self, **changes: object) -> Recipe:
-        return self.recipe.changed(privacy=self._privacy.changed(**changes))
+    return Case(
+        label=recipe.name,
+        about=f"{recipe.name}: as it stands, {problem}" if plan is None else _described(recipe, plan, stated),
+        batching=recipe.method.batching,
+        delta=stated,
+        made=made,
+        epochs=by_epoch,
+        apart=lambda trials: why_apart([run_of(loaded, trials)]),
+        unit=None if recipe.data.unit is None else recipe.data.unit.column,
+        records=None if plan is None else plan.sampling.records,
+        own_trials=recipe.trials,
+        told=(f"{recipe.name}: {EXPERIMENT}",) if recipe.seed is not None else (),
+        uncovered=tuple(uncovered_steps(recipe.data, recipe.adjacency, loaded.base)),
+        is_budget=is_budget,
+        budget=_own_budget(privacy),
+        parameters=_parameters(recipe, privacy.schedule),
+        changed=lambda parameter, value: of_recipe(_changed(loaded, parameter, value, stated), delta),
+        plans=lambda *asked: _solved(loaded, stated, *asked),
+    )
 
 
-def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> RecipeCase:
-    """Return the case of `source`, a recipe file or the name of a shipped recipe."""
-    extra = [] if epochs is None else [f"epochs={epochs}"]
-    loaded = load_recipe(source, [*overrides, *extra])
-    return RecipeCase(loaded, loaded.recipe, delta)
+def _planned(loaded: LoadedRecipe, priced_by: Accountant | None = None) -> Plan:
+    """Return the plan. Raises UsageError for an open length without a budget, and the errors of planning."""
+    recipe = loaded.recipe
+    endless = isinstance(recipe.method, Gradient) and not isinstance(recipe.epochs, int)
+    if _privacy_of(recipe).budget is None and endless:
+        raise UsageError(f"{recipe.name}: without a budget its length is open; give --epochs")
+    plan, _ = plan_and_outline(loaded, priced_by)
+    assert plan is not None
+    return plan
+
+
+def _described(recipe: Recipe, plan: Plan, delta: float) -> str:
+    other = len(plan.preprocessing_releases)
+    beside = f", {count(other, 'private release')} beside the steps" if other else ""
+    steps = count(plan.sampling.steps_per_epoch, "step")
+    length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
+    noise = noise_words(noise_facts([plan.releases]))
+    noise += "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
+    batches = f"{plan.sampling.batching} batches{noise}{beside}"
+    return f"{recipe.name}: {length}, {batches}, delta {delta:g}{unit_words(recipe.data.unit)}"
+
+
+def _privacy_of(recipe: Recipe) -> Privacy:
+    if recipe.privacy is None:
+        raise PrivacyError(f"{recipe.name}: method {recipe.method.kind} has no privacy section: nothing to price")
+    return recipe.privacy
+
+
+def _own_budget(privacy: Privacy) -> Target:
+    own = privacy.budget
+    if isinstance(own, RhoBudget):
+        return Target(rho=own.rho)
+    return Target(epsilon=own.epsilon) if own is not None else Target()
+
+
+def _parameters(recipe: Recipe, schedule: Schedule) -> dict[str, bool]:
+    method = recipe.method
+    if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or schedule.adaptive:
+        return {}
+    sampled = BATCHINGS[method.batching].sampled and method.batch_size is not None
+    size = {BATCH_SIZE: True} if sampled and method.largest_batch is None else {}
+    numbers = {path: not number.increasing for path, number in schedule.numbers().items()}
+    return numbers | {"epochs": True} | size
+
+
+def _changed(loaded: LoadedRecipe, parameter: str, value: float, delta: float) -> LoadedRecipe:
+    """Return the recipe with `parameter` set to `value`; UsageError for a parameter it does not have.
+
+    Planning it raises UnsupportedMechanism for a value whose schedule runs out of noise.
+    """
+    recipe = loaded.recipe
+    privacy, schedule = _privacy_of(recipe), _privacy_of(recipe).schedule
+    if parameter not in _parameters(recipe, schedule):
+        raise UsageError(f"schedule {schedule.kind} has no parameter {parameter}")
+    # without the budget, so that a solver may try what does not fit
+    freed: dict[str, Any] = {} if privacy.budget is None else {"budget": None, "delta": delta}
+    if parameter == "epochs":
+        changes: dict[str, Any] = {"epochs": int(value)}
+    elif parameter == BATCH_SIZE:
+        changes = {"method": recipe.method.changed(batch_size=int(value))}
+    else:
+        number = int(value) if schedule.numbers()[parameter].whole else float(value)
+        changes, freed = {}, freed | {"schedule": schedule.with_number(parameter, number)}
+    return replace(loaded, recipe=recipe.changed(privacy=privacy.changed(**freed), **changes))
+
+
+def _solved(
+    loaded: LoadedRecipe, delta: float, parameter: str, target: Target, accountant: Accountant, trials: int
+) -> float:
+    """Return the value that the recipe's plan gives to `parameter` as `auto` (epochs: until the budget is spent)."""
+    if target.rho is None:
+        budget: Limit = EpsilonBudget(epsilon=target.limit, delta=delta)
+    else:
+        budget = RhoBudget(rho=_share(target.limit, trials))
+    priced_by = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
+    privacy = _privacy_of(loaded.recipe).changed(budget=budget, delta=delta)
+    if parameter == "epochs":
+        asked = loaded.recipe.changed(privacy=privacy, epochs="until-budget")
+        return float(_planned(replace(loaded, recipe=asked), priced_by).most_epochs)
+    free = privacy.schedule.with_number(parameter, "auto")
+    asked = loaded.recipe.changed(privacy=privacy.changed(schedule=free))
+    solved = _planned(replace(loaded, recipe=asked), priced_by).schedule
+    assert solved is not None
+    return float(solved.number_at(parameter))
 
 
 class RepeatedAccountant(Derived, stated=False):

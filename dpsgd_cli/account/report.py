@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series
-from dpsgd_cli.account.cases import Case
-from dpsgd_cli.accounting.tradeoff import Attacker
+from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, warnings_of_case
+from dpsgd_cli.account.cases import Case, noise_facts, span_words
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results.guarantee import attack_words
@@ -20,12 +19,13 @@ _UPWARDS = {"order": "Renyi divergence", FALSE_POSITIVES: "TPR"}
 
 
 def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
-    """Return rows as JSON or CSV, or as a table with the cases' descriptions above and remarks below."""
+    """Return rows as JSON or CSV, or as a table with the cases' descriptions above and conditions below."""
     if form in ("json", "csv"):
         return as_json(rows) if form == "json" else as_csv(rows)
-    told = [remark for case in cases for remark in (*case.remarks(), *case.uncovered())]
-    attackers = {row.case: row for row in rows if row.attacker is not None}
-    found = [_attacker_line(row, len(cases) > 1) for _, row in sorted(attackers.items())]
+    told = [remark for case in cases for remark in case.conditions()]
+    told += [f"warning: {text}" for case in cases for text in warnings_of_case(case, rows)]
+    attacked = {id(row.case): row for row in rows if row.attack is not None}
+    found = [_attack_line(attacked[id(case)], len(cases) > 1) for case in cases if id(case) in attacked]
     return "\n".join([*(case.subject for case in cases), table(rows), *found, *dict.fromkeys(told)])
 
 
@@ -61,12 +61,12 @@ def as_json(rows: Sequence[Row]) -> str:
     """Return rows as a JSON list of objects; numbers that are not finite become null, and the note says so."""
     import json
 
-    return json.dumps([_record(row) for row in rows], indent=2)
+    return json.dumps([_record(row, rows) for row in rows], indent=2)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, with a header."""
-    records = [_record(row) for row in rows]
+    records = [_record(row, rows) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
     return "\n".join([",".join(names), *(",".join(_cell(record.get(name)) for name in names) for record in records)])
 
@@ -125,15 +125,18 @@ def _header(rows: Sequence[Row]) -> list[str]:
     names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
     solved = [name.replace("-", " ") for name in _solved_names(rows)]
     rho = ["rho"] if any(row.rho is not None for row in rows) else []
-    source = ["source"] if len({row.source for row in rows}) > 1 else []
-    return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:], "note"]
+    noise = ["noise / C"] if _several_adjacencies(rows) else []
+    source = ["source"] if _several_sources(rows) else []
+    return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:5], *noise, *names[5:], "note"]
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    source = [row.source] if len({row.source for row in rows}) > 1 else []
+    source = [row.case.label] if _several_sources(rows) else []
     # unrounded, since a rounded number may cost more than the budget
     solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
     rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
+    facts = _facts(row)
+    noise = [span_words(facts["noise_over_clip"]) if facts else ""] if _several_adjacencies(rows) else []
     assert row.epsilon is not None
     return [
         *source,
@@ -144,31 +147,40 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
         *rho,
         row.bound,
         row.adjacency or "any",
-        row.batching,
+        *noise,
+        row.case.batching,
         row.note,
     ]
+
+
+def _several_sources(rows: Sequence[Row]) -> bool:
+    return len({row.case.label for row in rows}) > 1
+
+
+def _several_adjacencies(rows: Sequence[Row]) -> bool:
+    """Return whether multipliers of different sensitivities are ranked: a replaced record moves a sum by 2 C."""
+    return len({row.adjacency for row in rows if row.adjacency is not None}) > 1
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    """Return the noise of the composition that is priced (`noise_facts`)."""
+    return {} if row.priced is None else noise_facts(parts[0] for parts in row.priced.trials)
 
 
 def _solved_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.solved))
 
 
-def _attacker_line(row: Row, several: bool) -> str:
-    attacker = row.attacker
-    assert attacker is not None
-    words = attack_words(attacker.mu, attacker.regret, attacker.true_positives, attacker.proved_by)
-    return f"{f'{row.source or row.batching}: ' if several else ''}strongest attack: {words}"
-
-
-def _attacker_record(attacker: Attacker) -> dict[str, Any]:
-    rates = {f"true_positives_at_{rate:g}": share for rate, share in attacker.true_positives.items()}
-    return {"mu": _plain(attacker.mu), "regret": attacker.regret, **rates, "attacker_by": attacker.proved_by}
+def _attack_line(row: Row, several: bool) -> str:
+    attack = row.attack
+    assert attack is not None
+    words = attack_words(attack.mu, attack.regret, attack.true_positives, attack.proved_by)
+    return f"{f'{row.case.label or row.case.batching}: ' if several else ''}strongest attack: {words}"
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:
-    batching = f" ({row.batching})" if len({other.batching for other in rows}) > 1 else ""
-    source = f"{row.source} " if len({other.source for other in rows}) > 1 else ""
-    return f"{source}{row.accountant}{batching}"
+    batching = f" ({row.case.batching})" if len({other.case.batching for other in rows}) > 1 else ""
+    return f"{f'{row.case.label} ' if _several_sources(rows) else ''}{row.accountant}{batching}"
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -182,21 +194,33 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, subsequent_indent="      ")
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a row with everything that the text says of it: figures, who is protected, and all conditions."""
+    case, attack = row.case, row.attack
     record: dict[str, Any] = {
         "accountant": row.accountant,
         "epsilon": _plain(row.epsilon),
         "delta": row.delta,
         "adjacency": row.adjacency,
-        "batching": row.batching,
+        "batching": case.batching,
         "bound": row.bound,
         "note": row.note,
         "rho": row.rho,
+        "source": case.label,
+        "about": case.subject,
+        "unit": case.unit,
+        "group": case.group,
+        "trials": case.together or 1,
+        "best_of": None if case.choice is None else case.choice.mean,
+        "law": None if case.choice is None else case.choice.law,
+        **_facts(row),
+        "conditions": case.conditions(),
+        "warnings": warnings_of_case(case, rows),
     }
-    if row.source:
-        record["source"] = row.source
-    found = {} if row.attacker is None else _attacker_record(row.attacker)
-    return record | found | row.solved
+    if attack is not None:
+        rates = {f"true_positives_at_{rate:g}": share for rate, share in attack.true_positives.items()}
+        record |= {"mu": _plain(attack.mu), "regret": attack.regret, **rates, "attacker_by": attack.proved_by}
+    return record | row.solved
 
 
 def _plain(value: float | None) -> float | None:
@@ -208,5 +232,9 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.12g}"
+    if isinstance(value, list):
+        value = (
+            "; ".join(map(_cell, value)) if all(isinstance(one, float) for one in value) else "; ".join(map(str, value))
+        )
     text = str(value)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text

@@ -9,9 +9,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import ClassVar, Self, TypeVar, get_args
+from typing import ClassVar, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dpsgd_cli.accounting.accountants import Accountant, split_delta
 from dpsgd_cli.accounting.accountants.additive import rho_of, total_mu_squared, total_rho
@@ -19,8 +19,7 @@ from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
-from dpsgd_cli.accounting.tradeoff import AttackRisk, RiskKind
-from dpsgd_cli.common.sections import Delta, Fraction, Positive, Section
+from dpsgd_cli.common.sections import Delta, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 
 
@@ -31,42 +30,6 @@ class RhoBudget(Section):
 class EpsilonBudget(Section):
     epsilon: Positive = Field(description="Total epsilon.")
     delta: Delta = Field(description="At this delta.")
-
-
-class RiskBudget(Section):
-    """A limit of one risk (`tradeoff.Risk`). What it costs in epsilon is stated at `privacy.delta`."""
-
-    mu: Positive | None = Field(
-        None, description="Most mu of Gaussian differential privacy (sampled batches: down to error rates of 1e-10)."
-    )
-    advantage: Fraction | None = Field(None, description="Most TPR minus FPR of any membership attack.")
-    tpr: Fraction | None = Field(None, description="Most true positive rate of a membership attack, at FPR `at`.")
-    reconstruction: Fraction | None = Field(
-        None, description="Most probability of reconstructing a record that a guess gets with probability `at`."
-    )
-    at: Fraction | None = Field(None, description="False positive rate of `tpr`; guess of `reconstruction`.")
-
-    @model_validator(mode="after")
-    def _says_one_risk(self) -> Self:
-        named = [kind for kind in get_args(RiskKind) if getattr(self, kind) is not None]
-        if len(named) != 1:
-            raise ValueError("limit one risk: mu, advantage, tpr (at a rate), or reconstruction (at a rate)")
-        if (self.at is not None) != (named[0] in ("tpr", "reconstruction")):
-            raise ValueError(f"at: {named[0]} " + ("has none" if self.at is not None else "needs one, say 0.01"))
-        if (why := self.risk.problem(self.limit)) is not None:
-            raise ValueError(f"{named[0]}: {why}")
-        return self
-
-    @property
-    def risk(self) -> AttackRisk:
-        """The risk that is limited."""
-        kind = next(kind for kind in get_args(RiskKind) if getattr(self, kind) is not None)
-        return AttackRisk(kind, self.at or 0.0)
-
-    @property
-    def limit(self) -> float:
-        """Largest value of the risk."""
-        return float(getattr(self, self.risk.kind))
 
 
 MOST_DELTA = 1e-5
@@ -84,7 +47,7 @@ def usual_delta(records: int) -> float:
     return float(min(MOST_DELTA, 10.0 ** -math.ceil(math.log10(10 * max(records, 1)) - 1e-12)))
 
 
-Limit = RhoBudget | EpsilonBudget | RiskBudget
+Limit = RhoBudget | EpsilonBudget
 Budget = Limit | None
 T = TypeVar("T")
 
@@ -155,7 +118,7 @@ class GaussianRhoFilter(RhoFilter):
 
 
 class GaussianFilter(TotalFilter):
-    """Filter of an exact (epsilon, delta), or of a risk, as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
+    """Filter of an exact (epsilon, delta) as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
 
     Every release is mu-Gaussian-DP for a mu of its own. The sum of mu^2 is capped at the one whose Gaussian trade-off
     meets the budget. Fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
@@ -207,8 +170,6 @@ def format_budget(budget: Budget) -> str:
         return "none"
     if isinstance(budget, RhoBudget):
         return f"rho {budget.rho:g}"
-    if isinstance(budget, RiskBudget):
-        return budget.risk.words(budget.limit)
     return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
 
 
@@ -232,8 +193,6 @@ def over_budget(budget: Budget, accountant: Accountant, releases: Sequence[Relea
         rest, thresholds = _thresholds_apart(releases)
         most = _most_mu_squared(_after(budget, thresholds))
         return gap_of_sum(_each(lambda release: total_mu_squared([release]), rest), most)
-    if isinstance(budget, RiskBudget):
-        return gap_of(budget.risk.of(releases), budget.limit)
     return gap_of(accountant.epsilon(releases, budget.delta), budget.epsilon)
 
 
@@ -304,16 +263,12 @@ def _thresholds_apart(releases: Sequence[Release]) -> tuple[list[Release], list[
     return [release for release in releases if not isinstance(release.mechanism, Threshold)], thresholds
 
 
-def _after(budget: EpsilonBudget | RiskBudget, thresholds: Sequence[Release]) -> EpsilonBudget | RiskBudget:
+def _after(budget: EpsilonBudget, thresholds: Sequence[Release]) -> EpsilonBudget:
     """Return the budget that all other releases have to meet (`split_delta` has the theorem).
 
     Raises InfeasibleBudget if the thresholds alone spend delta.
     """
     leak = split_delta(thresholds)[1]
-    if isinstance(budget, RiskBudget):
-        if leak:
-            raise InfeasibleBudget("named categories have a delta, which no budget of a risk covers; give an epsilon")
-        return budget
     if not leak < budget.delta:
         raise InfeasibleBudget(
             f"the deltas of named categories, {leak:g}, alone spend the budget's delta {budget.delta:g}; make them"
@@ -323,10 +278,8 @@ def _after(budget: EpsilonBudget | RiskBudget, thresholds: Sequence[Release]) ->
 
 
 @cache
-def _most_mu_squared(budget: EpsilonBudget | RiskBudget) -> float:
+def _most_mu_squared(budget: EpsilonBudget) -> float:
     """Return the largest mu^2 of a Gaussian that stays within the budget, from below; both curves are exact."""
-    if isinstance(budget, RiskBudget):
-        return budget.risk.gaussian(budget.limit) ** 2 * (1 - _ROUNDING)
     span = Interval("mu", cheap=1e-150, expensive=1e150, start=1.0)
     mu = solve_at_limit(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)

@@ -177,7 +177,8 @@ def connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
     Args: p, the P-masses; log_shares, log(q e^low / p) <= 0, 0 where all of it belongs on the low end; gaps,
     e^(low - high) - 1.
     """
-    upper = p * np.clip(np.expm1(log_shares) / gaps, 0.0, 1.0)
+    with np.errstate(over="ignore"):  # infinite where a cell is wide or far: then all of it is on one end
+        upper = p * np.clip(np.expm1(log_shares) / gaps, 0.0, 1.0)
     dots = np.zeros(len(p) + 1)
     dots[1:] += upper
     dots[:-1] += p - upper

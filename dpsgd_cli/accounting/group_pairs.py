@@ -132,7 +132,7 @@ def grouped(mechanism: GroupSum, width: float) -> LossPair:
     without = cell_masses(x / noise)
     mixed = np.exp(mixture.log_none) * without
     excess = np.full(len(without), -mixture.beyond)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for j, weight in zip(mixture.places, mixture.weights, strict=True):
             within = cell_masses((x - j) / noise)
             mixed += weight * within

@@ -58,6 +58,9 @@ from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 _DEEPEST = 300.0
 """How far below a group's delta, in logarithms, the search for one record's delta goes."""
 _HALVINGS = 12
+_MOST_SPLITS = 64
+"""Most splits of a group over two parts of the data that are priced one by one."""
+Parts = Sequence[Sequence[Release]]
 _ALONE = "last weights alone: steps are proved to contract for neighbours of the table, not for groups"
 
 
@@ -130,30 +133,47 @@ def log_factor(epsilon: float, size: int) -> float:
 
 
 class ForGroup(Derived, stated=False):
-    """Accountant for groups of `size` records, based on `accountant`, which prices single records."""
+    """Accountant for groups of `size` records, based on `accountant`, which prices single records.
+
+    `parts` are releases on disjoint parts of the data. Each record of the group is in one of them, so k of them may be
+    in the first and the others in the second. For each such split, the releases of all parts compose, each as for its
+    share of the group; what is stated is the largest price of all splits. On the way from neighbour to neighbour, each
+    step changes a record of one part, so it costs at most the dearest part.
+    """
 
     def __init__(self, accountant: Accountant, size: int) -> None:
         super().__init__(accountant)
         self.size = size
-        self.note = f"{accountant.note}; groups of {size}"  # type: ignore[misc]
+        self.note = f"{accountant.note}; groups of {size}" if size > 1 else accountant.note  # type: ignore[misc]
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        return self._least(
-            lambda own: self.accountant.epsilon(own, delta), lambda: self._by_statement(releases, delta), releases
-        )
+        return self.epsilon_of([releases], delta)
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        def stated() -> float:
-            one = self.accountant.delta(_on_the_way(releases, self.size), epsilon / self.size)
-            return (
-                min(1.0, math.exp(min(0.0, math.log(one) + log_factor(epsilon / self.size, self.size)))) if one else 0.0
-            )
+        return self.delta_of([releases], epsilon)
 
-        return self._least(lambda own: self.accountant.delta(own, epsilon), stated, releases)
+    def epsilon_of(self, parts: Parts, delta: float) -> float:
+        """Return `epsilon` of releases on disjoint parts of the data."""
+        return self._least(
+            parts, lambda own: self.accountant.epsilon(own, delta), lambda: self._by_statement(parts, delta)
+        )
 
-    def _least(
-        self, price: Callable[[list[Release]], float], stated: Callable[[], float], releases: Sequence[Release]
-    ) -> float:
+    def delta_of(self, parts: Parts, epsilon: float) -> float:
+        """Return `delta` of releases on disjoint parts of the data."""
+        return self._least(
+            parts, lambda own: self.accountant.delta(own, epsilon), lambda: self.stated(parts, epsilon / self.size)
+        )
+
+    def stated(self, parts: Parts, epsilon: float) -> float:
+        """Return the group's delta at `size` times `epsilon`, by the statement on one record."""
+        one = max(self.accountant.delta(_on_the_way(part, self.size), epsilon) for part in parts)
+        return self.group_delta(one, epsilon)
+
+    def group_delta(self, one: float, epsilon: float) -> float:
+        """Return the group's delta at `size` times `epsilon` if `one` is that of one record at `epsilon`."""
+        return math.exp(min(0.0, math.log(one) + log_factor(epsilon, self.size))) if one else 0.0
+
+    def _least(self, parts: Parts, price: Callable[[list[Release]], float], stated: Callable[[], float]) -> float:
         """Return the lesser result of both theorems, or that of the only one that applies.
 
         If neither applies, raises the UnsupportedMechanism of the first.
@@ -161,9 +181,9 @@ class ForGroup(Derived, stated=False):
         found, refused = [], None
         try:
             mixtures = GroupSum.kind in self.accountant.mechanisms
-            pairs = [Release(of_group(r.mechanism, self.size, mixtures), r.count) for r in releases]
-            found.append(price(pairs))
-            if mixtures and all(isinstance(pair.mechanism, GaussianSum) for pair in pairs):
+            pairs = splits_of(parts, self.size, mixtures)
+            found.append(max(map(price, pairs)))
+            if mixtures and all(isinstance(pair.mechanism, GaussianSum) for split in pairs for pair in split):
                 return found[0]
         except UnsupportedMechanism as error:
             refused = error
@@ -177,14 +197,14 @@ class ForGroup(Derived, stated=False):
             raise refused
         return min(found)
 
-    def _by_statement(self, releases: Sequence[Release], delta: float) -> float:
+    def _by_statement(self, parts: Parts, delta: float) -> float:
         """Return k epsilon at a delta of one record that is small enough; every candidate is a proved bound."""
-        releases = _on_the_way(releases, self.size)
+        ways = [_on_the_way(part, self.size) for part in parts]
         known: dict[float, float] = {}
 
         def fits(below: float) -> bool:
             """Return whether one record's epsilon at `delta` e^-below gives a group at most `delta`."""
-            known[below] = self.accountant.epsilon(releases, delta * math.exp(-below))
+            known[below] = max(self.accountant.epsilon(releases, delta * math.exp(-below)) for releases in ways)
             return known[below] < math.inf and log_factor(known[below], self.size) <= below
 
         low = high = math.log(self.size)
@@ -196,3 +216,26 @@ class ForGroup(Derived, stated=False):
             middle = (low + high) / 2
             low, high = (low, middle) if fits(middle) else (middle, high)
         return self.size * known[high]
+
+
+def splits_of(parts: Parts, size: int, mixtures: bool = True) -> list[list[Release]]:
+    """Return, for each split of a group over `parts`, releases whose price bounds that split (see `ForGroup`).
+
+    Of very many splits, neighbouring ones share releases that bound them all. Raises UnsupportedMechanism if nothing is
+    proved for some split.
+    """
+    if len(parts) == 1:
+        return [_of_share(parts[0], size, mixtures)]
+    first, *rest = parts
+    stride = -(-size // _MOST_SPLITS)
+    ends = sorted({0, size, *range(stride, size, stride)})
+    shares = [(end, size - before) for before, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+    return [
+        [*_of_share(first, most, mixtures), *others]
+        for most, left in shares
+        for others in splits_of(rest, left, mixtures)
+    ]
+
+
+def _of_share(releases: Sequence[Release], size: int, mixtures: bool) -> list[Release]:
+    return [Release(of_group(one.mechanism, size, mixtures), one.count) for one in releases] if size else []

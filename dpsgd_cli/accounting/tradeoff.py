@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_mu_squared
@@ -94,12 +94,7 @@ def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -
     >>> found.mu, found.regret, round(found.true_positives[0.01], 4), round(found.right, 4)
     (1.0, 0.0, 0.0924, 0.6915)
     """
-    found = curve_of(releases, min(*rates, LEAST_ERROR))
-    powers = {rate: found.power(rate) for rate in rates}
-    if found.mu is not None:
-        return Attacker(powers, _gaussian_right(found.mu), found.proved_by, found.mu, 0.0)
-    assert found.profile is not None
-    return Attacker(powers, (1 + found.gap) / 2, found.proved_by, *nearest_gaussian(found.profile))
+    return curve_of(releases, min(*rates, LEAST_ERROR)).attacker(rates)
 
 
 @dataclass(frozen=True)
@@ -115,6 +110,20 @@ class TradeoffCurve:
     mu: float | None = None
     profile: Callable[[float], float] | None = None
 
+    @classmethod
+    def of_profile(cls, profile: Callable[[float], float], proved_by: str) -> TradeoffCurve:
+        """Return the curve of a function from epsilon >= 0 to delta."""
+        at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
+        return cls(at, profile(0.0), proved_by, profile=profile)
+
+    def attacker(self, rates: Sequence[float] = RATES) -> Attacker:
+        """Return the best attacker at these false-positive rates."""
+        powers = {rate: self.power(rate) for rate in rates}
+        if self.mu is not None:
+            return Attacker(powers, _gaussian_right(self.mu), self.proved_by, self.mu, 0.0)
+        assert self.profile is not None
+        return Attacker(powers, (1 + self.gap) / 2, self.proved_by, *nearest_gaussian(self.profile))
+
 
 def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> TradeoffCurve:
     """Return the trade-off curve that is proved for `releases`: exact for unsampled Gaussians, else that of a profile.
@@ -128,79 +137,10 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Tradeoff
     reasons = []
     for name in ("pld", "rdp"):  # tightest first
         try:
-            profile = accountants.get(name).profile(used, least)
-            at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
-            return TradeoffCurve(at, profile(0.0), name, profile=profile)
+            return TradeoffCurve.of_profile(accountants.get(name).profile(used, least), name)
         except UnsupportedMechanism as refusal:
             reasons.append(str(refusal))
     raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
-
-
-RiskKind = Literal["mu", "advantage", "tpr", "reconstruction"]
-
-
-@dataclass(frozen=True)
-class AttackRisk:
-    """A number of the trade-off curve that a budget may limit: an attack's success, whatever it knows.
-
-    - `mu`: that of the nearest Gaussian (`nearest_gaussian`; exact for unsampled Gaussians).
-    - `advantage`: the largest true-positive rate minus its false-positive rate, over all rates: delta at epsilon 0.
-    - `tpr`: the largest true-positive rate at the false-positive rate `at`.
-    - `reconstruction`: the largest probability with which a record drawn at random is reconstructed, where no guess
-      that ignores the release succeeds with a probability above `at`. It is `tpr` at `at`.
-
-    Proof of the last. Z is the record, drawn independently of all others; S is the set of pairs (Z, release) whose
-    reconstruction succeeds. For each z, the release M with z and the release M0 without it (or with a null or a fixed
-    other record) satisfy P(S_z) <= T(Q(S_z)), T the true-positive rate as a function of the false-positive rate. T is
-    concave and grows, so the mean over z is at most T of the mean of Q(S_z). M0 does not depend on Z, so that mean is
-    the success of a guess that ignores Z, at most `at`. Source: Hayes et al. 2023 (arXiv 2302.07225), Theorem 2.
-    """
-
-    kind: RiskKind
-    at: float = 0.0
-
-    def of(self, releases: Sequence[Release]) -> float:
-        """Return a bound on the risk of `releases`; raises UnsupportedMechanism as `best_attacker` does."""
-        curve = curve_of(releases, min(self.at or LEAST_ERROR, LEAST_ERROR))
-        if self.kind == "advantage":
-            return curve.gap
-        if self.kind != "mu":
-            return curve.power(self.at)
-        if curve.mu is not None:
-            return curve.mu
-        assert curve.profile is not None
-        return nearest_gaussian(curve.profile)[0]
-
-    def gaussian(self, limit: float) -> float:
-        """Return the largest mu of a Gaussian whose risk is at most `limit`.
-
-        >>> f"{AttackRisk('tpr', 0.01).gaussian(0.0924):.3f} {AttackRisk('advantage').gaussian(0.3829):.3f}"
-        '1.000 1.000'
-        """
-        normal = NormalDist()
-        if self.kind == "mu":
-            return limit
-        if self.kind == "advantage":
-            return 2 * normal.inv_cdf((1 + limit) / 2)
-        return normal.inv_cdf(limit) - normal.inv_cdf(self.at)
-
-    def problem(self, limit: float) -> str | None:
-        """Return why `limit` at `at` limits nothing or cannot be met; None if it is a budget."""
-        if self.kind == "mu":
-            return None if 0 < limit < math.inf else "must be positive and finite"
-        if not 0 < limit < 1:
-            return "must be above 0 and below 1"
-        if self.kind != "advantage" and not 0 < self.at < limit:
-            return f"must be above the rate {self.at:g} of a blind guess, and that above 0"
-        return None
-
-    def words(self, limit: float) -> str:
-        """Describe a limit of this risk."""
-        if self.kind == "tpr":
-            return f"TPR {limit:g} at FPR {self.at:g}"
-        if self.kind == "reconstruction":
-            return f"reconstruction {limit:g} where a guess has {self.at:g}"
-        return f"{self.kind} {limit:g}"
 
 
 def strongest(attackers: Sequence[Attacker]) -> Attacker:

@@ -1,135 +1,99 @@
 """Command `dpsgd account`: the privacy cost of a training, or what a budget affords, without torch and without data.
 
-Flags are interpreted in `account/question.py`; tables are in `account/report.py`.
+Options are listed in `account/options.py` and interpreted in `account/question.py`; tables are in `account/report.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.question import AccountOptions, cases_of, exported, rows_of, series_of
-from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.account.options import OPTIONS, RANGES, Asked, Option, flag
+from dpsgd_cli.account.question import cases_of, exported, rows_of, series_of
 from dpsgd_cli.cli import TRUST_CODE
 
+_HINTS = {
+    "--sigma": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
+    "--noise": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
+    "--sample-rate": "--sampling-rate",
+    "--epsilon": "--target-epsilon (a budget), --at-epsilon (delta there) or --max-epsilon (a gate)",
+}
+"""Names that other libraries use, and what they are here."""
 
-class Rate(click.ParamType):
-    """Option type for a sampling rate: a number, or batch size over number of records, as in 0.01 or 600/60000."""
 
-    name = "rate"
+class Command(click.Command):
+    """A command that knows what other libraries call its options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _HINTS:
+                raise
+            raise click.UsageError(f"No such option: {error.option_name}; write {_HINTS[error.option_name]}") from None
+
+
+class Number(click.ParamType):
+    """Option type for a number. A sampling rate may be a batch size over records, such as 600/60000."""
+
+    name = "number"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        size, over, records = str(value).partition("/")
+        text = str(value)
+        over, _, under = text.partition("/")
         try:
-            return float(size) / (float(records) if over else 1.0)
+            if self.kind in ("count", "group"):
+                return int(text)
+            return float(over) / float(under) if under and self.kind == "rate" else float(text)
         except (ValueError, ZeroDivisionError):
-            self.fail(f"{value!r} is neither a number nor a batch size over records, such as 600/60000", param, ctx)
+            hint = "" if self.kind != "rate" else ", nor a batch size over records, such as 600/60000"
+            try:
+                meant = float(text[:-1]) / 100 if text.endswith("%") else float(over) / float(under)
+                hint = f"; write {meant:.6g}"
+            except (ValueError, ZeroDivisionError):
+                pass
+            self.fail(
+                f"{text!r} is no {'whole number' if self.kind in ('count', 'group') else 'number'}{hint}", param, ctx
+            )
 
 
-@click.command("account", short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
+def _declared(name: str, option: Option) -> Callable[[Any], Any]:
+    """Return the decorator of an option of the list."""
+    kind: Any = option.kind
+    if kind == "flag":
+        return click.option(flag(name), is_flag=True, help=option.help)
+    if isinstance(kind, tuple):
+        kind = click.Choice(list(kind))
+    elif kind in RANGES:
+        kind = Number(kind)
+    else:
+        kind = click.Path(dir_okay=False) if kind == "file" else str
+    repeated = {"multiple": True} if option.value == () else {"default": option.value}
+    return click.option(flag(name), type=kind, metavar=option.metavar, help=option.help, **repeated)
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    for name, option in reversed(OPTIONS.items()):
+        function = _declared(name, option)(function)
+    return function
+
+
+@click.command("account", cls=Command, short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
 @TRUST_CODE
-@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise divided by sensitivity, equal in all steps.")
-@click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
-@click.option("--batch-size", type=int, metavar="B", help="Expected batch size; with --records, instead of Q.")
-@click.option("--records", type=int, metavar="N", help="Number of training records.")
-@click.option("--largest-batch", type=int, metavar="M", help="Largest size of a truncated batch.")
-@click.option("--participations", type=int, metavar="K", help="Random allocation: steps of an epoch with each record.")
-@click.option("--steps", type=int, metavar="T", help="Number of steps.")
-@click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
-@click.option(
-    "--batching",
-    type=click.Choice(list(BATCHINGS)),
-    multiple=True,
-    help="How batches are drawn; poisson if --sampling-rate is given. Repeat it to compare.",
-)
-@click.option(
-    "--adjacency",
-    type=click.Choice(["add-remove", "replace-one", "zero-out"]),
-    help="Which data sets are neighbours. Default: that of the batching.",
-)
-@click.option(
-    "--delta", type=float, metavar="D", help="Delta of the statement. Default: that of the recipe or result, else 1e-5."
-)
-@click.option(
-    "--accountant",
-    multiple=True,
-    metavar="NAME[@BATCHING]",
-    help="Accountant; repeatable. `all`: every one. @BATCHING: for that batching only.",
-)
-@click.option("--target-epsilon", type=float, metavar="E", help="Budget: solve for what this epsilon affords.")
-@click.option("--target-rho", type=float, metavar="R", help="Budget in zCDP: solve for what this rho affords.")
-@click.option("--target-mu", type=float, metavar="M", help="Budget in Gaussian differential privacy.")
-@click.option("--target-advantage", type=float, metavar="A", help="Budget: most TPR minus FPR of any attack.")
-@click.option("--target-tpr", metavar="TPR@FPR", help="Budget: most TPR of any attack at this FPR, such as 0.05@0.01.")
-@click.option(
-    "--target-reconstruction",
-    metavar="P@G",
-    help="Budget: most probability P of reconstructing a record that a guess gets with probability G.",
-)
-@click.option(
-    "--solve",
-    metavar="NAME",
-    help="Parameter to solve for: noise-multiplier, epochs, steps, batch-size; in a recipe: initial, decay, final,"
-    " epochs, batch-size.",
-)
-@click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon.")
-@click.option("--max-epsilon", type=float, metavar="E", help="Exit with code 1 unless an upper bound is at most this.")
-@click.option(
-    "--excess-risk",
-    type=float,
-    metavar="A",
-    help="Steps and records that Lecture 9 needs for excess risk A (convex recipe).",
-)
-@click.option("--attacker", is_flag=True, help="Also state the TPR of the strongest attack at FPR 1% and 0.1%.")
-@click.option(
-    "--group",
-    type=int,
-    default=1,
-    metavar="K",
-    help="Protection of K records (or users) together.",
-)
-@click.option("--trials", default="1", metavar="N|all", help="Price N trials together (all: those of the source).")
-@click.option(
-    "--best-of",
-    type=float,
-    metavar="K",
-    help="Publish only the best of a random number of trials, mean K.",
-)
-@click.option(
-    "--law",
-    type=click.Choice(["geometric", "logarithmic", "poisson", "until"]),
-    help="Law of the number of trials; geometric. until: the first that is good enough of at most a geometric number.",
-)
-@click.option("--curve", is_flag=True, help="Print epsilon by epoch, as CSV.")
-@click.option(
-    "--over",
-    metavar="NAME=FROM:TO:STEP",
-    help="Print epsilon over a parameter, as CSV. `order`: Renyi divergences; `false-positives`: the trade-off curve.",
-)
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False),
-    help="Also draw the curve (of the least bound unless accountants are named).",
-)
-@click.option(
-    "--events",
-    metavar="FILE",
-    help="Price an event of dp_accounting, as JSON; with --adjacency, which it does not say.",
-)
-@click.option(
-    "--opacus-history", metavar="FILE", help="Price an Opacus accountant's history, as JSON; with its --batching."
-)
-@click.option("--export", type=click.Choice(["dp-accounting"]), help="Print the releases as an event of dp_accounting.")
-@click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Format of the output.")
+@_with_options
 def command(**given: Any) -> None:
     """State the privacy cost of a training, or what a budget affords, without training.
 
-    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep), ledgers or
-    checkpoints. Every accountant answers or says why it cannot. `upper` is a proven bound, `estimate` is not.
+    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep) or
+    ledgers. Every accountant answers or says why it cannot. `upper` is a proven bound, `estimate` is not.
 
     \b
     What does it cost?
@@ -140,7 +104,6 @@ def command(**given: Any) -> None:
       dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
-      dpsgd account --target-tpr 0.05@0.01 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
       dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
@@ -155,7 +118,7 @@ def command(**given: Any) -> None:
       dpsgd account --sampling-rate 0.01 --noise-multiplier 1 --steps 1000 --over false-positives=0.01:0.99:0.01
       dpsgd account recipe.yaml --max-epsilon 3
     """
-    asked = AccountOptions(**given)
+    asked = Asked(**given)
     if asked.excess_risk is not None:
         from dpsgd_cli.account.recipes import demands_of  # pydantic
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
-from dpsgd_cli.accounting.budget import RhoBudget, RiskBudget
+from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
@@ -249,7 +249,7 @@ def _discovery(recipe: Recipe) -> list[str]:
             "data.discovery.noise_multiplier: auto is a share of privacy.budget, which must cover the total; give both,"
             " or a number"
         )
-    if any(columns.values()) and isinstance(privacy.budget, RhoBudget | RiskBudget):
+    if any(columns.values()) and isinstance(privacy.budget, RhoBudget):
         problems.append(
             "privacy.budget: names of categories cost a delta, which only epsilon and delta cover; give those"
         )

@@ -271,8 +271,15 @@ def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) 
     """Build a comparison of the entries. Raises UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
     chosen = metric or usual_metric(known) or next((name for name in known if not name.startswith(NONPRIVATE)), "")
+    if not known:
+        raise UsageError(
+            "no result has a metric, so there is nothing to compare: train with test or validation records"
+        )
     if chosen not in known:
-        raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
+        what = (
+            "the metrics of these results are not private, so none is chosen" if metric is None else "no result has it"
+        )
+        raise UsageError(f"--metric{'' if metric is None else f' {metric}'}: {what}; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))
     # a label may end with solved settings in parentheses, which --baseline may omit
     base = next((m for m in methods if baseline in (None, m, m.partition(" (")[0])), None)

@@ -16,8 +16,8 @@ from dpsgd_cli.accounting.accountants import number
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.ledger import Ledger, priced_parts
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
-from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
-from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
+from dpsgd_cli.accounting.statement import Composition
+from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.results.result import Row
 
 
@@ -52,12 +52,9 @@ def _curve(accountant: str, epochs: tuple[tuple[Release, ...], ...], delta: floa
 
 def attacker(ledgers: Sequence[Ledger]) -> Row | None:
     """Return the best attacker on the trial that reveals most; None if no accountant has a profile of the trial."""
-    try:
-        priced = [
-            merge([unscaled(r) for r in releases]) for ledger in ledgers for releases in priced_parts(ledger.entries)
-        ]
-        found = strongest([_attacker(tuple(releases)) for releases in priced])
-    except (UnsupportedMechanism, FailedAccountant):
+    priced = ([[unscaled(r) for r in part] for part in priced_parts(ledger.entries)] for ledger in ledgers)
+    found = _attack(Composition.of(priced))
+    if found is None:
         return None
     rates = {f"{rate:g}": share for rate, share in found.true_positives.items()}
     mu = found.mu if math.isfinite(found.mu) else None
@@ -65,8 +62,8 @@ def attacker(ledgers: Sequence[Ledger]) -> Row | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _attacker(releases: tuple[Release, ...]) -> Attacker:
-    return best_attacker(releases)
+def _attack(priced: Composition) -> Attacker | None:
+    return priced.attack()
 
 
 def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
-from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
+from dpsgd_cli.accounting.statement import Composition
+from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, Attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
@@ -110,9 +111,8 @@ def _read(directory: Path) -> _Read:
 def _attacker(ledger: Path) -> Attacker | str:
     """Return the best attacker on the trial that reveals most; or the reason why none is known."""
     try:
-        trials = read_entries(ledger).values()
-        priced = {tuple(releases) for entries in trials for releases in priced_parts(entries)}
-        return strongest([best_attacker(releases) for releases in priced])
+        trials = Composition.of(map(priced_parts, read_entries(ledger).values()))
+        return strongest([curve.attacker() for curve in trials.curves(LEAST_ERROR)])
     except UnsupportedMechanism as refusal:
         return str(refusal)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
+from dpsgd_cli.results.files import finite, hidden_name, read_json, remove, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, public
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def read_audit(directory: Path) -> Row | None:
 def prepare_place(directory: Path) -> None:
     """Create the parent folder of `directory` and check, before any training, that it can be written.
 
+    Removes the finished, unpublished result of a killed run: what is trained next is another draw of the noise, and
+    one draw is charged.
     Raises RunError that names the folder, or whatever is in the result's place.
     """
     if directory.exists() and not is_complete(directory) and (not directory.is_dir() or any(directory.iterdir())):
@@ -97,6 +99,7 @@ def prepare_place(directory: Path) -> None:
     out = directory.parent
     try:
         out.mkdir(parents=True, exist_ok=True)
+        remove(directory)
         with tempfile.TemporaryFile(dir=out) as probe:
             probe.write(bytes(4096))
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials
 from dpsgd_cli.audit import auditing, chosen, findings
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.common.interrupts import kill_is_interrupt
@@ -84,7 +85,7 @@ def claim_of(select: RandomStopping, cells: Sequence[Spent], epsilon: float, del
     """
     releases = [pricing.unscaled(one.releases) for one in cells]
     ones = [accountants.get("pld").profile(own, chosen.LEAST_DELTA) for own in dict.fromkeys(map(tuple, releases))]
-    whole = pricing.BestOfCells(select.priced).profile_of_any(releases)
+    whole = BestOfTrials(select.priced).of_any(releases)[1]
     return chosen.ChoiceClaim(lambda at: min(one(at) for one in ones), whole, epsilon, delta, select.mean)
 
 
@@ -100,14 +101,10 @@ class _Published:
         cell = SimpleNamespace(directory="a", settings={})
         found = np.full(sweeps, -np.inf)
         for number in range(sweeps):
-            fixed: dict[str, Any] = {"seed": int(self._random.integers(2**32))}
-            if self._select.threshold is not None:
-                fixed["threshold"] = sign * threshold
-            select = self._select.changed(**fixed)
+            select = self._select.changed(seed=int(self._random.integers(2**32)))
             scores = self._random.normal(mean, 1, sum(private_tuning.draw(select, self._cells)))
             rows: Any = [(cell, {"trial": j, select.metric: sign * x}) for j, x in enumerate(scores)]
-            told = private_tuning.chosen_of(rows, select, self._folder / "choice.json", lambda cell: 0)
-            (self._folder / "choice.json").unlink(missing_ok=True)
+            told = private_tuning.best_of(rows, select)
             if told["directory"] is not None:
                 found[number] = scores[told["trial"]]
         return found

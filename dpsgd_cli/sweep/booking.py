@@ -4,9 +4,8 @@ All runs without a result are charged together, as one sum that is fixed beforeh
 and did not publish is not charged again (it goes on, or starts again: nothing of it was published). A failed cell stays
 charged. Each shard charges its own cells.
 
-A choice by the exponential mechanism is charged as one more run, which is published when the choice is made. A secret
-sweep (random stopping) is charged once, for its best run by its law: which cells run, and how often, must not be seen
-in the book either.
+A secret sweep (random stopping) is charged once, for its best run by its law: which cells run, and how often, must not
+be seen in the book either.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsgd_cli.accounting.book_filter import Spending
-from dpsgd_cli.accounting.mechanism import PureDP, Release
+from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results import store
 from dpsgd_cli.results.book import BookedRun, read
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.pricing import BestOfCells, unscaled
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.pricing import unscaled
+from dpsgd_cli.sweep.settings import RandomStopping, Sweep
 from dpsgd_cli.training import charging
 
 Charged = tuple[SettledRecipe, BookedRun]
@@ -41,12 +41,12 @@ def book_of(cells: Sequence[Cell], sweep: Sweep | None = None) -> Path | None:
     return path
 
 
-def reserve(path: Path, out: Path, cells: Sequence[Cell], what: str, choice: Charged | None = None) -> None:
-    """Charge the book for all `cells` that have no result in `out`, and for a `choice` among them.
+def reserve(path: Path, out: Path, cells: Sequence[Cell], what: str) -> None:
+    """Charge the book for all `cells` that have no result in `out`.
 
     Raises RunError if a cell has a result that was not charged to this book.
     """
-    charged = [] if choice is None else [choice]
+    charged = []
     for cell in cells:
         if store.is_complete(out / cell.directory):
             charging.check_charged(cell.loaded, out / cell.directory)
@@ -56,16 +56,6 @@ def reserve(path: Path, out: Path, cells: Sequence[Cell], what: str, choice: Cha
         charging.reserve(path, out, charged, use_open=True, what=what)
 
 
-def exponential_choice(cells: Sequence[Cell], select: ExponentialChoice, name: str) -> Charged | None:
-    """Return the choice as a run of its own, called `name`; None if no cell can run."""
-    found = next((one for one in (_planned(cell, name) for cell in cells) if one is not None), None)
-    if found is None:
-        return None
-    loaded, run = found
-    own = Release(PureDP(select.epsilon, loaded.recipe.adjacency, "exponential", "choice"))
-    return loaded, replace(run, name=name, spending=Spending((own,)), trials=0)
-
-
 def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomStopping, name: str) -> None:
     """Charge the book for publishing the best of a random number of runs of `cells`, all cells of the file.
 
@@ -73,7 +63,7 @@ def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomSto
     """
     found = [one for one in (_planned(cell, name) for cell in cells) if one is not None]
     runs = [unscaled(_one_trial(cell)) for cell in cells if planning.shared_planner().plan(cell).plan is not None]
-    profile = BestOfCells(select.priced).profile_of_any(runs)
+    profile = BestOfTrials(select.priced).of_any(runs)[1]
     for loaded, _ in found:
         charging.check_covered(read(path), loaded)
     loaded, run = found[0]

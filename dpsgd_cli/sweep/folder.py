@@ -21,7 +21,7 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.guarantee import sweep_lines
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import NONPRIVATE, Row
 from dpsgd_cli.results.store import FAILED, INDEX
 from dpsgd_cli.sweep import page
 from dpsgd_cli.sweep.expansion import Cell
@@ -44,6 +44,13 @@ class Folder:
     def is_complete(self, cell: Cell) -> bool:
         """Return True if the cell has a result here."""
         return store.is_complete(self.path / cell.directory)
+
+    def finished(self, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, Any]]]:
+        """Return the cells that have a result here, each with its document.
+
+        Other processes add results meanwhile. So whatever is stated together is computed from one such list.
+        """
+        return [(cell, store.read_document(self.path / cell.directory)) for cell in cells if self.is_complete(cell)]
 
 
 def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
@@ -96,13 +103,19 @@ def _status(path: Path, index: dict[str, Any]) -> list[str]:
 
 
 def write_tables(
-    place: Folder, cells: Sequence[Cell], privacy: dict[str, Any], chosen: dict[str, Any] | None
+    place: Folder,
+    cells: Sequence[Cell],
+    finished: Sequence[tuple[Cell, dict[str, Any]]],
+    privacy: dict[str, Any],
+    chosen: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Write the table and the result of a sweep as far as it has run, and return the result.
 
-    `cells` are all that run, in every shard; `privacy` and `chosen` are the statements on them.
+    `cells` are all that run, in every shard; `privacy` and `chosen` are the statements on those that `finished`. Only
+    the owner may read the CSV where a result is not public in full: it has `nonprivate_` columns.
     """
-    rows = [_row(cell, place) for cell in cells]
+    documents = {cell.directory: document for cell, document in finished}
+    rows = [_row(cell, place, documents.get(cell.directory)) for cell in cells]
     result = {
         "sweep": place.stem,
         "cells": len(cells),
@@ -111,21 +124,21 @@ def write_tables(
         "privacy": privacy,
         "chosen": chosen,
     }
-    files.write_whole(place.file(".table.csv"), files.to_csv(rows))
+    hidden = any(key.startswith(NONPRIVATE) for row in rows for key in row)
+    files.write_whole(place.file(".table.csv"), files.to_csv(rows), owner_only=hidden)
     files.write_whole(place.file(".table.md"), _to_markdown(rows))
     files.write_whole(place.file(".report.html"), page.page(result, rows, sweep_lines(privacy)))
     files.write_whole(place.file(RESULT), files.to_json(result))
     return result
 
 
-def _row(cell: Cell, place: Folder) -> Row:
+def _row(cell: Cell, place: Folder, document: dict[str, Any] | None) -> Row:
     row: Row = {"cell": cell.number, **cell.settings}
-    if not place.is_complete(cell):
+    if document is None:
         failure = failure_place(cell, place.path)
         if not failure.exists():
             return {**row, "status": "missing"}
         return {**row, "status": "failed", "error": files.read_json(failure)["error"].splitlines()[0]}
-    document = store.read_document(place.path / cell.directory)
     row |= {"status": "done", "trials": len(document["trials"])}
     for name, metric in document["metrics"].items():
         row |= {name: metric["mean"], f"{name}_ci95": metric["ci95"]}
@@ -134,10 +147,9 @@ def _row(cell: Cell, place: Folder) -> Row:
     return {**row, "directory": cell.directory}
 
 
-def spent(cell: Cell, place: Folder) -> list[Spent | None]:
+def spent(cell: Cell, document: dict[str, Any], place: Folder) -> list[Spent | None]:
     """Return bounds on the trials of a finished cell, one for each different ledger; None per trial without privacy."""
     directory = place.path / cell.directory
-    document = store.read_document(directory)
     found = Entry(cell.label, None, directory, document)
     privacy = found.privacy
     if privacy["accountant"] is None:

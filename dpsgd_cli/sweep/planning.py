@@ -135,12 +135,6 @@ def steps_of(planned: Planned) -> int:
     return recipe.epochs * per_epoch
 
 
-def records_of(cell: Cell) -> int:
-    """Return the number of records that a private cell trains on; 0 without a plan."""
-    plan = shared_planner().plan(cell).plan
-    return 0 if plan is None else plan.sampling.records
-
-
 def planned_spending(cells: Sequence[Cell]) -> list[Spent | None]:
     """Return planned bounds on the trials of each cell; None without privacy. Cells that cannot run are left out."""
     found: list[Spent | None] = []

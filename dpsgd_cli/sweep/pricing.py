@@ -2,44 +2,33 @@
 
 all together    The releases of all trials compose if their ledgers may be added (`accounting/joint_composition.py`).
 random stopping The number of runs is random and each run is a cell drawn uniformly. Only the best run is published, or,
-                if a Poisson number is 0, that there is none. The price depends on the law, not on the number drawn. A
-                run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
-                is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13), and its delta is at most the mean of the cells', epsilon by epsilon (both labels have one
-                law). `accounting/repeated_selection.py` has the theorems on the best run, and on the first that
-                reaches a `threshold`; what is stated is the least that they prove. They cover the
-                output of ONE run: its settings, its weights, and its score, which costs nothing because it is measured
-                on test records that no cell trains on. It does not cover the number of runs, the cells that were drawn,
-                the results of the others, or which of the runs is the best: `private_tuning.py` keeps and shows none of
-                these. If the number or any noise comes from a seed, the sweep is an experiment: anyone who knows the
-                seed knows the number, or can remove the noise.
-exponential     All cells compose, plus the epsilon of the exponential mechanism. A count of correctly classified
-                training records moves by at most 1 with one record.
+                if a Poisson number is 0, that there is none. The price depends on the law, not on the number drawn.
+                `accounting/repeated_selection.py` has the theorem. It covers the output of ONE run: its settings, its
+                weights, and its score, which costs nothing because it is measured on test records that no cell trains
+                on. It does not cover the number of runs, the cells that were drawn, the results of the others, or which
+                of the runs is the best: `private_tuning.py` keeps and shows none of these. If the number or any noise
+                comes from a seed, the sweep is an experiment: anyone who knows the seed knows the number, or can remove
+                the noise.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from dpsgd_cli.accounting import accountants, conversions
-from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.accountants.rdp import Profile
+from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
-from dpsgd_cli.accounting.mechanism import PureDP, Release, merge
-from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
+from dpsgd_cli.accounting.mechanism import Release, merge
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.settings import RandomStopping, Sweep
 
 _FEW = 64
-_LEAST_DELTA = 1e-12
 MEASURED = (
     "a private choice among runs whose held-out records are private has no proof here; state data.evaluation: public,"
     " which declares them public"
@@ -81,14 +70,12 @@ def statement(
     trials = sum(one.trials for one in private)
     told: dict[str, Any] = {"each_trial": _each(private), "all_trials": None, "choice": None, "warnings": []}
     told["noise_source"] = describe_noise(_noise_of(private))
-    if isinstance(sweep.select, RandomStopping):
+    if sweep.select is not None:
         told["choice"] = _random_stopping(cells, sweep.select)
     if len(private) < len(spent):
         told["warnings"].append("some cells have no privacy at all; nothing protects the data once they are published")
         return told
     told["all_trials"] = _together(private, trials)
-    if isinstance(sweep.select, ExponentialChoice):
-        told["choice"] = _exponential(private, sweep.select, told["all_trials"])
     if sweep.select is None and trials > 1:
         told["warnings"].append(
             "choosing among these trials is not covered by the statement on each: if you publish the best of them, you"
@@ -154,8 +141,7 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
         return {**told, "note": MEASURED}
     delta = min(one.delta for one in private)
     try:
-        accountant = BestOfCells(select.priced)
-        epsilon = accountant.epsilon_of_any([unscaled(one.releases) for one in private], delta)
+        epsilon = BestOfTrials(select.priced).of_any([unscaled(one.releases) for one in private])[0](delta)
     except PrivacyError as error:
         return {**told, "note": str(error)}
     note = (
@@ -165,22 +151,6 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
     )
     return {**told, "epsilon": _finite(epsilon), "delta": delta, "adjacency": private[0].adjacency, "bound": "upper",
             "note": note}  # fmt: skip
-
-
-def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: dict[str, Any]) -> dict[str, Any]:
-    told = {"kind": select.kind, "randomness": describe_noise(_noise_of(spent, select.seed))}
-    if together["epsilon"] is None:
-        return {**told, "epsilon": None, "note": together["note"]}
-    if any(one.held_out for one in spent):
-        return {**told, "epsilon": None, "note": MEASURED}
-    adjacency = together["adjacency"]
-    releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
-    releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))
-    releases = merge(releases)
-    epsilon, accountant = _least(releases).best(releases, together["delta"])
-    return {**told, "adjacency": adjacency, "delta": together["delta"], "epsilon": _finite(epsilon),
-            "accountant": accountant, "bound": "upper",
-            "note": f"everything trained, and the choice itself at epsilon {select.epsilon:g}"}  # fmt: skip
 
 
 def _least(releases: Sequence[Release]) -> BestAccountant:
@@ -195,79 +165,6 @@ def _least(releases: Sequence[Release]) -> BestAccountant:
 def unscaled(releases: Sequence[Release]) -> list[Release]:
     """Return the releases in units of their sensitivity, so that more of them are equal."""
     return [prices.unscaled(release) for release in releases]
-
-
-class BestOfCells:
-    """The theorems of `BestOfTrials` and `BestByCurve` for runs that are a uniformly drawn cell; the least of both."""
-
-    def __init__(self, choice: Choice) -> None:
-        self._by_order, self._by_curve = BestOfTrials(choice), BestByCurve(choice)
-
-    def epsilon_of_any(self, cells: Sequence[Sequence[Release]], delta: float) -> float:
-        """Return epsilon at `delta` of publishing one run; `cells` holds the releases of one run of each cell.
-
-        Raises UnsupportedMechanism if neither theorem covers all cells.
-        """
-        found: list[float] = []
-        if self._covers(self._by_order, cells):
-            divergence = self._by_order.divergence(_Worst(cells))
-            found.append(self._by_order.least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta)))
-            found.append(max(self._by_order.pure(releases) for releases in cells))
-        if self._covers(self._by_curve, cells):
-            found.append(self._by_curve.least_epsilon(self._curve(cells, delta), delta))
-        return max(0.0, min(found)) if found else self._refused(cells)
-
-    def profile_of_any(self, cells: Sequence[Sequence[Release]]) -> Callable[[float], float]:
-        """Return delta as a function of epsilon >= 0, of publishing one run. Raises as `epsilon_of_any` does."""
-        found: list[Callable[[float], float]] = []
-        if self._covers(self._by_order, cells):
-            pure = max(self._by_order.pure(releases) for releases in cells)
-            divergence = functools.cache(self._by_order.divergence(_Worst(cells)))
-
-            def delta(epsilon: float) -> float:
-                if pure <= epsilon:
-                    return 0.0
-                least = self._by_order.least(
-                    lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon)
-                )
-                return math.exp(min(least, 0.0))
-
-            found.append(delta)
-        if self._covers(self._by_curve, cells):
-            found.append(self._curve(cells, _LEAST_DELTA))
-        return (lambda epsilon: min(one(epsilon) for one in found)) if found else self._refused(cells)
-
-    def _curve(self, cells: Sequence[Sequence[Release]], least: float) -> Callable[[float], float]:
-        distinct = Counter(tuple(merge(list(releases))) for releases in cells)
-        one = [
-            (count / len(cells), accountants.get("pld").profile(releases, self._by_curve.least_of_trial(least)))
-            for releases, count in distinct.items()
-        ]
-        return self._by_curve.of_trial(lambda epsilon: math.fsum(share * delta(epsilon) for share, delta in one))
-
-    def _covers(self, accountant: Accountant, cells: Sequence[Sequence[Release]]) -> bool:
-        return all(accountant.refusal(release.mechanism) is None for releases in cells for release in releases)
-
-    def _refused(self, cells: Sequence[Sequence[Release]]) -> NoReturn:
-        reasons = [
-            one.refusal(release.mechanism)
-            for one in (self._by_order, self._by_curve)
-            for releases in cells
-            for release in releases
-        ]
-        raise UnsupportedMechanism("; ".join(dict.fromkeys(reason for reason in reasons if reason)))
-
-
-class _Worst(Profile):
-    """A profile that is the largest of several profiles, order by order."""
-
-    def __init__(self, cells: Sequence[Sequence[Release]]) -> None:
-        distinct = {tuple(merge(list(releases))) for releases in cells}
-        self._profiles = [Profile(releases) for releases in sorted(distinct, key=repr)]
-        super().__init__([release for releases in distinct for release in releases])
-
-    def total(self, order: float) -> float:
-        return max(profile.total(order) for profile in self._profiles)
 
 
 def _finite(value: float) -> float | None:

@@ -1,12 +1,10 @@
 """A private choice among the cells of a sweep: the number of runs, their cells, and the run that is published.
 
-random stopping The price of the best of a random number of runs (or of the first that reaches a `threshold`, of at
-                most a geometric number) holds if that number is drawn from its law, without looking at data, and if
-                nobody who sees the best run knows the number. So the number comes from the operating system's entropy,
-                and is kept in the sweep's folder before the first run: a sweep that resumes after a kill makes the runs
-                that were drawn. Drawing anew because of how the first runs ended would make the number depend on data.
-                With `select.seed` it can be repeated, and is an experiment.
-exponential     The choice by the exponential mechanism is a release: it is made once and kept in the folder.
+Random stopping: the price of the best of a random number of runs holds if that number is drawn from its law, without
+looking at data, and if nobody who sees the best run knows the number. So the number comes from the operating system's
+entropy, and is kept in the sweep's folder before the first run: a sweep that resumes after a kill makes the runs that
+were drawn. Drawing anew because of how the first runs ended would make the number depend on data. With `select.seed` it
+can be repeated, and is an experiment.
 
 Random stopping shows the output of one run, and the price. It shows nothing about other runs, not even whether there
 were any. The theorem (`pricing.py`) covers the best run's settings, weights and metrics on test records. So while a
@@ -26,11 +24,9 @@ import contextlib
 import dataclasses
 import math
 import os
-import random
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,7 @@ import numpy as np
 
 from dpsgd_cli.accounting.joint_composition import why_records_apart
 from dpsgd_cli.accounting.repeated_selection import Choice
-from dpsgd_cli.engine import bundle, discrete
+from dpsgd_cli.engine import bundle
 from dpsgd_cli.engine.metrics import less_is_better
 from dpsgd_cli.errors import DataError, RecipeError, RunError
 from dpsgd_cli.noise.settings import noise_source
@@ -49,9 +45,8 @@ from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import RESULT, Folder
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Select, Sweep
+from dpsgd_cli.sweep.settings import RandomStopping, Sweep
 
-CHOICE = ".choice.json"
 DRAW = ".draw.json"
 CHOSEN = ".chosen"
 _NOTE = (
@@ -66,13 +61,6 @@ def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
-    if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.unit is not None for c in cells):
-        raise RecipeError(
-            f"{source}: select: exponential counts right predictions of training rows, which a user moves by as many as"
-            " they have (privacy.unit); use select: {kind: random-stopping, ...}"
-        )
-    if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):
-        raise RecipeError(f"{source}: select: exponential counts correct classifications; data.task is another")
 
 
 def draw(select: RandomStopping, cells: int) -> list[int]:
@@ -127,87 +115,26 @@ def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
     return found
 
 
-def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable[[Cell], int]) -> dict[str, Any] | None:
-    """Return the chosen trial and its settings; None without `select:` or while results of cells are missing.
+def choose(
+    sweep: Sweep, cells: Sequence[Cell], finished: Sequence[tuple[Cell, dict[str, Any]]]
+) -> dict[str, Any] | None:
+    """Return the chosen trial and its settings; None without `select:` or unless all `cells` that run are `finished`.
 
-    `records` returns the (public) number of records that a cell trains on.
+    `finished` has the documents of the results, as they were read once for everything that is stated of them.
     """
-    select = sweep.select
-    if select is None or not all(map(place.is_complete, cells)):
+    if sweep.select is None or len(finished) < len(cells):
         return None
-    kept = place.file(CHOICE)
-    if kept.exists():
-        return files.read_json(kept)
-    trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
-    return chosen_of(trials, select, kept, records)
+    return best_of([(cell, row) for cell, document in finished for row in document["trials"]], sweep.select)
 
 
-def chosen_of(
-    trials: Sequence[tuple[Cell, Any]], select: Select, kept: Path, records: Callable[[Cell], int]
-) -> dict[str, Any]:
-    """Return the chosen one of `trials` and its settings; a choice that is a release, or drawn, is kept in `kept`."""
-    if isinstance(select, RandomStopping):
-        chosen = _best(trials, select)
-        if select.threshold is not None:
-            return _kept_first(trials, select, kept)
-    else:
-        chosen = _exponential(trials, select, records)
-    if chosen is None:
-        return {"directory": None, "note": "no trial chosen: none was drawn, or none stayed finite"}
-    cell, row = chosen
-    told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
-    if isinstance(select, ExponentialChoice):
-        files.write_whole(kept, files.to_json(told))
-    return told
-
-
-def _kept_first(trials: Sequence[tuple[Cell, Any]], select: RandomStopping, kept: Path) -> dict[str, Any]:
-    """Return the first run that reaches the threshold; of several processes, the first one chooses for all.
-
-    Runs are drawn independently of each other, so that given which of them reach the threshold, the first is any of
-    these with equal probability.
-    """
-    sign = -1 if less_is_better(select.metric) else 1
-    assert select.threshold is not None
-    least = sign * select.threshold
-    good = [
-        (cell, row) for cell, row in trials if (found := row.get(select.metric)) is not None and sign * found >= least
-    ]
-    if not good:
-        return {"directory": None, "note": "no trial chosen: none was drawn that reached the threshold"}
-    source = random.SystemRandom() if select.seed is None else random.Random(select.seed)
-    cell, row = good[source.randrange(len(good))]
-    told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
-    with contextlib.suppress(FileExistsError):
-        files.write_whole(kept, files.to_json(told), owner_only=True, replace=False)
-    return files.read_json(kept)
-
-
-def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[Cell, Any] | None:
+def best_of(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> dict[str, Any]:
+    """Return the best of `trials` and its settings; the first of several that are best."""
     sign = -1 if less_is_better(select.metric) else 1
     finite = [(cell, row) for cell, row in trials if row.get(select.metric) is not None]
-    return max(finite, key=lambda one: sign * one[1][select.metric], default=None)
-
-
-def _exponential(
-    trials: Sequence[tuple[Cell, Any]], select: ExponentialChoice, records: Callable[[Cell], int]
-) -> tuple[Cell, Any] | None:
-    """Draw a trial with probability proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
-
-    Without a seed the choice is made in integers, exactly (`engine/discrete.py`); with a seed by Gumbel noise in
-    floating point, as an experiment. A trial without a count (it diverged) counts 0, so that the set of candidates
-    depends on no record.
-    """
-    if not trials:
-        return None
-    counts = [round((row.get("nonprivate_train_accuracy") or 0.0) * records(cell)) for cell, row in trials]
-    if select.seed is None:
-        unit = Fraction(2) / discrete.drawn_epsilon(select.epsilon, 2)
-        return trials[discrete.least_likely([discrete.on_grid(-own, unit) for own in counts], secrets.randbits)]
-    source = random.Random(select.seed)
-    gumbels = [-math.log(-math.log(source.random() or 5e-324)) for _ in trials]
-    scores = [select.epsilon / 2 * count + gumbel for count, gumbel in zip(counts, gumbels, strict=True)]
-    return max(zip(scores, range(len(trials)), trials, strict=True))[2]
+    if not finite:
+        return {"directory": None, "note": "no trial chosen: none was drawn, or none stayed finite"}
+    cell, row = max(finite, key=lambda one: sign * one[1][select.metric])
+    return {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
 
 
 def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:
@@ -267,7 +194,8 @@ def _publish(
     every: Sequence[pricing.Spent | None],
     book: Path | None,
 ) -> dict[str, Any] | None:
-    best = choose(sweep, private, cells, lambda cell: 0)
+    finished = private.finished(cells)
+    best = choose(sweep, cells, finished)
     if best is None:
         return None
     charged = {} if book is None else {"book": books.named(book, public.path, public.stem)}
@@ -275,14 +203,15 @@ def _publish(
         books.release(book, public.path, [public.stem])
     chosen: dict[str, Any] = {"directory": None, "note": best.get("note")}
     if best["directory"] is not None:
-        cell = next(cell for cell in cells if cell.directory == best["directory"])
-        chosen = _output(cell, store.read_document(private.path / cell.directory), best["trial"])
+        cell, document = next(one for one in finished if one[0].directory == best["directory"])
+        chosen = _output(cell, document, best["trial"])
         chosen["directory"] = f"{public.stem}{CHOSEN}"
         _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
     privacy = pricing.statement([], sweep, every) | {"all_trials": None} | charged
     told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
-    files.write_whole(public.file(RESULT), files.to_json(told))
-    return told
+    with contextlib.suppress(FileExistsError):
+        files.write_whole(public.file(RESULT), files.to_json(told), replace=False)
+    return published(public)
 
 
 def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
@@ -294,7 +223,10 @@ def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
 
 
 def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
-    """Write the recipe and the weights of one trial to `place`, whole or not at all."""
+    """Write the recipe and the weights of one trial to `place`, whole or not at all, unless another process did.
+
+    That process may have removed the weights from `source` since.
+    """
     staging = files.hidden_name(place)
     try:
         staging.mkdir()
@@ -304,7 +236,7 @@ def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
             chosen = bundle.read(source / bundle.NAME).of_trials(slice(trial, trial + 1))
             (staging / bundle.NAME).write_bytes(chosen.to_bytes())
         store.keep([staging])
-        shutil.rmtree(place, ignore_errors=True)
-        staging.rename(place)
+        with contextlib.suppress(FileExistsError, OSError) if place.is_dir() else contextlib.nullcontext():
+            staging.rename(place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
-from dpsgd_cli.results import book as books
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.sweep import booking, expansion, folder, planning, pricing, private_tuning
@@ -18,7 +17,7 @@ from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.running import Outcome, PackJob, pending_jobs, run_job
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep, load_sweep
+from dpsgd_cli.sweep.settings import RandomStopping, Sweep, load_sweep
 from dpsgd_cli.sweep.time_estimate import Rehearsals
 
 if TYPE_CHECKING:
@@ -137,18 +136,7 @@ class SweepSession:
                 booking.reserve_best(self.book, self.out, self.every, select, self.folder.stem)
             return
         done = [cell for cell in self.cells if self.folder.is_complete(cell)]
-        choice = None
-        if isinstance(select, ExponentialChoice) and not self._has_chosen:
-            choice = booking.exponential_choice(self.every, select, self._choice_name)
-        booking.reserve(self.book, out, [*done, *left], "sweep", choice)
-
-    @property
-    def _choice_name(self) -> str:
-        return f"{self.folder.stem}{private_tuning.CHOICE}"
-
-    @property
-    def _has_chosen(self) -> bool:
-        return self.place.file(private_tuning.CHOICE).exists()
+        booking.reserve(self.book, out, [*done, *left], "sweep")
 
     def outcomes(self, launch: Launcher, jobs: Sequence[PackJob]) -> Iterator[Outcome]:
         """Run packs by a launcher; yield their outcomes as they finish."""
@@ -164,20 +152,22 @@ class SweepSession:
     def finish(self) -> dict[str, Any] | None:
         """Write the tables of all shards, as far as they have run, and return the result.
 
-        A secret sweep publishes only the best run; the result is None before all runs have ended.
+        A secret sweep publishes only the best run; the result is None before all runs have ended. Tables, statements
+        and choice are about one list of finished cells. If another shard finished a cell meanwhile, they are written
+        again, so that the last of several shards leaves those of all cells, whatever the order of their writing.
         """
         # random stopping is priced for all cells; otherwise ledgers hold everything
-        every = planning.planned_spending(self.every if isinstance(self.sweep.select, RandomStopping) else [])
+        every = planning.planned_spending([] if self.sweep.select is None else self.every)
         if self.secret:
             return private_tuning.publish(self.folder, self.sweep, self.running, every, self.book)
-        finished = [cell for cell in self.running if self.folder.is_complete(cell)]
-        spent = [one for cell in finished for one in folder.spent(cell, self.folder)]
-        privacy = pricing.statement(spent, self.sweep, every)
-        over = len(finished) == len(self.running)
-        if self.book is not None and isinstance(self.sweep.select, ExponentialChoice) and over and not self._has_chosen:
-            books.release(self.book, self.place.path, [self._choice_name])
-        chosen = private_tuning.choose(self.sweep, self.folder, self.running, planning.records_of)
-        return folder.write_tables(self.folder, self.running, privacy, chosen)
+        while True:
+            finished = self.folder.finished(self.running)
+            spent = [one for cell, document in finished for one in folder.spent(cell, document, self.folder)]
+            privacy = pricing.statement(spent, self.sweep, every)
+            chosen = private_tuning.choose(self.sweep, self.running, finished)
+            told = folder.write_tables(self.folder, self.running, finished, privacy, chosen)
+            if sum(map(self.folder.is_complete, self.running)) == len(finished):
+                return told
 
     def told(self, result: dict[str, Any]) -> list[str]:
         """Return lines that describe the result of `finish`."""

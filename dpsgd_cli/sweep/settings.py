@@ -13,12 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from dpsgd_cli.accounting.repeated_selection import UNTIL, Choice
+from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.common.sections import Count, Interval, Positive, Section
-from dpsgd_cli.common.text_format import any_of, similar
+from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.recipe.expected import shown
 from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
 from dpsgd_cli.recipe.overrides import apply_overrides
 
@@ -63,7 +62,7 @@ class RandomStopping(Section):
     """The best of a random number of cells drawn uniformly, with repetition (Papernot and Steinke 2022).
 
     A cell that is drawn n times runs n trials, whatever `repeats` says. If no randomness comes from a seed, only the
-    best run is kept and shown. With a `threshold`, it is the first run that reaches it, if any does.
+    best run is kept and shown.
     """
 
     kind: Literal["random-stopping"] = "random-stopping"
@@ -78,31 +77,11 @@ class RandomStopping(Section):
     metric: Annotated[str, Field(pattern=r"^test_[a-z_]+$")] = Field(
         "test_accuracy", description="What the best is best in, on test records, which are declared public."
     )
-    threshold: float | None = Field(
-        None, description="Publish the first run whose metric is at least as good, instead of the best; law geometric."
-    )
-
-    @model_validator(mode="after")
-    def _threshold_goes_with_its_law(self) -> RandomStopping:
-        if self.threshold is not None and self.law != "geometric":
-            raise ValueError(f"threshold: its price is proved for law geometric, not {self.law}")
-        return self
 
     @property
     def priced(self) -> Choice:
         """Return the choice that `accounting/repeated_selection.py` prices."""
-        return Choice(self.mean, self.law if self.threshold is None else UNTIL)
-
-
-class ExponentialChoice(Section):
-    """The exponential mechanism on the number of training records that each trial classifies correctly."""
-
-    kind: Literal["exponential"] = "exponential"
-    epsilon: Positive = Field(description="Of the choice, on top of everything that was trained.")
-    seed: int | None = Field(None, ge=0, description="For experiments; left out, the operating system's entropy.")
-
-
-Select = Annotated[RandomStopping | ExponentialChoice, Field(discriminator="kind")]
+        return Choice(self.mean, self.law)
 
 
 class Resources(Section):
@@ -151,7 +130,7 @@ class Sweep(Section):
         description="distinct: every cell has noise of its own, so that cells compose. shared: the recipe's seed in"
         " every cell, for paired comparisons; then no statement about several cells together holds.",
     )
-    select: Select | None = Field(None, description="How the best cell is chosen privately.")
+    select: RandomStopping | None = Field(None, description="How the best cell is chosen privately.")
     most_trials: Count | Literal["auto"] = Field(
         "auto", description="Most trials that train together in one pack; auto: what memory holds, 64 at most on a CPU."
     )
@@ -165,7 +144,7 @@ class Sweep(Section):
             told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
             problems.append(f"zip: every key needs equally many values, at least one; {told}")
         problems += [f"list.{i}: is empty; give at least one key" for i, one in enumerate(self.listed) if not one]
-        if isinstance(self.select, RandomStopping) and self.seeds == "shared":
+        if self.select is not None and self.seeds == "shared":
             problems.append("seeds: shared, but select needs runs with independent noise; use seeds: distinct")
         if problems:
             raise ValueError("\n".join(problems))
@@ -279,24 +258,11 @@ def _told(tree: Node, detail: object) -> list[Problem]:
     if detail["type"] == "extra_forbidden":
         meant = similar(str(path[-1]), [field.alias or name for name, field in Sweep.model_fields.items()])
         return [Problem(place, path, f"unknown key{f'; did you mean {meant}?' if meant else ''}")]
-    if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        return [_kind_problem(here, place, path)]
     if detail["type"] == "missing":
         return [Problem(place, path, "missing")]
     if detail["type"] == "value_error":
         return [_at(tree, path, line) for line in str(detail["ctx"]["error"]).splitlines()]
     return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
-
-
-def _kind_problem(section: Node | None, place: SourceLocation, path: Path) -> Problem:
-    """Return the problem with the kind of `select`, the only section that has several kinds."""
-    kinds = [str(section.model_fields["kind"].default) for section in (RandomStopping, ExponentialChoice)]
-    given = section.child("kind") if section is not None else None
-    if given is None:
-        return Problem(place, (*path, "kind"), f"missing; give {any_of(kinds)}")
-    meant = similar(str(given.value), kinds)
-    advice = f"; did you mean {meant}?" if meant else ""
-    return Problem(given.place, (*path, "kind"), f"must be {any_of(kinds)}, got {shown(given.plain())}{advice}")
 
 
 def _at(tree: Node, path: Path, line: str) -> Problem:

@@ -125,11 +125,6 @@ def load(path: Path) -> dict[str, Any] | None:
     return released.model_dump() | state
 
 
-def read_released(path: Path) -> Charges:
-    """Read the releases in the checkpoint at `path`, without loading torch. Raises RunError if it cannot be used."""
-    return _released(path)[0]
-
-
 def _released(path: Path) -> tuple[Charges, str]:
     """Read the releases in the checkpoint at `path` and the SHA-256 of the state that belongs to them."""
     try:

@@ -110,6 +110,8 @@ def run(loaded: SettledRecipe, options: Options) -> Path:
     a RunError that says what was kept.
     """
     directory = result_directory(loaded, options.out)
+    if options.team.first:
+        store.roll_forward(options.out)
     if options.team.tell(lambda: is_finished(loaded, directory, options.say)):
         return directory
     plan, _ = plan_recipe(loaded)

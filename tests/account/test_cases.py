@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dpsgd_cli.account.cases import FlagCase, Target
+from dpsgd_cli.account.cases import Case, Numbers, Target
 from dpsgd_cli.account.matching import least_factor
 from dpsgd_cli.account.recipes import RepeatedAccountant
 from dpsgd_cli.accounting import accountants
@@ -16,24 +16,29 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan, Sampling
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 
-POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+POISSON = Numbers("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+CASE = POISSON.case()
+
+
+def only(case: Case) -> Release:
+    """The release of a case with one trial, one part and one mechanism."""
+    ((((release,),),)) = case.composition.trials
+    return release
 
 
 def test_epochs_add_up_to_all_steps() -> None:
-    epochs = POISSON.by_epoch()
+    epochs = CASE.by_epoch()
     assert [releases[0].count for releases in epochs] == [100, 100, 50]
-    assert merge([release for releases in epochs for release in releases]) == merge(POISSON.trials()[0])
-    assert POISSON.noise_multipliers() == [4.0, 4.0, 4.0]
+    assert merge([release for releases in epochs for release in releases]) == [only(CASE)]
 
 
 @pytest.mark.parametrize(("rate", "steps"), [(0.01, 100), (0.3, 4), (1.0, 1), (1 / 235, 235)])
 def test_an_epoch_has_as_many_batches_as_it_takes(rate: float, steps: int) -> None:
-    case = FlagCase("poisson", "add-remove", 1e-5, 4.0, rate, epochs=3)
-    assert case.uses == 3 * steps
+    assert Numbers("poisson", "add-remove", 1e-5, 4.0, rate, epochs=3).uses == 3 * steps
 
 
 def test_shuffled_batches_count_epochs() -> None:
-    case = FlagCase("shuffle", "zero-out", 1e-5, 4.0, 0.01, steps=250)
+    case = Numbers("shuffle", "zero-out", 1e-5, 4.0, 0.01, steps=250)
     assert case.uses == 3
     assert case.release(case.uses).mechanism.adjacency == "zero-out"
     with pytest.raises(UsageError, match="counted by epochs"):
@@ -41,27 +46,25 @@ def test_shuffled_batches_count_epochs() -> None:
 
 
 def test_what_is_free() -> None:
-    assert dataclasses.replace(POISSON, noise_multiplier=None).free() == "noise-multiplier"
-    assert dataclasses.replace(POISSON, steps=None).free() == "steps"
-    assert dataclasses.replace(POISSON, steps=None, batching="full").free() == "epochs"
-    assert POISSON.free() is None
+    assert dataclasses.replace(POISSON, noise_multiplier=None).free == "noise-multiplier"
+    assert dataclasses.replace(POISSON, steps=None).free == "steps"
+    assert dataclasses.replace(POISSON, steps=None, batching="full").free == "epochs"
+    assert POISSON.free is None
 
 
 def test_another_value_of_a_parameter() -> None:
-    louder = POISSON.with_value("noise-multiplier", 5).trials()[0][0].mechanism
-    assert louder == GaussianSum(5.0, "add-remove", "poisson", 0.01)
-    assert POISSON.with_value("epochs", 7).trials()[0][0].count == 700
-    assert POISSON.with_value("delta", 1e-7).delta == 1e-7
+    assert only(CASE.with_value("noise-multiplier", 5)).mechanism == GaussianSum(5.0, "add-remove", "poisson", 0.01)
+    assert only(CASE.with_value("epochs", 7)).count == 700
+    assert CASE.with_value("delta", 1e-7).delta == 1e-7
     with pytest.raises(UsageError, match="no parameter of constant noise"):
-        POISSON.with_value("decay", 0.1)
+        CASE.with_value("decay", 0.1)
 
 
 def test_trials_together_are_that_many_times_the_uses() -> None:
-    case = POISSON.repeated(3)
-    assert case.trials()[0][0].count == 750
-    assert case.trials()[0][0].count == 750
+    case = dataclasses.replace(CASE, together=3)
+    assert only(case).count == 750
     assert [releases[0].count for releases in case.by_epoch()] == [300, 300, 150]
-    assert case.with_value("steps", 10).trials()[0][0].count == 30
+    assert only(case.with_value("steps", 10)).count == 30
     assert "3 trials together" in case.subject
 
 
@@ -70,13 +73,13 @@ def test_a_curve_of_millions_of_epochs_is_refused() -> None:
         dataclasses.replace(POISSON, steps=10**10).by_epoch()
 
 
-SHUFFLED = FlagCase("shuffle", "zero-out", 1e-5, epochs=100)
+SHUFFLED = Numbers("shuffle", "zero-out", 1e-5, epochs=100).case()
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.3, 7.0])
 def test_noise_for_rho(rho: float) -> None:
     _, found = SHUFFLED.solved("noise-multiplier", Target(rho=rho), accountants.get("zcdp"))
-    spent = total_rho(found.trials()[0])
+    spent = total_rho([only(found)])
     assert spent <= rho
     assert spent > rho * (1 - 1e-5)
 
@@ -84,19 +87,20 @@ def test_noise_for_rho(rho: float) -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 40.0])
 def test_most_epochs_for_epsilon(epsilon: float) -> None:
     gaussian = accountants.get("gaussian")
-    case = FlagCase("shuffle", "zero-out", 1e-5, noise_multiplier=20.0)
+    case = Numbers("shuffle", "zero-out", 1e-5, noise_multiplier=20.0).case()
     epochs, found = case.solved("epochs", Target(epsilon=epsilon), gaussian)
-    assert gaussian.epsilon(found.trials()[0], 1e-5) <= epsilon
-    assert gaussian.epsilon(case.with_value("epochs", epochs + 1).trials()[0], 1e-5) > epsilon
+    assert gaussian.epsilon([only(found)], 1e-5) <= epsilon
+    assert gaussian.epsilon([only(case.with_value("epochs", epochs + 1))], 1e-5) > epsilon
 
 
 def test_what_cannot_be_solved_is_said() -> None:
     gaussian = accountants.get("gaussian")
-    loud = FlagCase("shuffle", "zero-out", 1e-5, noise_multiplier=0.5)
+    loud = Numbers("shuffle", "zero-out", 1e-5, noise_multiplier=0.5).case()
     with pytest.raises(InfeasibleBudget, match="not one of the epochs fits"):
         loud.solved("epochs", Target(epsilon=1.0), gaussian)
+    quiet = Numbers("shuffle", "zero-out", 1e-5, noise_multiplier=1e90).case()
     with pytest.raises(InfeasibleBudget, match="nothing limits them"):
-        FlagCase("shuffle", "zero-out", 1e-5, noise_multiplier=1e90).solved("epochs", Target(epsilon=1.0), gaussian)
+        quiet.solved("epochs", Target(epsilon=1.0), gaussian)
     with pytest.raises(UsageError, match="cannot solve for decay here; one of: noise-multiplier, epochs"):
         SHUFFLED.solved("decay", Target(epsilon=1.0), gaussian)
     with pytest.raises(UsageError, match="give a budget"):

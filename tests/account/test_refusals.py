@@ -10,7 +10,7 @@ import mpmath
 import pytest
 
 import dpsgd_cli
-from dpsgd_cli.account.question import _NUMBERS, _USES, AccountOptions
+from dpsgd_cli.account.options import OPTIONS, QUESTIONS, RANGES
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
 from dpsgd_cli.accounting.renyi import laplace_divergence, overflow_probability, pure_divergence
@@ -20,7 +20,6 @@ from tests.conftest import Train, WriteRecipe
 
 PLAIN = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "1000"]
 CUT = ["--batching", "truncated-poisson"]
-WHOLE = {"batch_size", "records", "largest_batch", "steps", "epochs", "group"}
 ONE_STEP: dict[str, Any] = {"method": {"kind": "dp-gd", "learning_rate": 1}, "epochs": 1, "repeats": 1}
 
 
@@ -28,18 +27,13 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def test_every_numeric_option_has_a_range() -> None:
-    numeric = {name for name, kind in AccountOptions.__annotations__.items() if "int" in kind or "float" in kind}
-    assert numeric == set(_NUMBERS)
-
-
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "-1e-300"])
-@pytest.mark.parametrize("name", sorted(_NUMBERS))
+@pytest.mark.parametrize("name", [name for name, one in OPTIONS.items() if one.kind in RANGES])
 def test_no_numeric_option_takes_nan_infinity_or_a_negative_number(name: str, value: str) -> None:
     told = run(*PLAIN, f"{option(name)}={value}")
     assert told.exit_code == 2 and told.stdout == ""
     assert option(name) in told.stderr
-    if name not in WHOLE | {"max_epsilon", "excess_risk"}:
+    if OPTIONS[name].kind not in ("count", "group") and name not in ("max_epsilon", "excess_risk"):
         with pytest.raises(UsageError, match=f"{option(name)} is .*, but must be "):
             dpsgd_cli.account(**{name: float(value)})  # type: ignore[arg-type]
 
@@ -78,7 +72,8 @@ ASKED: dict[str, list[str]] = {
 @pytest.mark.parametrize("question", ASKED)
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_option_that_a_question_does_not_use_is_refused(question: str, name: str) -> None:
-    if name in _USES[question] or (question == "a price" and name in ("solve", "target_epsilon", "target_rho")):
+    (asked,) = [key for key, words in QUESTIONS.items() if words == question]
+    if asked in OPTIONS[name].asked or (asked == "P" and name in ("solve", "target_epsilon", "target_rho")):
         return
     told = run(*ASKED[question], *GIVEN[name])
     assert told.exit_code == 2 and told.stdout == ""
@@ -91,11 +86,10 @@ def test_an_option_that_a_question_does_not_use_is_refused(question: str, name: 
         ([*PLAIN, "--largest-batch", "9"], "--largest-batch is for truncated batches"),
         ([*PLAIN, "--largest-batch", "9", "--max-epsilon", "9"], "--largest-batch is for truncated batches"),
         ([*PLAIN, "--participations", "2"], "--participations is for --batching random-allocation alone"),
-        ([*PLAIN, "--records", "10"], "--records with --sampling-rate"),
-        (
-            [*PLAIN, "--records", "10", "--largest-batch", "2", "--batching", "truncated-poisson"],
-            "less than one record",
-        ),
+        ([*PLAIN, "--records", "10"], "less than one record"),
+        ([*PLAIN, "--noise-over-clip", "4"], "not both"),
+        ([*PLAIN, "--batching", "random-allocation", "--sampling-rate", "0.51"], "must be 1 over a whole number"),
+        ([*PLAIN, "--batching", "random-allocation", "--sampling-rate", "0.99"], "must be 1 over a whole number"),
         (["--batching", "full", *PLAIN], "have no sampling rate"),
         ([*PLAIN, "--epochs", "3"], "--steps or --epochs, not both"),
         ([*PLAIN, "--law", "poisson"], "--law is that of"),

@@ -36,7 +36,7 @@ def sampled(noise: float) -> list[Release]:
 
 
 def calibrate(build: Callable[[float], list[Release]], accountant: Accountant, epsilon: float, delta: float) -> float:
-    return afforded(build, "noise-multiplier", Target(epsilon), accountant, delta)
+    return afforded(lambda noise: accountant.epsilon(build(noise), delta), "noise-multiplier", Target(epsilon))
 
 
 @pytest.mark.parametrize("name", ["rdp", "pld", "moments", "strong-composition"])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from dpsgd_cli.account import answers
-from dpsgd_cli.account.cases import FlagCase
+from dpsgd_cli.account.cases import Numbers
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.statement import BestAccountant, epsilon_at_least, warnings_of
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
 
-CASE = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+CASE = Numbers("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250).case()
 
 
 class Broken(Rdp):

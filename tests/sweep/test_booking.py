@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from scipy.stats import norm
 
 from dpsgd_cli.accounting.book_filter import Price
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.repeated_selection import Choice
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.main import main
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results.book import BookTerms
-from dpsgd_cli.sweep.pricing import BestOfCells
 from dpsgd_cli.training import loop
 from tests.accounting.test_book_filter import delta_of
 
@@ -134,23 +132,9 @@ def test_cells_that_were_not_charged_stop_a_sweep(run: Run) -> None:
 
 
 def test_a_choice_from_a_seed_is_refused(run: Run) -> None:
-    for kind in ("{kind: random-stopping, mean: 2, seed: 1}", "{kind: exponential, epsilon: 0.1, seed: 1}"):
-        found = run("sweep", "sweep.yaml", f"select={kind}", "--out", "o")
-        assert found.exit_code == 2 and "select.seed" in found.output
+    found = run("sweep", "sweep.yaml", "select={kind: random-stopping, mean: 2, seed: 1}", "--out", "o")
+    assert found.exit_code == 2 and "select.seed" in found.output
     assert charges() == []
-
-
-def test_an_exponential_choice_is_charged_with_the_trials_and_made_once(run: Run) -> None:
-    """mu of an epsilon-DP release by the corner of its curve: 2 Phi^-1(e^0.5 / (1 + e^0.5))."""
-    choice = (2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))) ** 2
-    words = ("sweep", "sweep.yaml", "select={kind: exponential, epsilon: 0.5}", "--out", "o")
-    for _ in range(2):
-        assert run(*words).exit_code == 0
-    assert spent() == pytest.approx(8 * ONE_TRIAL + choice, rel=1e-9)
-    assert [len(line["runs"]) for line in charges()] == [5]
-    next(Path("o").glob("*.choice.json")).unlink()
-    assert run(*words).exit_code == 0
-    assert spent() == pytest.approx(8 * ONE_TRIAL + 2 * choice, rel=1e-9)
 
 
 def test_random_stopping_is_charged_by_its_law_and_tells_nothing_else(run: Run) -> None:
@@ -168,11 +152,10 @@ def test_random_stopping_is_charged_by_its_law_and_tells_nothing_else(run: Run) 
     assert run(*words).exit_code == 0
     assert len(charges()) == 1
     # dominated by its Renyi curve: the delta at any epsilon that the sweep itself states
-    accountant = BestOfCells(Choice(2.0))
     releases = [[Release(GaussianSum(10.0, "add-remove"), 2)]] * 4
     own = Price(charge["mu_squared"], charge["leak"])
     for delta in (1e-5, 1e-6, 1e-7):
-        epsilon = accountant.epsilon_of_any(releases, delta)
+        epsilon = BestOfTrials(Choice(2.0)).of_any(releases)[0](delta)
         mu = math.sqrt(own.mu_squared)
         assert own.leak + (1 - own.leak) * delta_of(mu, epsilon) >= delta * (1 - 1e-6)
 

@@ -130,11 +130,9 @@ zip: {epochs: [some, 2]}
             "random: {samples: 2, keys: {epochs: {}}}\n",
             "3: random.keys.epochs: give exactly one of choice, uniform, log-uniform, integers",
         ),
-        ("select: {}\n", "3: select.kind: missing; give random-stopping or exponential"),
-        (
-            "select: {kind: exponental, epsilon: 1}\n",
-            "3: select.kind: must be random-stopping or exponential, got 'exponental'; did you mean exponential?",
-        ),
+        ("select: {}\n", "3: select.mean: missing"),
+        ("select: {kind: exponential, mean: 3}\n", "3: select.kind: input should be 'random-stopping'"),
+        ("select: {kind: random-stopping, mean: 3, threshold: 0.9}\n", "3: select.threshold: unknown key"),
         (
             "select: {kind: random-stopping, mean: 3}\nseeds: shared\n",
             "4: seeds: shared, but select needs runs with independent noise; use seeds: distinct",
@@ -175,7 +173,6 @@ def test_a_shard_that_does_not_exist_is_refused(text: str) -> None:
     ("text", "message"),
     [
         ("select: {kind: random-stopping, mean: 3}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
-        ("select: {kind: exponential, epsilon: 1}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
         ("select: {kind: random-stopping, mean: 3, metric: nonprivate_train_accuracy}\n", "should match pattern"),
         ("select: {kind: random-stopping, mean: 0.5}\n", "greater than or equal to 1"),
     ],

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.joint_composition import Records, Run
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
-from dpsgd_cli.accounting.repeated_selection import BestByCurve, BestOfTrials, Choice
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results.guarantee import sweep_lines
-from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
-from dpsgd_cli.sweep.settings import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.sweep.pricing import Spent, statement
+from dpsgd_cli.sweep.settings import RandomStopping, Sweep
 
 SWEEP = Sweep(name="x", recipes=["quickstart"])
 
@@ -73,27 +72,26 @@ def test_shared_noise_has_no_statement_together() -> None:
 def test_cells_that_leave_out_different_records_have_no_statement_together_and_no_choice() -> None:
     """A score that costs nothing is measured on records that no cell trains on."""
     cells = [spent(release(8)), spent(release(8), held=Records("mine", "tested on 20% of its records (split seed 1)"))]
-    for select in (RandomStopping(mean=3), ExponentialChoice(epsilon=1)):
-        told = statement(cells, SWEEP.model_copy(update={"select": select}), cells)
-        for way in ("all_trials", "choice"):
-            assert told[way]["epsilon"] is None and "leave out different records" in told[way]["note"]
+    told = statement(cells, SWEEP.model_copy(update={"select": RandomStopping(mean=3)}), cells)
+    for way in ("all_trials", "choice"):
+        assert told[way]["epsilon"] is None and "leave out different records" in told[way]["note"]
 
 
 def test_sweeps_of_seeded_recipes_are_marked_as_experiments() -> None:
     """A statement is as good as its weakest noise: one seed among the cells, or of the choice, is enough."""
     secure, seeded = spent(release(8)), spent(release(8), seed=7)
-    for select in (RandomStopping(mean=3), ExponentialChoice(epsilon=1)):
-        sweep = SWEEP.model_copy(update={"select": select})
-        drawn = SWEEP.model_copy(update={"select": select.model_copy(update={"seed": 1})})
-        without = statement([secure], sweep, [secure])
-        assert without["noise_source"] == without["choice"]["randomness"] == "secure"
-        assert "an experiment" not in "".join(sweep_lines(without))
-        for told in (statement([secure, seeded], sweep, [secure, seeded]), statement([secure], drawn, [secure])):
-            assert told["choice"]["randomness"].startswith("seeded (experiment")
-        lines = sweep_lines(statement([secure, seeded], sweep, [secure, seeded]))
-        assert len(lines) == 3 and all(
-            "an experiment: anybody who knows the seed can subtract the noise" in line for line in lines
-        )
+    select = RandomStopping(mean=3)
+    sweep = SWEEP.model_copy(update={"select": select})
+    drawn = SWEEP.model_copy(update={"select": select.model_copy(update={"seed": 1})})
+    without = statement([secure], sweep, [secure])
+    assert without["noise_source"] == without["choice"]["randomness"] == "secure"
+    assert "an experiment" not in "".join(sweep_lines(without))
+    for told in (statement([secure, seeded], sweep, [secure, seeded]), statement([secure], drawn, [secure])):
+        assert told["choice"]["randomness"].startswith("seeded (experiment")
+    lines = sweep_lines(statement([secure, seeded], sweep, [secure, seeded]))
+    assert len(lines) == 3 and all(
+        "an experiment: anybody who knows the seed can subtract the noise" in line for line in lines
+    )
 
 
 def test_different_adjacencies_have_no_statement_together() -> None:
@@ -108,39 +106,19 @@ def test_a_trial_without_privacy_leaves_nothing_to_state() -> None:
     assert "no privacy at all" in told["warnings"][0]
 
 
-def test_the_exponential_choice_composes_with_everything() -> None:
-    sweep = SWEEP.model_copy(update={"select": ExponentialChoice(epsilon=0.5)})
-    told = statement([spent(release(8), trials=4)], sweep)["choice"]
-    everything = [release(8, 4), Release(PureDP(0.5, "add-remove", "exponential"))]
-    assert told["epsilon"] <= accountants.get("rdp").epsilon(everything, 1e-5) * (1 + 1e-9)
-    assert told["epsilon"] > accountants.get("gaussian").epsilon([release(8, 4)], 1e-5)
-
-
 @pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
-def test_the_best_of_equal_cells_costs_what_the_least_theorem_says(law: str) -> None:
-    choice = Choice(10, law)
-    known = min(accountant(choice).epsilon([release(8)], 1e-5) for accountant in (BestOfTrials, BestByCurve))
-    assert BestOfCells(choice).epsilon_of_any([[release(8)]] * 3, 1e-5) == pytest.approx(known, rel=1e-9)
-    assert known < BestOfTrials(choice).epsilon([release(8)], 1e-5)
+def test_the_best_of_unequal_cells_costs_what_the_dearest_order_by_order_says(law: str) -> None:
+    """Equal cells cost what one trial does; others, more than the cheaper and at least what the dearer costs."""
+    best = BestOfTrials(Choice(10, law))
+    assert best.of_any([[release(8)]] * 3)[0](1e-5) == best.epsilon([release(8)], 1e-5)
+    mixed = best.of_any([[release(8)], [release(4)], [release(100)]])[0](1e-5)
+    assert mixed == pytest.approx(best.epsilon([release(4)], 1e-5))
+    assert mixed > best.epsilon([release(8)], 1e-5)
 
 
-@pytest.mark.parametrize("law", ["geometric", "poisson"])
-def test_the_best_of_unequal_cells_costs_the_mean_of_their_deltas(law: str) -> None:
-    """Between the cheapest and the worst; at least what the worst costs at three times the delta."""
-    choice, worst = Choice(10, law), [release(4)]
-    mixed = BestOfCells(choice).epsilon_of_any([[release(8)], worst, [release(100)]], 1e-5)
-    one = Pld().profile(worst, 1e-9)
-    third = BestByCurve(choice).of_trial(lambda epsilon: one(epsilon) / 3)
-    assert third(mixed) <= 1e-5 and mixed < BestByCurve(choice).epsilon(worst, 1e-5)
-    assert mixed > BestByCurve(choice).epsilon([release(8)], 1e-5)
-
-
-def test_what_neither_theorem_covers_has_no_price() -> None:
-    unknown = [Release(ZeroConcentrated(0.1, "add-remove")), Release(ApproximateDP(0.1, 1e-9, "add-remove"))]
+def test_what_the_theorem_does_not_cover_has_no_price() -> None:
     with pytest.raises(UnsupportedMechanism, match="no Renyi divergence"):
-        BestOfCells(Choice(10)).epsilon_of_any([unknown], 1e-5)
-    with pytest.raises(UnsupportedMechanism, match="no Renyi divergence"):
-        BestOfCells(Choice(10)).profile_of_any([unknown])
+        BestOfTrials(Choice(10)).of_any([[release(8)], [Release(ApproximateDP(0.1, 1e-9, "add-remove"))]])
 
 
 def test_random_stopping_is_stated_for_all_cells_not_for_those_drawn() -> None:

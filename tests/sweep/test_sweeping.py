@@ -275,35 +275,6 @@ def test_random_stopping_publishes_the_best_run(sweep: Sweep, out: Path) -> None
     assert sum(int(row["trials"]) for row in rows) == DRAWN
 
 
-def test_an_exponential_choice_is_made_once(sweep: Sweep, out: Path) -> None:
-    blocks = GRID + "select: {kind: exponential, epsilon: 1.0e-9}\n"
-    first = result(out)["chosen"] if sweep(blocks).exit_code == 0 else None
-    again = [result(out)["chosen"] for _ in range(5) if sweep(blocks).exit_code == 0]
-    assert first is not None and again == [first] * 5
-
-
-def test_the_exponential_choice_follows_the_counts(sweep: Sweep, out: Path) -> None:
-    """At epsilon 20 the best of counts hundreds apart wins but with probability below 1e-100."""
-    noisy = FAST.replace("initial: 4", "initial: 4000")
-    assert sweep(f"list:\n{noisy}{FAST}select: {{kind: exponential, epsilon: 20}}\n").exit_code == 0
-    assert result(out)["chosen"]["settings"]["privacy.schedule"]["initial"] == 4
-
-
-def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path) -> None:
-    """Validation records are not trained on, and one record must not move a count by more than 1."""
-    blocks = "grid: {method.learning_rate: [1, 2]}\nselect: {kind: exponential, epsilon: 1}\n"
-    assert sweep(blocks, "data.validation={records: 400, public: true}").exit_code == 0
-    from dpsgd_cli.sweep.planning import records_of
-    from dpsgd_cli.sweep.session import SweepSession
-
-    session = SweepSession.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
-    cell = session.cells[0]
-    counts = [store.read_document(out / c.directory)["trials"][0]["nonprivate_train_accuracy"] for c in session.cells]
-    assert records_of(cell) == 1438 - 400
-    for accuracy in counts:
-        assert accuracy * records_of(cell) == pytest.approx(round(accuracy * records_of(cell)), abs=1e-3)
-
-
 def test_a_command_that_is_misspelt_is_no_sweep() -> None:
     result = CliRunner().invoke(main, ["sweep", "staus", "results"])
     assert result.exit_code == 2

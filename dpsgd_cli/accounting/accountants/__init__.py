@@ -309,6 +309,9 @@ NAMES = tuple(ACCOUNTANTS)
 USUAL = tuple(name for name, listed in ACCOUNTANTS.items() if listed.usual)
 """Accountants that answer a query which names none; the others are variants and looser noise levels."""
 
+_ELSEWHERE = {"prv": "pld", "fft": "pld", "gdp": "gaussian", "renyi": "rdp", "ma": "moments"}
+"""Names that other libraries give to these methods."""
+
 
 def get(name: str) -> Accountant:
     """Return the accountant called `name`.
@@ -317,7 +320,9 @@ def get(name: str) -> Accountant:
     accountant of its name, or that recipes may name though its class states no upper bound.
     """
     if name not in ACCOUNTANTS:
-        raise UsageError(f"unknown accountant {name!r}; known: {', '.join(NAMES)}")
+        known = _ELSEWHERE.get(name.lower())
+        hint = f"; did you mean {known}?" if known else ""
+        raise UsageError(f"unknown accountant {name!r}{hint}; known: {', '.join(NAMES)}")
     listed = ACCOUNTANTS[name]
     module, _, symbol = listed.runs.partition(":")
     accountant = getattr(importlib.import_module(f"{__name__}.{module}"), symbol)()

@@ -16,7 +16,7 @@ from dpsgd_cli.accounting import conversions
 from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, PureDP, Release, merge
+from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, GroupSum, PureDP, Release, merge
 from dpsgd_cli.errors import FailedAccountant
 
 if TYPE_CHECKING:
@@ -32,12 +32,19 @@ _GREATEST_WIDTH = 0.05
 _MOST_VARIANCE = 1e12
 """Largest variance of the summed losses: above it too few digits are left; Renyi divergences have no such limit."""
 _LEAST_NOISE, _LEAST_ALLOCATED = 0.04, 0.1
-"""Below these noise multipliers sampled Gaussians, and epochs of random allocation, are priced as unsampled ones, which
-dominate them: exponentials of their losses would overflow."""
+"""Below these noise multipliers exponentials of losses would overflow. Epochs of random allocation are then priced as
+unsampled Gaussians, which dominate them, and sampled Gaussians by `_revealed`."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
 _LARGE_DELTA = 1e-3
 """Above this delta losses need no tilt: doubles hold such a delta to all digits that are shown."""
+_SMALL_DELTA = 1e-30
+"""Below this delta rounding of masses weighs; a bound by Renyi divergences, if it is less, is stated instead."""
+_REVEALED = 1e-2, 1e-15
+"""Probability with which more steps than are charged hold a record: a share of delta, or this if it is not known."""
+_BEYOND = 1e-33
+_MOST_WORK = 2e7
+"""Most cells times normals of a group's mixture; beyond them the group is charged for the most that a batch holds."""
 _MOST_USES = 10**7
 """Number of uses from which on rounding weighs; a bound by Renyi divergences, if it is less, is stated instead."""
 _UNEVEN = 16.0
@@ -63,8 +70,9 @@ class Pld(Accountant):
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         self.check(releases)
-        found = [self._epsilon(kept, delta) for kept in _alternatives(releases)]
-        if _uses(releases) > _MOST_USES and all(Rdp().refusal(r.mechanism) is None for r in releases):
+        found = [self._epsilon(kept, delta) for kept in _alternatives(releases, delta)]
+        many = _uses(releases) > _MOST_USES or delta < _SMALL_DELTA
+        if many and all(Rdp().refusal(r.mechanism) is None for r in releases):
             found.append(Rdp().epsilon(releases, delta))
         return min(found)
 
@@ -137,7 +145,7 @@ class Pld(Accountant):
             result = []
             for releases in epochs:
                 spent = merge([*spent, *releases])
-                result.append(self._epsilon(_exact_gaussians(spent, secret), delta))
+                result.append(self._epsilon(_exact_gaussians(spent, secret, delta), delta))
             return result
         total = merge([release for row in rows for release in row or []])
         columns = {release.mechanism: i for i, release in enumerate(total)}
@@ -168,10 +176,10 @@ class Pld(Accountant):
         return result
 
 
-def _alternatives(releases: Sequence[Release]) -> list[list[Release] | None]:
+def _alternatives(releases: Sequence[Release], delta: float | None = None) -> list[list[Release] | None]:
     """Return lists of releases that each dominate: with epochs of random allocation as they are, and without secret."""
     secret = (True, False) if _allocates([releases]) else (True,)
-    return [_exact_gaussians(releases, one) for one in secret]
+    return [_exact_gaussians(releases, one, delta) for one in secret]
 
 
 def _allocates(epochs: Sequence[Sequence[Release]]) -> bool:
@@ -183,10 +191,46 @@ def _uses(releases: Sequence[Release]) -> int:
     return sum(release.count for release in releases)
 
 
-def _exact_gaussians(releases: Sequence[Release], secret: bool = True) -> list[Release] | None:
+def _revealed(mechanism: GaussianSum, count: int, leak: float) -> int:
+    """Return the most steps, of `count`, that hold a record (or any of its group), but with probability `leak`.
+
+    Guarantee: these steps as unsampled Gaussians, and a leak of probability `leak`, dominate all steps. Proof: reveal
+    to the attacker which steps drew the record. The draw has one law in both data sets; steps that did not draw it are
+    equal there, and each of the others is dominated by `unsampled_noise`.
+    """
+    if mechanism.kind not in ("gaussian", "correlated", "grouped") or mechanism.sampling_rate == 1:
+        return count
+    size = mechanism.size if isinstance(mechanism, GroupSum) else 1
+    return _most_of(count, -math.expm1(size * math.log1p(-mechanism.sampling_rate)), leak)
+
+
+def _most_together(mechanism: GroupSum) -> int | None:
+    """Return the most records of a group in one batch, but with probability `_BEYOND`; None if a mixture is no work.
+
+    Guarantee: an unsampled Gaussian for so many records dominates the mixture, but for that probability.
+    """
+    most = _most_of(mechanism.size, mechanism.sampling_rate, _BEYOND)
+    cells = (most / mechanism.noise_multiplier) ** 2 / 2 / _GREATEST_WIDTH
+    return most if most * cells > _MOST_WORK else None
+
+
+def _most_of(count: int, rate: float, beyond: float) -> int:
+    """Return the least k with Pr[Binomial(`count`, `rate`) > k] <= `beyond`."""
+    from scipy.special import bdtrc
+
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bdtrc(middle, count, rate) <= beyond else (middle + 1, high)
+    return low
+
+
+def _exact_gaussians(
+    releases: Sequence[Release], secret: bool = True, delta: float | None = None
+) -> list[Release] | None:
     """Return distinct releases, all unsampled Gaussians joined exactly into one; None if one has no noise.
 
-    Unless `secret`, epochs of random allocation count as unsampled, too.
+    Unless `secret`, epochs of random allocation count as unsampled, too. `delta` is the one that will be asked for.
     """
     precision = 0.0
     adjacency: Adjacency = "add-remove"
@@ -203,11 +247,21 @@ def _exact_gaussians(releases: Sequence[Release], secret: bool = True) -> list[R
         if noise == 0:
             return None
         least = _LEAST_NOISE if not mechanism.by_allocation else _LEAST_ALLOCATED if secret else math.inf
-        if mechanism.sampled and rate < 1 and noise >= least:
+        together = _most_together(mechanism) if isinstance(mechanism, GroupSum) and rate < 1 else None
+        if mechanism.sampled and rate < 1 and noise >= least and together is None:
             kept.append(Release(_plain(mechanism, max(rate, _LEAST_RATE)), count))
+            continue
+        adjacency = mechanism.adjacency
+        if together is not None:
+            precision += count * (together / noise) ** 2
+            kept.append(Release(ApproximateDP(0.0, _BEYOND, adjacency), count))
+        elif mechanism.sampled and not mechanism.by_allocation:
+            leak = _REVEALED[1] if delta is None else _REVEALED[0] * delta
+            charged = _revealed(mechanism, count, leak)
+            precision += charged / mechanism.unsampled_noise**2
+            kept += [Release(ApproximateDP(0.0, leak, adjacency))] if charged < count else []
         else:
             precision += count / mechanism.unsampled_noise**2
-            adjacency = mechanism.adjacency
     if precision > 0:
         kept.append(Release(GaussianSum(1 / math.sqrt(precision), adjacency)))
     return merge(kept)

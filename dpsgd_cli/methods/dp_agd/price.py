@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.accountants.additive import total_rho
-from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, RhoBudget, RhoFilter, RiskBudget
+from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, RhoBudget, RhoFilter
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import ZeroConcentrated
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
@@ -113,8 +113,6 @@ def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
     budget, delta = privacy.budget, privacy.stated_delta
     if budget is None:
         raise PrivacyError(f"method {recipe.method.kind} spends a budget: give privacy.budget")
-    if isinstance(budget, RiskBudget):
-        raise PrivacyError(f"method {recipe.method.kind} spends zCDP, which limits no risk: give an epsilon or rho")
     accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
     if accountant not in ("zcdp", "zcdp-tight"):
         raise PrivacyError(

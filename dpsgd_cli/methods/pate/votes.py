@@ -8,8 +8,9 @@ the two largest 2.
 Each aggregation rule is one class here (and its section in `methods/pate/settings.py`). It states the charge for asking
 a query, the charge for answering it, the two decisions, and, if a theorem gives one, a bound that depends on the votes.
 
-`renyi` is NON-PRIVATE: a function of the votes. As published, it bounds the Renyi divergence between the release
-with these votes and with those of any neighbour, query by query.
+`renyi` is NON-PRIVATE: a function of the votes. As published, it bounds one direction: the Renyi divergence of the
+release with these votes from the release with a neighbour's, query by query. The divergence of the neighbour's release
+from this one may be many times larger, so the number is no differential privacy and must not be published.
 
 Sources: Papernot et al. 2017 (arXiv 1610.05755), Papernot et al. 2018 (arXiv 1802.08908); propose-test-release as in
 lecture notes on private aggregation (15.5.1).

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 
 import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as oracle
+from scipy import stats
 from scipy.signal import fftconvolve
 
 from dpsgd_cli.accounting.accountants.additive import Gaussian
 from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.accountants.rdp import Rdp
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release
+from dpsgd_cli.accounting.conversions import gaussian_delta
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, GroupSum, Release
 from tests.accounting.releases import full, poisson, pure, shuffled
 
 
@@ -146,3 +149,31 @@ def test_curve_never_falls_and_an_empty_epoch_costs_nothing() -> None:
     assert curve[0] == 0
     assert curve[1] == pytest.approx(curve[2], rel=1e-9)
     assert curve[3] > curve[2]
+
+
+def revealed(noise: float, epsilon: float, steps: int = 100, rate: float = 0.01) -> float:
+    """delta of k Gaussians, k of `steps` Poisson batches: what is stated if the steps with the record are revealed."""
+    k = np.arange(1, steps + 1)
+    return float(stats.binom.pmf(k, steps, rate) @ [gaussian_delta(math.sqrt(one) / noise, epsilon) for one in k])
+
+
+@pytest.mark.parametrize("noise", [0.039, 0.01])
+def test_little_noise_is_charged_for_the_steps_that_hold_a_record(noise: float) -> None:
+    """One unsampled Gaussian for each of all steps was charged: 33,966 at .039. Little noise reveals which hold it."""
+    made = [poisson(0.01, noise, 100)]
+    found = Pld().epsilon(made, 1e-5)
+    assert revealed(noise, found) <= 1e-5 < revealed(noise, found / 1.4)
+
+
+def test_a_delta_too_small_for_masses_is_stated_by_renyi_orders() -> None:
+    made = [poisson(0.01, 5.0, 1000)]
+    assert Pld().epsilon(made, 1e-300) <= Rdp().epsilon(made, 1e-300)
+
+
+def test_a_group_of_thousands_is_priced_in_seconds_and_no_less_than_its_mean_costs() -> None:
+    """5,000 of a group and a rate of .01: about 50 are in a batch, and 1,000 steps of 30 alone are a Gaussian."""
+    begun = time.process_time()
+    made = [Release(GroupSum(1.0, "add-remove", "poisson", 0.01, size=5000), 1000)]
+    found = Pld().epsilon(made, 1e-5)
+    assert Pld().epsilon([full(1 / 30, 1000)], 1e-5) < found < Pld().epsilon([full(1 / 5000, 1000)], 1e-5) / 1000
+    assert time.process_time() - begun < 20
