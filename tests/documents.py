@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
 """They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
 REFUSED = " || echo refused"
-ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray", "tensorboard ")
+ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray")
 """They need more than one machine or process: tests/engine/test_processes.py and tests/sweep/ are their tests."""
 
 

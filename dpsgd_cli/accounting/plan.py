@@ -156,14 +156,12 @@ class Plan:
             None if self.is_adaptive else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
         )
 
-    def rest(self, made: Sequence[LedgerEntry], done: int, watched: bool) -> list[LedgerEntry]:
+    def rest(self, made: Sequence[LedgerEntry], done: int) -> list[LedgerEntry]:
         """Return charges to add to `made`, one trial's entries, if training ends after `done` epochs and is published.
 
         Guarantee: `made` and these together bound the trial (`ledger.priced_releases`).
-        - Releases were planned, and none of them was seen before the end (not `watched`). The moment of stopping does
-          not depend on them, so those of the finished epochs are all. The result is empty.
-        - Releases were planned, and metrics by epoch were watched. The person who stopped may have chosen the moment by
-          them. A sum up to a chosen moment bounds nothing (`ledger.py`), so the whole plan is charged.
+        - Releases were planned, and none of them is seen before the end. The moment of stopping does not depend on
+          them, so those of the finished epochs are all. The result is empty.
         - The method itself chooses. Its budget is charged, which its entries name (if they do not, an entry of the
           budget that is used 0 times does), or else all that the plan priced.
         """
@@ -173,8 +171,7 @@ class Plan:
         if self.is_adaptive:
             counted = sum(1 for entry in made if self.covers_before or entry.phase == "train")
             return [LedgerEntry(release, "train", done - 1, unit=_unit(made)) for release in self._counted[counted:]]
-        later = range(done, len(self.epochs)) if watched else ()
-        return [LedgerEntry(release, "train", t, unit=_unit(made)) for t in later for release in self.epochs[t]]
+        return []
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of the whole run, private preprocessing included."""

@@ -49,7 +49,7 @@ NOT_IN_HASH = (
     "save_model",
     "privacy.book",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
-    *("runtime.checkpoint_seconds", "runtime.tensorboard", "runtime.track"),
+    *("runtime.checkpoint_seconds", "runtime.track"),
 )
 
 

@@ -122,9 +122,6 @@ class Runtime(Section):
     track: Literal["mlflow"] | None = Field(
         None, description="Log settings, public metrics and the ledger as an MLflow run, once the result is written."
     )
-    tensorboard: bool = Field(
-        False, description="Write history.csv's columns as TensorBoard event files too, as far as checkpoints are."
-    )
 
 
 class Recipe(Section):
@@ -189,11 +186,6 @@ class Recipe(Section):
             problems.append(
                 "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
                 " seed out (seed=null), or leave privacy.book out of an experiment"
-            )
-        if self.runtime.tensorboard:
-            problems.append(
-                "runtime.tensorboard: shows metrics of a training that a resumed one repeats; a book counts each run"
-                " once, so leave one of them out"
             )
         return problems
 

@@ -82,7 +82,6 @@ FILES: dict[str, ResultFile] = {
     "report.md": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "report.html": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "explained.json": ResultFile(unreleased="never", always=False, lines=True, content=None),
-    "tensorboard": ResultFile(unreleased="always", always=False, lines=False, content=None),
 }
 """Every file of a result, by name. `place` and `sealed` refuse any other name."""
 HASHED = tuple(name for name, file in FILES.items() if file.content is not None)

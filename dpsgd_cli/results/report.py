@@ -390,7 +390,7 @@ def _not_to_publish(found: _Read) -> list[Block]:
         f"Fields named `{NONPRIVATE}...`, which were computed from training records without noise: "
         + ", ".join(f"`{name}`" for name in found.hidden)
         + ", in `result.json`, `trials.csv` and `history.csv`.",
-        "Checkpoints (`.*.checkpoint` beside the result) and TensorBoard's files: they hold the same, and times.",
+        "Checkpoints (`.*.checkpoint` beside the result): they hold the same.",
     ]
     if not found.private:
         told.insert(0, "The model and all metrics, unless the training data are public.")

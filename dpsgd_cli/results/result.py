@@ -63,14 +63,10 @@ def public(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A training that ended before its plan: after `done` of at most `epochs` epochs.
-
-    `watched`: metrics by epoch were visible before the end, so they may have influenced the moment of stopping.
-    """
+    """A training that ended before its plan: after `done` of at most `epochs` epochs."""
 
     done: int
     epochs: int
-    watched: bool
 
 
 @dataclass(frozen=True)

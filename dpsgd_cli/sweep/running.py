@@ -119,7 +119,7 @@ def _train(job: PackJob, ready: Sequence[tuple[Cell, Member]], outcome: Outcome)
     except Exception as error:
         if isinstance(error, OSError) or interrupts.stops_everything(error):
             raise
-        loop.forget(place, job.say)
+        place.unlink(missing_ok=True)
         if len(ready) == 1:
             _fail(job, ready[0][0], error, outcome)
             return

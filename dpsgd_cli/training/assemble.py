@@ -48,22 +48,16 @@ from dpsgd_cli.training.plans import declared_by_model
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Record of one epoch: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each.
-
-    `ended` is the time at which the epoch ended, in seconds since 1970.
-    """
+    """Record of one epoch: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each."""
 
     epoch: int
     metrics: dict[str, list[float]]
     counts: dict[str, list[float]]
-    ended: float = 0.0
 
     def of(self, span: slice) -> EpochRecord:
         """Return the record of the trials in `span` alone."""
         metrics = {name: values[span] for name, values in self.metrics.items()}
-        return EpochRecord(
-            self.epoch, metrics, {name: values[span] for name, values in self.counts.items()}, self.ended
-        )
+        return EpochRecord(self.epoch, metrics, {name: values[span] for name, values in self.counts.items()})
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ def _close(ledger: Ledger, plan: Plan | None, stopped: Stopped | None) -> None:
     if stopped is None or plan is None:
         ledger.close()
         return
-    for entry in plan.rest(ledger.entries, stopped.done, stopped.watched):
+    for entry in plan.rest(ledger.entries, stopped.done):
         ledger.entries.append(entry)
 
 
@@ -133,31 +127,10 @@ def _of_stopping(stopped: Stopped, plan: Plan) -> str:
     )
     if plan.is_adaptive:
         return f"{told} The statement is of the whole budget, because the method chooses by what it released.{outside}"
-    if stopped.watched:
-        return (
-            f"{told} Metrics by epoch could be watched, and the moment be chosen by them: the statement is of the whole"
-            f" plan.{outside}"
-        )
     return (
         f"{told} The statement is of these epochs. Nothing that they released was shown before the end, so the moment"
         f" was not chosen by it.{outside}"
     )
-
-
-def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
-    """Return the rows of `history.csv` for the finished epochs, while the trials still train."""
-    plan, ledgers = released.plan, released.ledgers
-    if plan is None:
-        return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
-    # a fixed plan is priced once for the whole run, not again at every call
-    planned = tuple(
-        (*(plan.preprocessing_releases if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs)
-    )
-    spent = [
-        _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.postprocessing_epochs))
-        for ledger in ledgers
-    ]
-    return _history(released, unreleased, spent)
 
 
 def _trials(released: Released, spendings: Sequence[PrivacyCost]) -> list[Row]:

@@ -4,7 +4,7 @@
 (`Plan.priced_releases`), for each trial. A run is refused if the book's guarantee would not cover it: the table has
 another hash, unit or adjacency, a preprocessing step has no noise, or with folds, where trials measure what others
 train on. The recipe itself refuses a seed, because noise that can be computed again is no release under differential
-privacy, and TensorBoard, because metrics by epoch would show a training that a resumed one repeats.
+privacy.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Charges(BaseModel):
 
     `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have one entry per recipe that trains
     together; `ledgers` and `rest` have one per trial, in lines of `ledger.jsonl`. `rest` holds charges for planned
-    releases that were not made, where the moment of stopping may depend on releases (`Plan.rest`). `watched`: metrics
-    by epoch were visible while the trials trained. `data` has the SHA-256 of each file.
+    releases that were not made, where the moment of stopping may depend on releases (`Plan.rest`). `data` has the
+    SHA-256 of each file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -55,7 +55,6 @@ class Charges(BaseModel):
     uncovered_steps: list[str]
     done: Annotated[int, Field(ge=1)]
     epochs: Annotated[int, Field(ge=1)]
-    watched: bool
     ledgers: Annotated[list[list[str]], Field(min_length=1)]
     rest: list[list[str]]
 
@@ -68,7 +67,7 @@ class _State(BaseModel):
     init_seeds: list[int]
     train_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     method: dict[str, Any]
-    history: list[tuple[int, Sums, Sums, float]]
+    history: list[tuple[int, Sums, Sums]]
 
 
 _STATE_FIELDS = TypeAdapter(_State)
@@ -115,11 +114,11 @@ def load(path: Path) -> dict[str, Any] | None:
     except Exception as error:
         raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); {_AGAIN}") from error
     own = sum(released.trials)
-    columns = [column for _, *both, _ in state["history"] for one in both for column in one.values()]
+    columns = [column for _, *both in state["history"] for one in both for column in one.values()]
     if not all(isinstance(held, torch.Tensor) for held in state["released"].values()):
         raise RunError(f"{path}: damaged checkpoint (released preprocessing is no tensor); {_AGAIN}")
     fits = len(state["init_seeds"]) == own and len(state["history"]) == released.done
-    fits = fits and all(counts.keys() >= set(COUNTS) for _, _, counts, _ in state["history"])
+    fits = fits and all(counts.keys() >= set(COUNTS) for _, _, counts in state["history"])
     if not fits or any(len(column) != own for column in columns):
         raise RunError(f"{path}: damaged checkpoint (its state is not that of {own} trials); {_AGAIN}")
     return released.model_dump() | state

@@ -11,7 +11,6 @@ Not here: the metrics (`engine/metrics.py`), passing rows through models (`engin
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -202,7 +201,7 @@ def residual_clip(recipe: Recipe, classes: int) -> float | None:
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
     named = (_on_public_rows(trials) if wanted else {}) | trials.method.published()
-    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
+    return assemble.EpochRecord(epoch, named, seen.sums())
 
 
 def evaluate_last(trials: Trials) -> None:

@@ -12,7 +12,6 @@ Not here: how trials start and continue (`training/start.py`), what is measured 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -31,8 +30,8 @@ from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
 from dpsgd_cli.recipe.schema import Runtime
-from dpsgd_cli.results import mlflow, provenance, reading, store, tensorboard
-from dpsgd_cli.training import assemble, charging, checkpoint, evaluation, inference, plans
+from dpsgd_cli.results import mlflow, provenance, store
+from dpsgd_cli.training import charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
 
@@ -66,8 +65,6 @@ class Options:
 def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     """Return the plan (None for a method without privacy) and the outline of the data, before any value is used."""
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
-        if loaded.recipe.runtime.tensorboard:
-            tensorboard.check_installed()
         if loaded.recipe.runtime.track is not None:
             mlflow.check_installed()
         with loaded.locating_errors():
@@ -150,7 +147,7 @@ def finish(loaded: SettledRecipe, options: Options) -> Path:
             raise RunError(f"{kept}: {told}; continue it with --resume")
         evaluation.evaluate_last(trials)
         _write(trials, [directory], options)
-    forget(kept)
+    kept.unlink(missing_ok=True)
     return directory
 
 
@@ -174,7 +171,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
         return directories
     keeper = _CheckpointWriter(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
     own_code = [path for member in members for path in member.loaded.own_code.values()]
-    with contextlib.closing(keeper), interrupts.explained(own_code, keeper.rescue):
+    with interrupts.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
         earlier = options.team.tell(lambda: _begin(members, directories, keeper, options))
@@ -185,12 +182,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
         if earlier is not None:
             trials.restore(earlier, keeper.path)
             options.say(f"Continuing after epoch {trials.done} of {trials.method.epochs}.")
-        for member in members if trials.recipe.runtime.tensorboard else ():
-            for text in tensorboard.left_out(member.loaded.recipe.trials):
-                options.say(text)
         _train(trials, keeper, options.progress)
         _write(trials, directories, options)
-    forget(keeper.path)
+    keeper.path.unlink(missing_ok=True)
     return directories
 
 
@@ -230,9 +224,6 @@ def _write(trials: Trials, directories: Sequence[Path], options: Options) -> Non
             result.provenance.update(provenance.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, replace(result, recipe=text, model=model)), directory))
-            if trials.recipe.runtime.tensorboard:
-                times = [record.ended for record in trials.history]
-                tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)
         store.keep([hidden for hidden, _ in staged])
         if options.charged != "whole":
             charging.end(trials.members, directories)
@@ -253,25 +244,12 @@ def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
     return checkpoint.place(out / f"pack-{hashlib.sha256(names.encode()).hexdigest()[:8]}")
 
 
-NOT_COVERED = (
-    "What TensorBoard showed of the run that was stopped was another training: this run's epsilon does not cover it."
-)
-
-
-def forget(kept: Path, say: Logger | None = None) -> None:
-    """Remove a checkpoint and the TensorBoard files of its run; pass NOT_COVERED to `say` if there were such files."""
-    kept.unlink(missing_ok=True)
-    if tensorboard.remove_live(kept) and say is not None:
-        say(NOT_COVERED)
-
-
 class _CheckpointWriter:
     """Writer of a run's checkpoint, at intervals and when the run is stopped."""
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path = path
         self._seconds = runtime.checkpoint_seconds
-        self._watching = tensorboard.EventFiles(tensorboard.live_folder(path)) if runtime.tensorboard else None
         self._last_saved = time.monotonic()
         self._trials: Trials | None = None
         self._snapshot: Snapshot | None = None
@@ -279,8 +257,6 @@ class _CheckpointWriter:
 
     def earlier(self, options: Options) -> dict[str, Any] | None:
         """Return the checkpoint to continue from; None without `options.resume` or without a checkpoint."""
-        if tensorboard.remove_live(self.path) and not options.resume:
-            options.say(NOT_COVERED)
         if not options.resume:
             if self.path.exists():
                 options.say(
@@ -308,21 +284,6 @@ class _CheckpointWriter:
         checkpoint.save(self.path, self._trials.checkpoint(self._snapshot))
         self._on_disk = self._snapshot.done
         self._last_saved = time.monotonic()
-        self.show()
-
-    def show(self) -> None:
-        """Show the epochs that the checkpoint on disk holds in TensorBoard, and no others."""
-        if self._watching is None or self._trials is None or self._on_disk == 0:
-            return
-        times = [record.ended for record in self._trials.history]
-        for member, span in self._trials.spans():
-            told = evaluation.finished(self._trials, member, span, evaluation.Final())
-            rows = [row for row in assemble.history_so_far(*told) if row["epoch"] < self._on_disk]
-            self._watching.show(f"{member.loaded.recipe.name}-{member.hash}", rows, times)
-
-    def close(self) -> None:
-        if self._watching is not None:
-            self._watching.close()
 
     def rescue(self) -> str:
         """Save the last finished epoch of a run that was stopped, and say what is kept. Never raises."""
@@ -342,7 +303,6 @@ def _train(trials: Trials, keeper: _CheckpointWriter, progress: Progress | None)
     """Train the remaining epochs, with a checkpoint at intervals."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)
-    keeper.show()
     for epoch in range(trials.done, 0 if trials.method.finished else total):
         begun = time.perf_counter()
         seen = trials.method.run_epoch(epoch)

@@ -7,8 +7,7 @@ trained further epochs. Nothing of these epochs left the process:
 
 - results are written at the end;
 - progress is a count of epochs, which is data-independent;
-- weights and metrics are in memory only;
-- TensorBoard's files hold no epoch that the checkpoint lacks.
+- weights and metrics are in memory only.
 
 So these epochs are not releases, their charges end with the process, and the repeated training releases them for the
 first time. With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
@@ -17,8 +16,7 @@ Everything that did leave the process, into the checkpoint, stays charged. The l
 release up to the checkpoint, through the budget's filter. The output of private preprocessing is taken from the
 checkpoint and not released again: a second projection would be a second release, on which the weights were not trained.
 
-A run that ends with its checkpoint (`train --finish`) is charged for the epochs of the checkpoint. If metrics by epoch
-could be watched, it is charged for the whole plan, because they may have decided when it was stopped (`Plan.rest`).
+A run that ends with its checkpoint (`train --finish`) is charged for the epochs of the checkpoint (`Plan.rest`).
 
 Not here: models, tables and devices (`training/build_models.py`), the loop over epochs (`training/loop.py`).
 """
@@ -91,10 +89,7 @@ class Member:
 
 @dataclass
 class Trials:
-    """The trials of a pack while they train, grouped by member, in the members' order.
-
-    `watched` is True if metrics by epoch are visible during training, or were before a resume (`runtime.tensorboard`).
-    """
+    """The trials of a pack while they train, grouped by member, in the members' order."""
 
     members: tuple[Member, ...]
     context: Context
@@ -102,7 +97,6 @@ class Trials:
     test: Table
     dataset: data.Dataset
     init_seeds: list[int]
-    watched: bool
     done: int = 0
     train_seconds: float = 0.0
     history: list[EpochRecord] = field(default_factory=list)
@@ -122,7 +116,7 @@ class Trials:
         """The number of finished epochs of an incomplete training; None if the training is complete."""
         if self.done >= self.method.epochs or self.method.finished:
             return None
-        return Stopped(self.done, self.method.epochs, self.watched)
+        return Stopped(self.done, self.method.epochs)
 
     def spans(self) -> list[tuple[Member, slice]]:
         """Return each member with the slice of its trials on the trials axis."""
@@ -142,9 +136,7 @@ class Trials:
         """Return the content from which `restore` continues at the snapshot `at`."""
         made = [one.entries[:end] for one, end in zip(self.context.ledgers, at.entries, strict=True)]
         plans = self.context.plans
-        rest = [
-            [] if plan is None else plan.rest(own, at.done, self.watched) for plan, own in zip(plans, made, strict=True)
-        ]
+        rest = [[] if plan is None else plan.rest(own, at.done) for plan, own in zip(plans, made, strict=True)]
         return {
             "hash": [member.hash for member in self.members],
             "recipes": [dump_recipe(member.loaded.recipe) for member in self.members],
@@ -155,14 +147,13 @@ class Trials:
             "uncovered_steps": list(self.dataset.nonprivate),
             "done": at.done,
             "epochs": self.method.epochs,
-            "watched": self.watched,
             "ledgers": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(made, self.seeds, strict=True))],
             "rest": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(rest, self.seeds, strict=True))],
             "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
             "init_seeds": self.init_seeds,
             "train_seconds": at.train_seconds,
             "method": at.method,
-            "history": [(r.epoch, r.metrics, r.counts, r.ended) for r in self.history[: at.done]],
+            "history": [(r.epoch, r.metrics, r.counts) for r in self.history[: at.done]],
         }
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:
@@ -306,9 +297,7 @@ def start(
         team=team,
         watcher=None if override is None else override.watcher,
     )
-    shown = any(member.loaded.recipe.runtime.tensorboard for member in members)
-    watched = shown or bool(earlier and earlier["watched"])
-    return Trials(tuple(members), context, create(context), test, dataset, init_seeds, watched)
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
 
 
 def _dataset(

@@ -192,7 +192,7 @@ def test_resolved_fills_in_defaults_uses_yaml_names_and_keeps_the_schemas_order(
     assert "seed" not in content
 
 
-SAME = ["description=why", "device=cpu", "threads=1", "micro_batch=9", "checkpoint_seconds=1", "tensorboard=true"]
+SAME = ["description=why", "device=cpu", "threads=1", "micro_batch=9", "checkpoint_seconds=1"]
 OTHER = ["runtime.dtype=float64", "runtime.evaluate_every=2", "seed=1", "repeats=2", "method.batch_size=11", "name=y"]
 
 

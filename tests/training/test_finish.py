@@ -33,7 +33,6 @@ FULL: dict[str, Any] = {
     "epochs": 6,
     "save_model": True,
 }
-WATCHED = ("runtime.tensorboard=true", "runtime.checkpoint_seconds=0")
 
 
 def gaussian(steps: int, noise_multiplier: float = 4, delta: float = 1e-3) -> float:
@@ -105,30 +104,6 @@ def test_the_last_epoch_is_evaluated_whether_it_was_its_turn_or_not(
         for directory in (recipe.parent / "out").glob("*/"):
             shutil.rmtree(directory)
     assert found[1] == found[3] and {"test_accuracy", "validation_accuracy"} <= found[1].keys()
-
-
-def test_whoever_watched_may_have_chosen_the_end_by_what_was_released(
-    train: Train, write_recipe: WriteRecipe, stop_at: StopAt
-) -> None:
-    """The whole plan is charged then: a sum up to a chosen moment bounds nothing."""
-    recipe = write_recipe(**FULL)
-    stopped(train, recipe, stop_at, *WATCHED)
-    document = finish(recipe, *WATCHED)
-    assert document["privacy"]["epsilon"] == pytest.approx(gaussian(6), rel=1e-6)
-    assert [row["epochs"] for row in document["trials"]] == [2, 2]
-    assert "the statement is of the whole plan" in document["privacy"]["declarations"][-1]
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_what_was_watched_once_stays_watched(
-    train: Train, write_recipe: WriteRecipe, stop_at: StopAt, resumed: bool
-) -> None:
-    """`runtime.tensorboard` is no part of what a run is, so it may be gone when the run is resumed or finished."""
-    recipe = write_recipe(**FULL)
-    stopped(train, recipe, stop_at, *WATCHED)
-    if resumed:
-        stopped(train, recipe, stop_at, epoch=3, resume=True)
-    assert finish(recipe)["privacy"]["epsilon"] == pytest.approx(gaussian(6), rel=1e-6)
 
 
 def test_every_way_to_train_is_priced_and_finished(
@@ -227,7 +202,7 @@ def test_a_killed_run_is_priced_finished_and_used(write_recipe: WriteRecipe) -> 
     assert killed.returncode == -signal.SIGKILL and killed.stdout == b""
     (saved,) = out.glob(".*.checkpoint")
     told = checkpoint.load(saved)
-    assert told is not None and (told["done"], told["epochs"], told["watched"]) == (3, 6, False)
+    assert told is not None and (told["done"], told["epochs"]) == (3, 6)
     finished = run("train", recipe, "--finish", "--out", out)
     assert finished.exit_code == 0, finished.stderr
     (directory,) = (path for path in out.iterdir() if path.name.startswith("tiny-"))
@@ -264,6 +239,6 @@ def test_a_budget_that_nothing_was_taken_from_yet_is_charged() -> None:
     """That nothing was released may have been chosen, too."""
     plan, _ = loop.plan_recipe(resolve_auto(load_recipe("lee2018/dp-agd", ["data.name=breast-cancer"])))
     assert plan is not None
-    (entry,) = plan.rest([], 1, watched=False)
+    (entry,) = plan.rest([], 1)
     assert (entry.release.count, entry.budget_cap) == (0, plan.budget_cap)
-    assert plan.rest([entry], 1, watched=True) == []
+    assert plan.rest([entry], 1) == []
