@@ -269,7 +269,9 @@ def test_columns_are_counted_at_every_budget(own: Path, epsilon: float) -> None:
     assert pairs.method.preconditioner.kind == "second-moment"
 
 
-@pytest.mark.parametrize(("beyond", "records", "chosen"), [(0.99, 2000, False), (1.01, 2000, True), (1.01, 1000, False)])
+@pytest.mark.parametrize(
+    ("beyond", "records", "chosen"), [(0.99, 2000, False), (1.01, 2000, True), (1.01, 1000, False)]
+)
 def test_products_are_what_the_budget_and_the_records_pay_for(
     own: Path, beyond: float, records: int, chosen: bool
 ) -> None:
