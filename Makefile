@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-PAGES := yu2019 lectures lee2018 pate frontier beyond kfac automatic finetune
+PAGES := yu2019 lectures lee2018 pate frontier beyond automatic finetune
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -15,8 +17,11 @@ from benchmarks.pages import PAGES, RESULTS, Page, case, drawing, page_of, templ
 from benchmarks.pages.case import Case
 from benchmarks.pages.rows import CURVES, KEYS, STALE, Rows
 from benchmarks.tabular import page as tables
+from benchmarks.tabular import peers
 from benchmarks.yu2019.cases import EPOCHS, LENGTHS
 from benchmarks.yu2019.sweeps import KINDS, SWEEPS, Claim, Contrast, at, claims
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.training.loop import plan_recipe
 from dpsgd_cli.training.plans import resolve_auto
 
@@ -196,6 +201,40 @@ def test_every_page_says_what_was_chosen_by_looking() -> None:
         page: Page = page_of(name)
         assert page.CASES
         assert "looked at" in template_of(name) or "by looking at" in template_of(name)
+
+
+def test_the_noise_of_ada_ssp() -> None:
+    """One exact release at delta 1e-5: 3.730632 at epsilon 1 (by code of Balle and Wang, 2018), 1 / 1.6660 at 8.
+
+    Algorithm 2 of Wang (2018) has sqrt(log(6 / delta)) / (epsilon / 3) for each of three, which is more at these.
+    """
+    for epsilon, one in ((1.0, 3.730632), (8.0, 1 / 1.6660)):
+        assert peers.deviation(epsilon, 1e-5) == pytest.approx(3**0.5 * one, rel=1e-3)
+    assert 6.46 < peers.deviation(1.0, 1e-5) < 6.47 < 3 * math.log(6 / 1e-5) ** 0.5
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_ada_ssp_has_that_noise_in_its_sums(rounds: int) -> None:
+    """Without targets, on 20,000 rows (0, 1) / sqrt(1.25), a prediction is the noise of X^T y over n sqrt(.8).
+
+    After four rounds it is that of the last one, twice as large, as each solves for what the others left. Of 200 draws
+    the deviation is within 25% but for a chance of 1e-6; noise of one release alone would be 42% less.
+    """
+    n = 20_000
+    data = Data(path="x.csv", target="y", task="regression")
+    rows = peers.Rows(np.zeros((n, 1)), np.zeros(n), (Column("a", (-1.0, 1.0)),), np.zeros((n, 1), bool), data)
+    first = np.arange(n) < 1
+    found = [peers.ada_ssp(rows, np.ones(n, bool), first, 1.0, seed, rounds)[0] for seed in range(200)]
+    assert np.std(found) * n * 0.8**0.5 == pytest.approx(6.4616 * rounds**0.5, rel=0.25)
+
+
+def test_linear_regression_without_its_guarantee_is_no_rival(tmp_path: Path) -> None:
+    """Rows of diffprivlib for numbers are dropped when the file is read, and those for classes stay."""
+    both = {"data": ["adult", "storms"], "tool": "diffprivlib, linear", "accuracy": [0.9, None], "r2": [None, 0.9]}
+    pd.DataFrame(both).to_csv(tmp_path / "trials.csv")
+    assert tables.read(tmp_path / "trials.csv")["data"].tolist() == ["adult"]
+    published = pd.read_csv(RESULTS / "tabular" / "trials.csv").dropna(subset="r2")
+    assert "diffprivlib, linear" not in set(published["tool"]) and "AdaSSP, boosted" in set(published["tool"])
 
 
 def test_the_page_of_tables_is_what_its_csv_says(tmp_path: Path) -> None:

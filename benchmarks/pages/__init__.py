@@ -24,7 +24,6 @@ PAGES = {
     "pate": "benchmarks.pate.page",
     "frontier": "benchmarks.frontier.page",
     "beyond": "benchmarks.beyond.page",
-    "kfac": "benchmarks.kfac.page",
     "automatic": "benchmarks.automatic.page",
     "finetune": "benchmarks.finetune.page",
 }

@@ -68,8 +68,9 @@ def asked_for(asked: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
     for name in asked.tables:
         for epsilon in (*asked.epsilons, math.inf):
             for tool in asked.tools:
-                private = tool not in peers.PEERS or peers.PEERS[tool].private
-                if private != math.isinf(epsilon) and (name in problems.SHIPPED or tool not in OF_SHIPPED):
+                peer = peers.PEERS.get(tool)
+                private, fits = peer is None or peer.private, peer is None or problems.of_numbers(name) in peer.of
+                if private != math.isinf(epsilon) and fits and (name in problems.SHIPPED or tool not in OF_SHIPPED):
                     yield name, epsilon, tool
 
 
@@ -97,7 +98,7 @@ def measure(out: Path, asked: argparse.Namespace) -> None:
 def _keep(path: Path, own: pd.DataFrame) -> None:
     """Put rows in the place of those of the same table, tool and epsilon."""
     keys = ["data", "epsilon", "tool"]
-    kept = pd.read_csv(path) if path.is_file() else own[:0]
+    kept = page.read(path) if path.is_file() else own[:0]
     again = kept.set_index(keys).index.isin(own.set_index(keys).index)
     found = pd.concat([kept[~again], own]) if len(kept) else own
     order = {name: number for number, name in enumerate((*problems.names(), *TOOLS))}

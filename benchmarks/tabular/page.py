@@ -99,7 +99,11 @@ def overview(rows: pd.DataFrame, of_numbers: bool) -> str:
     first, second = list(MEASURES.values())[2 * of_numbers :][:2]
     own = rows[rows[first.name].notna()]
     tools = {"dpsgd": [RULE], "DP-EBM": [name for name in PRIVATE if "EBM" in name]}
-    tools["diffprivlib"] = ["diffprivlib, linear"]
+    tools |= (
+        {"AdaSSP": ["AdaSSP"], "boosted": ["AdaSSP, boosted"]}
+        if of_numbers
+        else {"diffprivlib": ["diffprivlib, linear"]}
+    )
     heads = [f"{name} {epsilon:g}" for name in tools for epsilon in EPSILONS]
     lines = [
         f"| {first.words}, {second.words} | folds | " + " | ".join(heads) + " | boosting |",
@@ -226,9 +230,19 @@ def _listed(head: str, found: list[str]) -> str:
     return "\n".join([f"{head}:", "", *(f"- {one}" for one in found)]) if found else f"{head}: none."
 
 
+def read(path: Path) -> pd.DataFrame:
+    """The rows of a `trials.csv`, but those of tools that are not for such a target, or have no guarantee for it."""
+    rows = pd.read_csv(path)
+    fits = [
+        tool not in peers.PEERS or number in peers.PEERS[tool].of
+        for tool, number in zip(rows["tool"], rows["r2"].notna(), strict=True)
+    ]
+    return rows[fits]
+
+
 def write(out: Path) -> None:
     """The page, from `trials.csv`."""
-    rows = pd.read_csv(out / "trials.csv")
+    rows = read(out / "trials.csv")
     page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     for data in (*problems.SHIPPED, *DIAMONDS):
         if (rows["data"] == data).any():

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import predicted, target_scale
+from dpsgd_cli.preconditioning.second_moments import with_noise
 
 DELTA = 1e-5
 FOLDS = 5
@@ -51,10 +53,10 @@ class Rows:
     def expanded(self, every: bool = True) -> tuple[np.ndarray, float]:
         """Columns scaled to [0, 1] by their bounds and one-hot codes, and the bound on a row's norm.
 
-        Unless `every` category gets a feature, a column's first one and that of gaps, of which there are none, do not:
-        a regression without penalty needs features that do not add up to a constant.
+        Unless `every` category gets a feature, a column's first one and that of gaps, of which there are none, do not,
+        and numbers are within [-1/2, 1/2]: for sums whose noise follows from that norm, beside a constant.
         """
-        parts = []
+        parts, squares = [], sum(1.0 if every or coded else 0.25 for coded in self.coded)
         for index, column in enumerate(self.columns):
             values = self.x[:, index]
             if column.values is not None:
@@ -62,8 +64,8 @@ class Rows:
                 parts.append(np.eye(len(column.values))[values.astype(int)][:, kept])
             else:
                 low, high = column.bounds
-                parts.append(np.clip((values - low) / (high - low), 0, 1)[:, None])
-        return np.hstack(parts).astype(np.float32), float(len(self.columns)) ** 0.5
+                parts.append(np.clip((values - low) / (high - low), 0, 1)[:, None] - (not every) / 2)
+        return np.hstack(parts).astype(np.float32), math.sqrt(squares)
 
     def judged(self, held: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
         """Accuracy and AUC, or R2 and the mean absolute error in the target's own unit, of the records held out."""
@@ -149,16 +151,59 @@ def opacus_logistic(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: fl
     return found
 
 
-def diffprivlib_linear(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int) -> np.ndarray:
-    """Logistic regression by objective perturbation, linear by noisy sums (diffprivlib's defaults; pure epsilon)."""
-    from diffprivlib.models import LinearRegression, LogisticRegression
+def diffprivlib_logistic(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int) -> np.ndarray:
+    """Logistic regression by objective perturbation (diffprivlib's defaults; pure epsilon)."""
+    from diffprivlib.models import LogisticRegression
 
-    x, norm = rows.expanded(every=not rows.of_numbers)
-    if rows.of_numbers:
-        fitted = LinearRegression(epsilon=epsilon, bounds_X=(0.0, 1.0), bounds_y=(-1.0, 1.0), random_state=seed)
-        return np.asarray(fitted.fit(x[train], rows.y[train].clip(-1, 1)).predict(x[test]))
+    x, norm = rows.expanded()
     model = LogisticRegression(epsilon=epsilon, data_norm=norm, random_state=seed)
     return np.asarray(model.fit(x[train], rows.y[train]).predict_proba(x[test])[:, 1])
+
+
+def deviation(epsilon: float, delta: float = DELTA) -> float:
+    """Return the standard deviation of each of three Gaussian releases of sensitivity 1 with one guarantee together.
+
+    One release alone needs the s that solves Phi(1 / (2 s) - epsilon s) - e^epsilon Phi(-1 / (2 s) - epsilon s) = delta
+    (Balle and Wang 2018, Theorem 8). Three, each of a third of mu^2, need sqrt(3) times that (Dong, Roth and Su 2022).
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    def excess(s: float) -> float:
+        tail = math.exp(epsilon + norm.logcdf(-0.5 / s - epsilon * s))
+        return float(norm.cdf(0.5 / s - epsilon * s) - tail - delta)
+
+    return math.sqrt(3) * float(brentq(excess, 0.01, 1e5))
+
+
+BOOSTED = 10
+"""Rounds of boosting: the best of 1, 10 and 100 (the authors' default) on eight tables of `real.TARGETS`."""
+
+
+def ada_ssp(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int, rounds: int = 1) -> np.ndarray:
+    """AdaSSP (Wang 2018, "Revisiting differentially private linear regression", Algorithm 2), for numbers.
+
+    Released of rows with a constant, divided by the bound on their norm, and targets within [-1, 1]: X^T X (noise of
+    standard deviation s on the diagonal, s / sqrt(2) off it: a record moves its Frobenius norm by at most 1), the
+    smallest eigenvalue (moved by at most 1), and X^T y (by at most 1). The penalty is what the noise and the smallest
+    eigenvalue ask for. `rounds` of boosting (Tang et al. 2023) release X^T r for the residuals r, clipped to [-1, 1],
+    in each round at sqrt(rounds) times the noise, and add up the solutions. Wang spends a third of epsilon on each
+    release; the noise of `deviation` is smaller, and right at every epsilon.
+    """
+    features, norm = rows.expanded(every=False)
+    x = np.hstack([features, np.ones((len(features), 1))]).astype(np.float64) / math.hypot(norm, 1)
+    random, noise, size = np.random.default_rng(seed), deviation(epsilon), x.shape[1]
+    held, y = x[train], rows.y[train].astype(np.float64).clip(-1, 1)
+    exact = held.T @ held
+    noisy = with_noise(exact, lambda vector: vector + noise * random.normal(size=vector.shape))
+    least = np.linalg.eigvalsh(exact)[0] + noise * (random.normal() - math.sqrt(math.log(6 / DELTA)))
+    penalty = max(0.0, noise * math.sqrt(size * math.log(2 * size**2 / 0.05)) - max(0.0, least))
+    weights = np.zeros(size)
+    for _ in range(rounds):
+        residuals = (y - held @ weights).clip(-1, 1)
+        moments = held.T @ residuals + noise * math.sqrt(rounds) * random.normal(size=size)
+        weights += np.linalg.solve(noisy + penalty * np.eye(size), moments)
+    return np.asarray(x[test] @ weights)
 
 
 def boosting(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int) -> np.ndarray:
@@ -184,13 +229,17 @@ class Peer:
     private: bool = True
     deals: int | None = None
     """How often the records are dealt to five folds at most: fewer of what takes a minute a fold."""
+    of: tuple[bool, ...] = (False, True)
+    """Whether it is for classes (False), for numbers (True)."""
 
 
 PEERS = {
     "DP-EBM (interpret-core)": Peer("interpret.privacy", dp_ebm_chosen),
     "DP-EBM, defaults": Peer("interpret.privacy", dp_ebm),
     "Opacus, logistic": Peer("opacus", opacus_logistic, deals=1),
-    "diffprivlib, linear": Peer("diffprivlib.models", diffprivlib_linear),
+    "diffprivlib, linear": Peer("diffprivlib.models", diffprivlib_logistic, of=(False,)),
+    "AdaSSP": Peer("scipy", ada_ssp, of=(True,)),
+    "AdaSSP, boosted": Peer("scipy", partial(ada_ssp, rounds=BOOSTED), of=(True,)),
     "boosting without privacy": Peer("sklearn.ensemble", boosting, private=False),
 }
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from benchmarks import real
@@ -36,6 +37,11 @@ def names() -> tuple[str, ...]:
     return (*SHIPPED, *listed())
 
 
+def of_numbers(name: str) -> bool:
+    """Whether a table's target is a number."""
+    return name not in SHIPPED and "target_bounds" in listed()[name]
+
+
 def opened(name: str, folder: Path) -> Problem:
     """A shipped table, or one of the list: its records and its recipe are written to `folder`."""
     if name in SHIPPED:
@@ -44,6 +50,7 @@ def opened(name: str, folder: Path) -> Problem:
     rows = real.table(*told.pop("source").split("/"))
     rows = rows[[*told["bounds"], *told.get("categorical", ()), told["target"]]].dropna().convert_dtypes()
     rows.to_csv(folder / "rows.csv", index=False)
+    whole = [column for column in told["bounds"] if pd.api.types.is_integer_dtype(rows[column])]
     recipe = {
         "name": "table",
         "data": {
@@ -51,7 +58,7 @@ def opened(name: str, folder: Path) -> Problem:
             **({"task": "regression"} if "target_bounds" in told else {}),
             **told,
             "split": {"test": 0.2},
-            "preprocess": [{"bin": {}}],
+            "preprocess": [{"bin": {"integers": whole}}],
         },
         "model": {"kind": "convex", **({"loss": "squared"} if "target_bounds" in told else {})},
         "method": {"kind": "dp-gd"},

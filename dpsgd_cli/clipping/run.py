@@ -205,10 +205,7 @@ def sum_clipped(
 
 
 def record_pass(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B).
-
-    What is recorded is then preconditioned (`Layer.precondition`), where layers have factors.
-    """
+    """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B)."""
     pack.session.begin(reduces=True)
     pack.session.copies = x.shape[1] // y.shape[1]
     try:
@@ -218,8 +215,6 @@ def record_pass(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     finally:
         pack.session.recording, pack.session.copies = False, 1
     pack.session.rows = y.shape[1]
-    for layer in pack.preconditioned:
-        layer.precondition()
     return losses.detach()
 
 

@@ -320,10 +320,8 @@ class BinColumns(Step):
             codes = np.arange(2.0 if column.values is None else len(column.values))
             return codes, codes[:, None]
         assert column.bounds is not None
-        whole, widths = (
-            self.settings.holds_whole(column.name),
-            self.settings.widths if self.settings.cosines is None else [_CELLS],
-        )
+        whole = self.settings.holds_whole(column.name)
+        widths = self.settings.widths if self.settings.cosines is None else [_CELLS]
         edges = {edge for way in (_equal, _asinh) for width in widths for edge in way(column.bounds, width, whole)}
         ends = np.array([column.bounds[0], *sorted(edges), column.bounds[1]])
         places = ends[:-1, None] + np.diff(ends)[:, None] * (np.arange(_PLACES) + 0.5) / _PLACES

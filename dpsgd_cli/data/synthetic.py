@@ -49,28 +49,6 @@ def draw_variants(count: int, each: int, shape: tuple[int, int, int], seed: int)
     return np.concatenate(blocks)
 
 
-def probes(kind: str, count: int, shape: tuple[int, ...], seed: int, tokens: int | None = None) -> np.ndarray:
-    """Draw inputs of a network, float32 (count, *shape): images of `KINDS` in [0, 1], or `uniform` numbers.
-
-    Uniform numbers are in [0, 1] for images (three axes), and otherwise have mean 0 and variance 1, as whitened rows.
-    With `tokens` they are integers from 0 to `tokens` - 1. Raises DataError for a kind that has no such inputs.
-
-    >>> probes("uniform", 2, (3,), 0).shape
-    (2, 3)
-    """
-    if kind != "uniform":
-        if tokens is not None or len(shape) != 3 or shape[1] != shape[2]:
-            raise DataError(
-                f"method.preconditioner.probes: {kind} are square images, and a record is {shape}; use uniform"
-            )
-        return draw(kind, count, (shape[0], shape[1], shape[2]), seed).astype(np.float32) / 255
-    stream = np.random.default_rng(seed)
-    if tokens is not None:
-        return stream.integers(tokens, size=(count, *shape))
-    share = stream.random((count, *shape), np.float32)
-    return share if len(shape) == 3 else (2 * share - 1) * np.sqrt(np.float32(3))
-
-
 def dead_leaves(stream: np.random.Generator, count: int, shape: tuple[int, int, int]) -> np.ndarray:
     """Draw ellipses and rectangles with colour gradients, front to back, at twice the resolution, then average.
 

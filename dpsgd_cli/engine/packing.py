@@ -55,7 +55,7 @@ class Pack(nn.Module):
     several that share weights. `trusted`: every module of the model keeps the rows of a batch apart, is known to, and
     has a rule, as the built-in models; so it runs on whole batches, and all trials can share one (B, ...) input without
     copies. The code of any other model runs on one example at a time (`apart.py`). `findings`: what tests of such a
-    model have tried (`independence.py`). `preconditioned`: members with factors (`Layer.precondition`).
+    model have tried (`independence.py`).
     `columns`: the columns of `values` and `sums` that each of `layers` has. `on_sum`: called with the number of a layer
     whose sums a step has made, if set.
     """
@@ -83,7 +83,6 @@ class Pack(nn.Module):
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.members: list[Layer] = []
-        self.preconditioned: list[Layer] = []
         self._places: dict[int, str] = {}
         self.template = self._packed(sources[0])
         if not self.members:

@@ -37,18 +37,6 @@ def sensitivity(adjacency: Adjacency) -> float:
     return math.sqrt(2) if NEIGHBOURS[adjacency].replaced else 1.0
 
 
-def of_no_record(adjacency: Adjacency) -> float:
-    """Return 0, how far one record moves Kronecker factors (`preconditioning/kronecker.py`): they read no record.
-
-    They are a function of released weights, synthetic inputs and public numbers, so they are post-processing and are
-    not charged. A step with factors Q (fixed before its batch is drawn) releases the sum of clip(Q g) over the batch,
-    where g is one record's gradient. Each term has norm at most C for any Q, so the sum moves by at most C, as without
-    factors, and the step has the same price (adaptive composition: Q depends on earlier releases alone).
-    """
-    del adjacency
-    return 0.0
-
-
 def joint_sensitivity(adjacency: Adjacency, weight: float, squares: float = 0.0) -> float:
     """Return the L2 bound on how far one record moves A, weight Z and `squares` Y together, with Y = sum y^2.
 

@@ -30,7 +30,7 @@ from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
-from dpsgd_cli.preconditioning.settings import Kfac, Marginals
+from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 from dpsgd_cli.users.settings import Unit
 
@@ -53,8 +53,6 @@ def method_problems(recipe: Recipe) -> list[str]:
         *_inference(recipe),
         *calibration_problems(recipe),
     ]
-    if recipe.kfac is not None:
-        found += _kfac(recipe, recipe.kfac)
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -392,29 +390,6 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _kfac(recipe: Recipe, settings: Kfac) -> list[str]:
-    """Return the unmet needs of Kronecker factors, and what has no rule in combination with them."""
-    data, method, problems, where = recipe.data, recipe.method, [], "method.preconditioner: kfac"
-    if recipe.model.kind in ("linear", "convex"):
-        problems.append(f"{where} is for networks, not model.kind {recipe.model.kind}; use second-moment")
-    if data.task != "classification":
-        problems.append(f"{where} draws classes from the model's own prediction, not data.task {data.task}; give null")
-    if isinstance(method, Gradient) and method.one_by_one:
-        problems.append(f"{where} is for steps over many records, not one by one; leave it out, or draw more")
-    if recipe.privacy is not None and recipe.privacy.unit is not None:
-        problems.append(f"{where} has no rule for the rows of a user; give null, or leave privacy.unit out")
-    if recipe.runtime.compile:
-        problems.append(f"runtime.compile: a compiled step would keep the first factors of {where}; set it to false")
-    if recipe.runtime.dtype in ("bfloat16", "tf32"):
-        problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
-    if settings.probes != "uniform" and data.pixel_range is None:
-        problems.append(
-            f"method.preconditioner.probes: {settings.probes} are images whose pixels have a public range, not what"
-            " data.preprocess or data.features make of records; use uniform"
-        )
-    return problems
-
-
 def _validation(recipe: Recipe) -> list[str]:
     cut, privacy = recipe.data.validation, recipe.privacy
     follows = privacy is not None and privacy.schedule.adaptive
@@ -552,7 +527,7 @@ def _model(recipe: Recipe) -> list[str]:
 
 def _on_disk(recipe: Recipe) -> list[str]:
     """Refuse rows on disk where all of them are needed at once."""
-    method, kfac = recipe.method, recipe.kfac
+    method = recipe.method
     if not recipe.data.stays_on_disk or recipe.data.unit is not None:
         return []
     where, remedy = "data.on_disk" if recipe.data.on_disk else "data.path", "save features and labels as one npz file"
@@ -560,8 +535,8 @@ def _on_disk(recipe: Recipe) -> list[str]:
     what = ["folds hold"] * (recipe.folds is not None)
     if not method.descriptor.distributable or method.batching == "fixed":
         what.append(f"method {method.kind}{', one record a step,' * (method.batching == 'fixed')} holds")
-    elif recipe.inference_share is not None or kfac is not None:
-        what.append(f"method.{'inference' if kfac is None else 'preconditioner kfac'} holds")
+    elif recipe.inference_share is not None:
+        what.append("method.inference holds")
     return [f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}" for own in what]
 
 

@@ -23,7 +23,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned
 from dpsgd_cli.methods.settings import Method
 from dpsgd_cli.noise.settings import CorrelatedNoise, IndependentNoise, Noise, NoiseSource
-from dpsgd_cli.preconditioning.settings import Kfac, Released
+from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.agreement import method_problems
 from dpsgd_cli.schedules.settings import ByRule, Schedule
 from dpsgd_cli.users.settings import Unit
@@ -220,16 +220,9 @@ class Recipe(Section):
         return "until-budget" if self.epochs == "auto" else self.epochs
 
     @property
-    def preconditioner(self) -> Released | None:
-        """Return the method's preconditioner that is released before training; None if there is none."""
-        found = self.method.conditioned if isinstance(self.method, Preconditioned) else None
-        return None if isinstance(found, Kfac) else found
-
-    @property
-    def kfac(self) -> Kfac | None:
-        """Return the settings of Kronecker factors, which are released by nobody; None without them."""
-        found = self.method.conditioned if isinstance(self.method, Preconditioned) else None
-        return found if isinstance(found, Kfac) else None
+    def preconditioner(self) -> Preconditioner | None:
+        """Return the method's preconditioner, which is released before training; None if there is none."""
+        return self.method.conditioned if isinstance(self.method, Preconditioned) else None
 
     @property
     def inference_share(self) -> float | None:

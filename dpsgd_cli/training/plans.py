@@ -184,11 +184,6 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
             said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
         if constant:
             said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
-    if recipe.kfac is not None:
-        said.append(
-            f"The factors of method.preconditioner kfac are computed from released weights and synthetic inputs"
-            f" ({recipe.kfac.probes}) that a public seed draws; they read no record and cost nothing."
-        )
     if isinstance(model, HuggingFaceModel):
         said.append(
             f"The numbers in {model.folder}, which the model starts from, are declared public (SHA-256 of each file in"

@@ -25,7 +25,6 @@ from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
 from dpsgd_cli.clipping import bounds
 from dpsgd_cli.clipping import price as norm_histogram
-from dpsgd_cli.clipping import run as clipping_run
 from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
@@ -46,7 +45,6 @@ from dpsgd_cli.noise import correlation, selection
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.preconditioning import marginals, second_moments
-from dpsgd_cli.preconditioning.kronecker import KroneckerFactors
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
@@ -72,11 +70,6 @@ LAYERS = [
     *FULL,
     "model={kind: mlp, hidden: [4, 4]}",
     "privacy.clipping={kind: per-layer, norm: 1, noise: as-published}",
-]
-KFAC = [
-    *FULL[1:],
-    "method={kind: dp-sgd, batching: full, learning_rate: 1, preconditioner: {kind: kfac, probes: uniform}}",
-    "model={kind: mlp, hidden: [8]}",
 ]
 MIXING = """
 import torch
@@ -327,35 +320,6 @@ def long_rows(patch: Patch, folder: Path) -> None:
     patch.setattr(Preconditioner, "factors", lambda self, x, per_trial: 1.5 * own(self, x, per_trial))
 
 
-def factors_of_records(patch: Patch, folder: Path) -> None:
-    own = KroneckerFactors.of.__func__  # type: ignore[attr-defined]
-
-    def of(context: Any, settings: Any, draw: Any) -> Any:
-        return own(KroneckerFactors, context, settings, lambda *asked: context.table.x.cpu().numpy())
-
-    patch.setattr(KroneckerFactors, "of", of)
-
-
-def clipped_before_factors(patch: Patch, folder: Path) -> None:
-    """Norms and clip factors of plain gradients; the sum, and so what is released, of preconditioned ones."""
-    own, record = clipping_run._factors, clipping_run.record_pass
-
-    def recorded(pack: Any, *rest: Any) -> Tensor:
-        later, pack.preconditioned = pack.preconditioned, []
-        found = record(pack, *rest)
-        pack.preconditioned = later
-        return found
-
-    def factors(pack: Any, *rest: Any) -> list[Tensor]:
-        found = own(pack, *rest)
-        for layer in pack.preconditioned:
-            layer.precondition()
-        return found
-
-    patch.setattr(clipping_run, "record_pass", recorded)
-    patch.setattr(clipping_run, "_factors", factors)
-
-
 def little_output_noise(patch: Patch, folder: Path) -> None:
     own = OutputPerturbation._scale
     patch.setattr(OutputPerturbation, "_scale", lambda self, trial: 0.8 * own(self, trial))
@@ -516,8 +480,6 @@ BUGS: dict[str, Bug] = {
     "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "CD"),
     "rows of cells that are too long": Bug(COUNTED, long_rows_in_cells, "D", "tabular/adult"),
     "preconditioned rows that are too long": Bug(PRECONDITIONED, long_rows, "D"),
-    "Kronecker factors of records": Bug(KFAC, factors_of_records, "D"),
-    "clipping before Kronecker factors": Bug(KFAC, clipped_before_factors, "D"),
     "noise of an output times .8": Bug(ONCE, little_output_noise, "C", "lee2018/output-perturbation"),
     "noise of votes times .8": Bug(VOTES, little_vote_noise, "C", "pate/adult-confident"),
     "noise of a threshold times .8": Bug(VOTES, little_threshold_noise, "C", "pate/adult-confident"),

@@ -230,7 +230,6 @@ def test_a_rule_of_votes_that_does_not_say_what_it_releases_cannot_be_made(left_
 ONE_RECORD: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "second-moment": lambda u: np.outer(u, u).ravel(),
     "marginals": lambda u: np.abs(u),
-    "kfac": lambda u: 0 * u,
 }
 """What one record of norm at most 1 adds to what each preconditioner is made of; marginals have no negative entry."""
 

@@ -129,10 +129,6 @@ class Layer(nn.Module, ABC):
     clipped: ClassVar[str]
     holds_gradients: ClassVar[bool]
     rounds: ClassVar[bool]
-    sides: Sides | None = None
-    """Where the rule allows `precondition`: the axes that its weight maps from and to; None where it does not."""
-    cuts: Cuts | None = None
-    """Matrices by which `precondition` multiplies what is recorded, or None."""
 
     def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -194,21 +190,6 @@ class Layer(nn.Module, ABC):
         """Drop everything recorded."""
         self.inputs.clear()
         self.gradients.clear()
-
-    def precondition(self) -> None:
-        """Multiply what was recorded by `cuts`, so that the layer has gradients s G g A instead of g.
-
-        Norms and sums are both computed from what is recorded, so clipping is of s G g A. A bias has gradient s G g.
-        """
-        if self.cuts is None or self.sides is None:
-            return
-        cuts, scale = self.cuts, self.cuts.scale
-        if cuts.inputs is not None:
-            self.inputs[:] = [_without(a, cuts.inputs, self.sides.inputs) for a in self.inputs]
-        for at, d in enumerate(self.gradients):
-            if d is not None:
-                moved = d if cuts.outputs is None else _without(d, cuts.outputs, self.sides.outputs)
-                self.gradients[at] = moved * scale.view(-1, *[1] * (d.dim() - 1))
 
     def item_axes(self, axes: int) -> tuple[int, bool]:
         """Return how many of the last axes of an input belong to one item, and whether a rule takes many items at once.
@@ -331,40 +312,6 @@ class Layer(nn.Module, ABC):
 
 class UsedByItselfError(AttributeError):
     """A trained parameter of a layer is used outside of its layer's call, where no rule clips it."""
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Axes of a recorded input and of an output gradient: 2 (channels) or -1; `inputs` None: they are not vectors."""
-
-    inputs: int | None
-    outputs: int
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Factors of a layer's gradient in R trials: A = I - C C^T for `inputs` C (R, I, k), G alike, and s = `scale` (R,).
-
-    Where one is None, its factor is the identity.
-    """
-
-    inputs: Tensor | None
-    outputs: Tensor | None
-    scale: Tensor
-
-
-def vectors_along(x: Tensor, axis: int) -> Tensor:
-    """Return the vectors along `axis` (2 or -1) of `x` (R, B, ...), as (R, N, n)."""
-    return x.flatten(1, -2) if axis == -1 else x.flatten(3).transpose(2, 3).flatten(1, 2)
-
-
-def _without(x: Tensor, cut: Tensor, axis: int | None) -> Tensor:
-    """Return `x` (R or 1, B, ...) with every vector along `axis` (2 or -1) times I - C C^T, for C (R, n, k)."""
-    if axis == 2:
-        columns, matrix = x.flatten(3), cut.unsqueeze(1)
-        return (columns - matrix @ (matrix.mT @ columns)).view(-1, *x.shape[1:])
-    rows = x.flatten(1, -2)
-    return (rows - (rows @ cut) @ cut.mT).view(-1, *x.shape[1:])
 
 
 class Described(Tensor):

@@ -19,7 +19,6 @@ from dpsgd_cli.engine.layers.base import (
     EITHER,
     Layer,
     Session,
-    Sides,
     aligned,
     gram_is_cheaper,
     gram_squares,
@@ -53,7 +52,6 @@ class Conv(Layer):
         self.padding: tuple[int, ...] = tuple(source.padding)  # type: ignore[arg-type]
         self.kernel: tuple[int, ...] = source.kernel_size
         self.outputs = source.out_channels
-        self.sides = Sides(2, 2) if self.groups == 1 else None
         self.kept: Tensor | None = None
         self.shifts: Tensor | None = None
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, Sides, gram_squares, stacked
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram_squares, stacked
 from dpsgd_cli.errors import ModelError
 
 
@@ -21,7 +21,6 @@ class Embedding(Layer):
     clipped = CLOSED_FORM
     holds_gradients = False
     rounds = True
-    sides = Sides(None, -1)
 
     def __init__(self, source: nn.Embedding, session: Session) -> None:
         super().__init__(source, session)

@@ -20,7 +20,6 @@ from dpsgd_cli.engine.layers.base import (
     Layer,
     Outer,
     Session,
-    Sides,
     gram_is_cheaper,
     gram_squares,
     instantiated_margin,
@@ -38,7 +37,6 @@ class Linear(Layer):
     clipped = CLOSED_FORM
     holds_gradients = False
     rounds = True
-    sides = Sides(-1, -1)
 
     def __init__(self, source: nn.Linear, session: Session) -> None:
         super().__init__(source, session)

@@ -39,7 +39,6 @@ from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.data import synthetic
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.processes import Reduction
 from dpsgd_cli.engine.settings import OneLayer
@@ -55,7 +54,6 @@ from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource, gaussian
-from dpsgd_cli.preconditioning.kronecker import KroneckerFactors
 from dpsgd_cli.preconditioning.run import Preconditioning
 from dpsgd_cli.preconditioning.second_moments import at_most_one, blocks, exactly_one
 from dpsgd_cli.schedules.learning_rate import rate_at
@@ -316,9 +314,6 @@ class DpSgd(GradientMethod):
         self.preconditioning = None
         if context.recipes[0].preconditioner is not None:
             self.preconditioning = Preconditioning(context, self.plans)
-        self.kfac, self.kronecker = context.recipes[0].kfac, None
-        if self.kfac is not None:
-            self.kronecker = KroneckerFactors.of(context, self.kfac, synthetic.probes)
         self.calibrating = None
         if any(recipe.calibration is not None for recipe in context.recipes):
             self.calibrating = Calibrating(context, self.plans)
@@ -443,8 +438,6 @@ class DpSgd(GradientMethod):
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
             self.preconditioning.prepare()
-        if self.kronecker is not None:
-            self.kronecker.renew(epoch * self.steps)
         # a number that no step has
         self.context.pack.session.passes.masks.begin(self.dropout_keys, -1 - epoch)
         self.bounds.prepare(self._visit)
@@ -460,12 +453,6 @@ class DpSgd(GradientMethod):
         """Release the corrections of the trials that `ended` (`calibration/price.py`)."""
         assert self.calibrating is not None
         self.calibrating.release(ended, super().output, self.output, self.rows_for_output(self.context.table))
-
-    def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        done = step - epoch * self.steps
-        if self.kronecker is not None and self.kfac is not None and done and done % self.kfac.every == 0:
-            self.kronecker.renew(step)
-        super().step(epoch, step, seen)
 
     def _visit(self, clipping: Clipping) -> None:
         """Compute the gradients of this process's part of all records with `clipping`, and drop their sums."""

@@ -216,9 +216,9 @@ class Preconditioned(Gradient):
 
     preconditioner: Preconditioner | Auto | None = Field(
         "auto",
-        description="Make directions weigh alike. Of rows of linear and convex models, for a share of the budget:"
-        " second-moment, marginals; of a network's gradients, at no price: kfac. auto: with the rate, or none (null).",
-        examples=[{"kind": "kfac", "probes": "strokes"}],
+        description="Make directions of the rows of linear and convex models weigh alike, for a share of the budget:"
+        " second-moment, marginals. auto: with the rate, or none (null).",
+        examples=[{"kind": "second-moment"}],
     )
 
     inference: Inference | None = INFERENCE
