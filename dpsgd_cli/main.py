@@ -23,6 +23,7 @@ from dpsgd_cli.errors import DpsgdError, SaidElsewhere
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dpsgd_cli.cli.train", "Train the model of a recipe and state its privacy guarantee."),
     "account": ("dpsgd_cli.cli.account", "State the privacy cost of a recipe, a result or a ledger."),
+    "check": ("dpsgd_cli.cli.check", "Check a result: files, claim, ledger, page and code."),
     "report": ("dpsgd_cli.cli.report", "Write the report of a result: its guarantee and metrics."),
     "compare": ("dpsgd_cli.cli.compare", "Compare recipes and results on equal budgets."),
     "sweep": ("dpsgd_cli.cli.sweep", "Train every cell of a sweep over recipes and their settings."),

@@ -230,18 +230,14 @@ def _times(releases: Sequence[Release], trials: int) -> list[Release]:
     return [Release(release.mechanism, release.count * trials) for release in releases]
 
 
-def noise_facts(trials: Iterable[Sequence[Release]]) -> dict[str, Any]:
-    """Return what a reader needs to judge the noise of gradient sums: multipliers, sampling rate and number of uses.
+def noise_facts(trials: Iterable[Sequence[Release]], label: str = "gradient") -> dict[str, Any]:
+    """Return what a reader needs to judge the noise of sums: multipliers, sampling rate, sensitivity, number of uses.
 
     `noise_over_clip` is the noise over the clip norm, which is what most other libraries call the noise multiplier: the
     sensitivity of a sum is twice the clip norm where one record replaces another. Several values are [least, largest].
     """
     made = [
-        [
-            (r.mechanism, r.count)
-            for r in own
-            if isinstance(r.mechanism, GaussianSum) and r.mechanism.label == "gradient"
-        ]
+        [(r.mechanism, r.count) for r in own if isinstance(r.mechanism, GaussianSum) and r.mechanism.label == label]
         for own in trials
     ]
     sums = [mechanism for own in made for mechanism, _ in own]
@@ -251,6 +247,7 @@ def noise_facts(trials: Iterable[Sequence[Release]]) -> dict[str, Any]:
         "noise_multiplier": _span([one.noise_multiplier for one in sums]),
         "noise_over_clip": _span([one.noise_multiplier * replace_factor(one.adjacency) for one in sums]),
         "sampling_rate": _span([one.sampling_rate for one in sums]),
+        "sensitivity": _span([one.sensitivity for one in sums]),
         "uses": _span([sum(uses for _, uses in own) for own in made]),
     }
 

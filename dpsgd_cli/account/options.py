@@ -108,9 +108,6 @@ OPTIONS: dict[str, Option] = {
         "Print epsilon over a parameter, as CSV. `order`: Renyi divergences; `false-positives`: the trade-off curve.",
     ),
     "plot": Option("file", "CORF", None, "Also draw the curve (of the least bound unless accountants are named)."),
-    "events": Option(
-        "text", _PRICED + "FE", "FILE", "Price an event of dp_accounting, as JSON; with its --adjacency."
-    ),
     "opacus_history": Option(
         "text", _PRICED + "FE", "FILE", "Price an Opacus accountant's history, as JSON; with its --batching."
     ),

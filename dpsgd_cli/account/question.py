@@ -23,8 +23,8 @@ DEFAULT_DELTA = 1e-5
 def cases_of(asked: Asked) -> list[Case]:
     """Return the cases of the command line, in the order given, each for whom and for how many trials was asked."""
     together = asked.trials != "1"
-    if asked.events is not None or asked.opacus_history is not None:
-        cases = [_record_case(asked)]
+    if asked.opacus_history is not None:
+        cases = [_history_case(asked)]
     elif asked.sources:
         whole = [asked.sources] if together else [[source] for source in asked.sources]
         cases = [_source_case(asked, sources) for sources in whole]
@@ -112,28 +112,21 @@ def _sampling_rate(asked: Asked, batching: Batching) -> float | None:
     return kind.rate(asked.batch_size, asked.records) if kind.sampled else asked.batch_size / asked.records
 
 
-def _record_case(asked: Asked) -> Case:
-    """Return the case of `--events` or `--opacus-history`. What the file does not say has no default."""
-    from dpsgd_cli.accounting.events import read_events, read_opacus_history
+def _history_case(asked: Asked) -> Case:
+    """Return the case of `--opacus-history`. What the file does not say has no default."""
+    from dpsgd_cli.accounting.events import read_opacus_history
 
-    name, needed = ("events", "adjacency") if asked.events is not None else ("opacus_history", "batching")
-    extra = any(asked.given(*(other for other in OF_NUMBERS if other != needed)))
-    if asked.sources or asked.overrides or extra or (asked.events is not None and asked.opacus_history is not None):
-        raise UsageError(f"{flag(name)} says all that was released: leave out other sources and numbers")
-    path, delta = Path(getattr(asked, name)), asked.delta if asked.delta is not None else DEFAULT_DELTA
-    if name == "events":
-        if asked.adjacency is None:
-            raise UsageError("--events: events do not say which data sets are neighbours: give --adjacency")
-        releases = read_events(path, asked.adjacency)
-        return of_history(path.name, releases, delta, "nothing vouches for these events but their author")
+    if asked.sources or asked.overrides or any(asked.given(*(name for name in OF_NUMBERS if name != "batching"))):
+        raise UsageError("--opacus-history says all that was released: leave out other sources and numbers")
     if len(asked.batching) != 1 or asked.batching[0] not in ("poisson", "shuffle"):
         raise UsageError(
             "--opacus-history: a history does not say how batches were drawn: give --batching poisson, or --batching"
             " shuffle for poisson_sampling=False"
         )
-    releases = read_opacus_history(path, asked.batching[0])
-    remark = f"true if all batches were {asked.batching[0]} batches, the loss was a sum or mean by a public size, and"
-    return of_history(path.name, releases, delta, f"{remark} no step is missing")
+    path, batching = Path(asked.opacus_history), asked.batching[0]
+    remark = f"true if all batches were {batching} batches, the loss was a sum or mean by a public size, and no step is"
+    releases = read_opacus_history(path, batching)
+    return of_history(path.name, releases, asked.delta or DEFAULT_DELTA, f"{remark} missing")
 
 
 def exported(cases: Sequence[Case]) -> str:

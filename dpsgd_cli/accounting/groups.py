@@ -18,10 +18,9 @@ k does to it, whatever was released before. All of these are then priced as if t
 - epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
 - Named categories (`Threshold`): nothing is proved, as k records may have a category to themselves, whose count is k.
-- No pair is proved here for last weights alone (`LastIterate`), nor for samples of other kinds: batches of one size or
-  one largest size, random allocation, replaced records in Poisson batches. Nor is it for correlated sums of Poisson
-  batches: the cycles of k records begin at different steps, so blocks of rows that one record moves overlap with those
-  of another.
+- No pair is proved here for samples of other kinds: batches of one size or one largest size, random allocation,
+  replaced records in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin at
+  different steps, so blocks of rows that one record moves overlap with those of another.
 
 By statement. A release that is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for
 groups of k (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). This
@@ -45,7 +44,6 @@ from dpsgd_cli.accounting.mechanism import (
     CorrelatedSums,
     GaussianSum,
     GroupSum,
-    LastIterate,
     Mechanism,
     PureDP,
     Release,
@@ -61,7 +59,6 @@ _HALVINGS = 12
 _MOST_SPLITS = 64
 """Most splits of a group over two parts of the data that are priced one by one."""
 Parts = Sequence[Sequence[Release]]
-_ALONE = "last weights alone: steps are proved to contract for neighbours of the table, not for groups"
 
 
 def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanism:
@@ -77,8 +74,6 @@ def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanis
         if mechanism.sampled and not mechanism.comes_and_goes:
             where = f"{mechanism.batching} batches under {mechanism.adjacency}"
             raise UnsupportedMechanism(f"{where}: no pair of a group's sample is proved")
-        if isinstance(mechanism, LastIterate):
-            raise UnsupportedMechanism(_ALONE)
         if isinstance(mechanism, CorrelatedSums) and mechanism.sampled:
             raise UnsupportedMechanism("correlated noise on Poisson batches: a group's cycles overlap")
         if mechanism.sampled and mixtures:
@@ -110,8 +105,6 @@ def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
     found = []
     for release in releases:
         own = release.mechanism
-        if isinstance(own, LastIterate) and size > 1:
-            raise UnsupportedMechanism(_ALONE)
         if isinstance(own, TruncatedSum):
             try:
                 release = replace(release, mechanism=replace(own, records=own.records + size - 1))

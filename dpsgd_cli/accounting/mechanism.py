@@ -20,7 +20,7 @@ allocation    independently of all other records (`accounting/allocation_pairs.p
 ============  =========================================================================================
 
 If noise is correlated across steps, one count covers all the steps that a record may take part in once: see
-`CorrelatedSums`. If only the last weights are released, one count covers the whole training: see `LastIterate`.
+`CorrelatedSums`.
 """
 
 from __future__ import annotations
@@ -252,49 +252,6 @@ class TruncatedSum(GaussianSum):
         return self.overflowing_noise
 
 
-def last_iterate_mu(step_noise: float, contraction: float, steps: int) -> float:
-    """Return mu of the last of `steps` noisy contractions: sqrt((1 + c) / (1 - c) (1 - c^T) / (1 + c^T)) / z.
-
-    z = `step_noise` > 0 is the noise of a step over the most that one record moves it, c = `contraction` in [0, 1).
-    `methods/dp_gd/price.py` has the proof.
-
-    >>> round(last_iterate_mu(1.0, 0.9, 100) / 10, 3), last_iterate_mu(2.0, 0.0, 100), last_iterate_mu(1.0, 0.5, 1)
-    (0.436, 0.5, 1.0)
-    """
-    log_power = steps * math.log(contraction) if contraction > 0 else -math.inf
-    squared = (1 + contraction) / (1 - contraction) * -math.expm1(log_power) / (1 + math.exp(log_power))
-    return math.sqrt(squared) / step_noise
-
-
-@dataclass(frozen=True)
-class LastIterate(GaussianSum):
-    """The last weights of `length` full-batch steps, all of whose earlier weights stay secret.
-
-    Each step contracts distances by `contraction` and adds noise of multiplier `step_noise`. Together they are one
-    Gaussian of `noise_multiplier`, whose mu is at least `last_iterate_mu`; `methods/dp_gd/price.py` has the proof. One
-    count is a whole training. Its steps are no releases of their own.
-    """
-
-    kind: ClassVar[str] = "last-iterate"
-    step_noise: float = field(kw_only=True)
-    contraction: float = field(kw_only=True)
-    length: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.batching == "full", "batching", self.batching, "full")
-        _require(self.length >= 1, "length", self.length, "at least 1")
-        _require(0 <= self.contraction < 1, "contraction", self.contraction, "at least 0 and below 1")
-        _require(self.step_noise >= 0, "step_noise", self.step_noise, "at least 0")
-        most = 1 / last_iterate_mu(self.step_noise, self.contraction, self.length) if self.step_noise else 0.0
-        known = self.noise_multiplier <= most * (1 + _ROUNDING)
-        _require(known, "noise_multiplier", self.noise_multiplier, f"at most {most:g}, which its steps prove")
-
-    def scaled(self, factor: float) -> GaussianSum:
-        noise = factor * self.noise_multiplier
-        return dataclasses.replace(self, noise_multiplier=noise, step_noise=factor * self.step_noise)
-
-
 @dataclass(frozen=True)
 class GroupSum(GaussianSum):
     """One noisy sum over a Poisson batch, of which K = `size` records belong to one group or to one user.
@@ -413,7 +370,6 @@ KINDS: dict[str, type[Mechanism]] = {
     for cls in (
         GaussianSum,
         CorrelatedSums,
-        LastIterate,
         TruncatedSum,
         GroupSum,
         PureDP,

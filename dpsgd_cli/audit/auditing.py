@@ -13,7 +13,7 @@ import numpy as np
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
-from dpsgd_cli.accounting.mechanism import LastIterate, Mechanism, PureDP
+from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import choices, data_neighbours, discovered, neighbours, outputs
 from dpsgd_cli.audit.claim import (
@@ -152,9 +152,7 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
     method = loaded.recipe.method
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
     kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
-    # steps of secret weights are no releases: who sees them may tell more than is claimed
-    secret = any(isinstance(release.mechanism, LastIterate) for release in plan.releases)
-    attacks = kinds[0] if kinds and not secret else _by_outputs
+    attacks = kinds[0] if kinds else _by_outputs
     before: list[Finding] = []
     left_out: list[str] = []
     if "D" in options.tiers:

@@ -110,7 +110,6 @@ def command(**given: Any) -> None:
       dpsgd account lectures/adult-dp-gd --excess-risk 0.1
     Checked by others
       dpsgd account results/quickstart-0a1b2c3d --export dp-accounting > event.json
-      dpsgd account --events event.json --adjacency add-remove
       dpsgd account --opacus-history history.json --batching poisson
     Curves and gates
       dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png

@@ -42,12 +42,13 @@ def command(places: tuple[Path, ...], copy: Path | None) -> None:
             click.echo(page)
         return
     for place in places:
-        for directory in _results_in(place):
+        for directory in results_in(place):
             for page in report.write(directory):
                 click.echo(page)
 
 
-def _results_in(place: Path) -> list[Path]:
+def results_in(place: Path) -> list[Path]:
+    """Return the result in `place`, or all results below it. Raises DataError if there is none."""
     if is_complete(place):
         return [place]
     found = sorted(file.parent for file in place.rglob("result.json") if not is_hidden(file, place))

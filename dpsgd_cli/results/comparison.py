@@ -30,7 +30,7 @@ from dpsgd_cli.accounting.tradeoff import RATES
 from dpsgd_cli.data.step_settings import PREPROCESS
 from dpsgd_cli.engine.metrics import usual_metric
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.results import files, reading, store
+from dpsgd_cli.results import claim, files, reading, store
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in, records_of
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -140,11 +140,13 @@ class Entry:
 def read_entries(directory: Path) -> list[Entry]:
     """Read the result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
 
-    For a folder of results, only each `result.json` is checked here. The other files are checked when they are read,
-    because there may be thousands. Raises DataError if there is no result.
+    For a folder of results, only each `result.json` and its ledger are checked here. The other files are checked when
+    they are read, because there may be thousands. Raises DataError if there is no result, or if one claims less than
+    its ledger costs.
     """
     if store.is_complete(directory):
         document = store.read_whole(directory)
+        claim.refuse_false(directory, document)
         return [Entry(document["name"], None, directory, document)]
     labels = _labels_of_sweeps(directory)
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
@@ -153,6 +155,8 @@ def read_entries(directory: Path) -> list[Entry]:
     entries = []
     for found in with_results:
         document = store.read_document(found)
+        reading.checked(found, document, "ledger.jsonl")
+        claim.refuse_false(found, document)
         entries.append(Entry(labels.get(found.name, found.name), None, found, document))
     return entries
 

@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, Attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import guarantee, headline, pictures, reading, shapes, store
+from dpsgd_cli.results import claim, guarantee, headline, pictures, reading, shapes, store
 from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import discovered, percent
@@ -71,8 +71,15 @@ class _Read:
 def write(directory: Path) -> list[Path]:
     """Write both pages of the finished result in `directory`, and return their paths.
 
-    Raises DataError if the result was changed after it was written.
+    Raises DataError if the result was changed after it was written, or claims less than its ledger costs.
     """
+    for name, text in pages(directory).items():
+        write_whole(reading.place(directory, name), text)
+    return [directory / name for name in NAMES]
+
+
+def pages(directory: Path) -> dict[str, str]:
+    """Return the text of each page of the finished result in `directory`. Raises as `write` does."""
     found, explained = _read(directory), shapes.read(directory)
     blocks = [
         *_statement(found),
@@ -83,10 +90,7 @@ def write(directory: Path) -> list[Path]:
         *_not_to_publish(found),
         *_again(found),
     ]
-    texts = (markdown(blocks), html(blocks))
-    for name, text in zip(NAMES, texts, strict=True):
-        write_whole(reading.place(directory, name), text)
-    return [directory / name for name in NAMES]
+    return dict(zip(NAMES, (markdown(blocks), html(blocks)), strict=True))
 
 
 def is_written(directory: Path) -> bool:
@@ -96,6 +100,7 @@ def is_written(directory: Path) -> bool:
 
 def _read(directory: Path) -> _Read:
     document = store.read_whole(directory)
+    claim.refuse_false(directory, document)
     rows = pictures.read_history(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)

@@ -19,12 +19,10 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import trials_that_fit
 from dpsgd_cli.common import interrupts
-from dpsgd_cli.common.sections import Section
 from dpsgd_cli.engine.independence import stand_in_rows
 from dpsgd_cli.engine.models import BUILT_IN
 from dpsgd_cli.engine.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
-from dpsgd_cli.methods.dp_gd.settings import DpGdMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.results.evaluated import run_of
@@ -102,21 +100,15 @@ def shared_planner() -> Planner:
 
 
 def _plan_key(loaded: LoadedRecipe) -> str:
-    content, by_steps = resolved(loaded.recipe), _is_priced_by_steps(loaded.recipe.method)
+    content = resolved(loaded.recipe)
     for key in _NOT_IN_PLAN:
-        if not (by_steps and key == "runtime"):
-            content.pop(key, None)
-    if isinstance(loaded.recipe.method, Gradient) and not by_steps:
+        content.pop(key, None)
+    if isinstance(loaded.recipe.method, Gradient):
         content["method"] = {k: v for k, v in content["method"].items() if k not in _NOT_IN_PLAN_OF_GRADIENTS}
     if loaded.recipe.method.kind in ("dp-sgd", "sgd") and loaded.recipe.model.kind in ("linear", "mlp"):
         layers = loaded.recipe.model.hidden if loaded.recipe.model.kind == "mlp" else []
         content["model"] = [loaded.recipe.model.kind, len(layers)]
     return json.dumps([content, str(loaded.base)], sort_keys=True)
-
-
-def _is_priced_by_steps(method: Section) -> bool:
-    """Return True if the price depends on rates, decay, optimizer and averages, and on when weights are measured."""
-    return isinstance(method, DpGdMethod) and method.released == "last-weights"
 
 
 def _model_key(loaded: LoadedRecipe, outline: data.Outline) -> str:

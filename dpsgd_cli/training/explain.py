@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 
 from dpsgd_cli.accounting.ledger import read_entries
-from dpsgd_cli.accounting.mechanism import GaussianSum, LastIterate
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.bins import BinColumns
@@ -180,7 +180,7 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     if why is not None or not (isinstance(method, Preconditioned) and isinstance(method.optimizer, SgdSettings)):
         return None, f"No band of noise is shown: {why}."
     steps = [entry.release.mechanism for entry in read_entries(ledger)[trial] if entry.phase == "train"]
-    sums = [one for one in steps if isinstance(one, GaussianSum) and not isinstance(one, LastIterate)]
+    sums = [one for one in steps if isinstance(one, GaussianSum)]
     if len(sums) < len(steps) or not sums or not isinstance(records, int) or not isinstance(method.rate, float):
         return None, "No band of noise is shown: its law is known for Gaussian sums."
     average = method.average

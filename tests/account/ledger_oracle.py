@@ -137,10 +137,6 @@ def one_use(mechanism: records.Mechanism, group: int, top: float) -> list[Pair]:
 
 def _of_sums(mechanism: records.GaussianSum, group: int) -> list[Pair]:
     noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
-    if isinstance(mechanism, records.LastIterate):
-        moved = math.fsum(mechanism.contraction**i for i in range(mechanism.length))
-        spread = math.sqrt(math.fsum(mechanism.contraction ** (2 * i) for i in range(mechanism.length)))
-        return [mixture([0, moved / spread], [0, 1], [1, 0], mechanism.step_noise)]
     if isinstance(mechanism, records.GroupSum):
         group *= mechanism.size
     if mechanism.batching == "random-allocation":

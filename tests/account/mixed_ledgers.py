@@ -29,13 +29,11 @@ from dpsgd_cli.accounting.mechanism import (
     CorrelatedSums,
     GaussianSum,
     GroupSum,
-    LastIterate,
     PureDP,
     Release,
     Threshold,
     TruncatedSum,
     ZeroConcentrated,
-    last_iterate_mu,
 )
 from dpsgd_cli.errors import UnsupportedMechanism
 from tests.account.ledger_oracle import LAWS, oracle
@@ -113,12 +111,6 @@ def _correlated(draw: Draw, near: Adjacency) -> Iterator[Release]:
         yield Release(made, draw.whole(1, 200))
 
 
-def _last(draw: Draw, near: Adjacency) -> Iterator[Release]:
-    step, contraction, length = draw.between(1, 30), draw.random.uniform(0, 0.99), draw.whole(1, 300)
-    noise = 1 / last_iterate_mu(step, contraction, length)
-    yield Release(LastIterate(noise, near, step_noise=step, contraction=contraction, length=length))
-
-
 def _pure(draw: Draw, near: Adjacency) -> Iterator[Release]:
     yield Release(PureDP(draw.between(0.005, 1), near, draw.one("laplace", "exponential", "pure")), draw.whole(1, 30))
 
@@ -137,7 +129,7 @@ def _budget(draw: Draw, near: Adjacency) -> Iterator[Release]:
 
 _ALWAYS: dict[str, Maker] = {
     "unsampled": _unsampled, "poisson": _poisson, "levels": _levels, "truncated": _truncated, "correlated": _correlated,
-    "last weights": _last, "pure": _pure, "approximate": _approximate, "threshold": _threshold, "budget": _budget,
+    "pure": _pure, "approximate": _approximate, "threshold": _threshold, "budget": _budget,
 }  # fmt: skip
 _COMES: dict[str, Maker] = {"allocated": _allocated, "rows of users": _rows_of_users}
 _REPLACED: dict[str, Maker] = {"fixed": _fixed}

@@ -6,7 +6,7 @@ import pytest
 
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.sweep.expansion import cell_of
-from dpsgd_cli.sweep.planning import Planner, packs, shared
+from dpsgd_cli.sweep.planning import packs, shared
 
 FIXED = "privacy.schedule={kind: uniform, initial: 100}"
 
@@ -51,18 +51,3 @@ def test_budgets_of_a_convex_method_train_together_and_its_own_settings_do_not(k
     one, other = (load_recipe(f"lee2018/{kind}", [f"privacy.budget.epsilon={e}"]) for e in (1, 2))
     assert shared(one) == shared(other)
     assert shared(load_recipe(f"lee2018/{kind}", ["model.l2=0.5"])) != shared(one)
-
-
-def test_cells_that_release_last_weights_alone_are_priced_each_with_its_own_rate_and_refused_each_for_itself() -> None:
-    """The price depends on how much a step contracts; a cell with momentum, or seen by epoch, has no proof."""
-    planner = Planner()
-    fast, slow, heavy, seen = (
-        planner.plan(cell_of(number, load_recipe("beyond/adult-last-weights", [FIXED, override]), {}))
-        for number, override in enumerate(
-            ["method.learning_rate=3.5", "method.learning_rate=0.001", "method.optimizer.momentum=0.9",
-             "runtime.evaluate_every=1"]
-        )
-    )  # fmt: skip
-    assert fast.plan is not None and slow.plan is not None
-    assert slow.plan.guarantee().epsilon > 1.5 * fast.plan.guarantee().epsilon
-    assert "momentum" in str(heavy.error) and "evaluate_every" in str(seen.error)

@@ -96,7 +96,7 @@ class Gaussian(Additive):
     name = "gaussian"
     bound = "upper"
     note = "exact for Gaussians"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -169,7 +169,7 @@ class Zcdp(Additive):
     name = "zcdp"
     bound = "upper"
     note = "Bun-Steinke conversion"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -197,7 +197,7 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold", "zcdp")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon_of(self, total: float, delta: float) -> float:
@@ -227,7 +227,7 @@ class ZcdpRs(WithoutLeaks):
     name = "zcdp-rs"
     bound = "estimate"
     note = "conjectured divergence bound q^2/z^2"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:

@@ -81,7 +81,7 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     return rate * epsilon if linear else amplified(epsilon, rate)
 
 
-PAIRS = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold")
+PAIRS = ("gaussian", "correlated", "pure", "approximate", "threshold")
 """Kinds of mechanisms of which one use has an epsilon at a delta, by `use_epsilon`."""
 
 

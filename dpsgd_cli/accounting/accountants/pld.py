@@ -65,7 +65,7 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "truncated", "grouped", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:

@@ -36,7 +36,7 @@ ORDERS: tuple[float, ...] = (
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
 DIVERGENCES = (
-    *("gaussian", "correlated", "last-iterate", "truncated", "grouped"),
+    *("gaussian", "correlated", "truncated", "grouped"),
     *("pure", "approximate", "threshold", "zcdp"),
 )
 """Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
@@ -192,7 +192,7 @@ class Moments(WithoutLeaks):
     name = "moments"
     bound = "upper"
     note = "integer moments to 32, Markov conversion"
-    mechanisms = ("gaussian", "correlated", "last-iterate", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:

@@ -37,7 +37,7 @@ class DpGdMethod(FullGradient, Preconditioned):
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd.run:DpGd",
-        planner="dpsgd_cli.methods.dp_gd.price:full_gradient",
+        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         discovers="names",
@@ -48,8 +48,3 @@ class DpGdMethod(FullGradient, Preconditioned):
         per_trial_keys=ITS_TRAINING,
     )
     kind: Literal["dp-gd"] = "dp-gd"
-    released: Literal["every-step", "last-weights"] = Field(
-        "every-step",
-        description="What leaves the machine. last-weights: the last step's weights and nothing else, which costs less"
-        " where every step contracts (smooth convex loss, model.l2); metrics are then computed at the end alone.",
-    )

@@ -27,7 +27,7 @@ buys (`accounting/budget.py`), prices (`accountants/`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -72,23 +72,8 @@ def _charged(mechanism: Mechanism, use: Charge) -> Release:
     return Release(changed, use.uses)
 
 
-Together = Callable[[GaussianSum, int], Mechanism]
-"""Function from the Gaussian of a step, and the number of steps, to the one mechanism that bounds all of them."""
-
-
 def gradient(recipe: Recipe, facts: Facts) -> Plan:
     """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
-
-    Raises as `gradient_together` does.
-    """
-    return gradient_together(recipe, facts, None)
-
-
-def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -> Plan:
-    """Return the plan of a gradient method.
-
-    `together`: the one release of a whole training whose steps stay secret, charged before the first step
-    (`methods/dp_gd/price.py`); None: every step is released.
 
     Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
     """
@@ -118,7 +103,7 @@ def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -
     before = with_preconditioner(recipe, facts.preprocessing_releases)
     before = with_calibration(recipe, with_intervals(recipe, before))
     facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
-    draft = _Draft(recipe, privacy, sampling, facts, together)
+    draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
     return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
@@ -193,7 +178,6 @@ class _Draft:
     privacy: Privacy
     sampling: Sampling
     facts: Facts
-    together: Together | None = None
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
@@ -205,7 +189,6 @@ class _Draft:
             schedule=kind,
             correlated=self._correlated(multipliers),
             is_adaptive=False,
-            postprocessing_epochs=0 if self.together is None else len(multipliers) - 1,
             **self._settings,
         )
         if self.accountant.name == BestAccountant.name:
@@ -358,10 +341,6 @@ class _Draft:
         """Return the releases of each epoch; equal releases are one object."""
         noise = self.privacy.correlated
         made = {z: self.release(z) for z in set(multipliers)}
-        if self.together is not None and multipliers:
-            step = made[min(made)].mechanism
-            assert isinstance(step, GaussianSum)
-            return ((Release(self.together(step, len(multipliers))),), *([()] * (len(multipliers) - 1)))
         if noise is None:
             return tuple((made[z],) for z in multipliers)
         charged = self._charges(multipliers) if multipliers else []

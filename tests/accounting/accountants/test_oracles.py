@@ -29,14 +29,12 @@ from dpsgd_cli.accounting.mechanism import (
     CorrelatedSums,
     GaussianSum,
     GroupSum,
-    LastIterate,
     PureDP,
     PureSource,
     Release,
     Threshold,
     TruncatedSum,
     ZeroConcentrated,
-    last_iterate_mu,
 )
 from dpsgd_cli.errors import UnsupportedMechanism
 
@@ -140,23 +138,11 @@ def truncated(adjacency: Adjacency, noise: float, rate: float, records: int, lar
     return ledger(made, 1, sampled(noise, kept, 0.5 if adjacency == "replace-one" else 1.0))
 
 
-def last_weights(adjacency: Adjacency, noise: float) -> LastIterate:
-    whole = 1 / last_iterate_mu(noise, 0.9, 20)
-    return LastIterate(whole, adjacency, step_noise=noise, contraction=0.9, length=20)
-
-
-def quadratic(contraction: float, steps: int) -> float:
-    """mu of w <- c w + N(0, 1) with and without a shift of 1: the mean over the deviation of the last w."""
-    powers = contraction ** np.arange(steps)
-    return float(powers.sum() / math.sqrt(np.square(powers).sum()))
-
-
 EVERY: tuple[Adjacency, ...] = get_args(Adjacency)
 GOES: tuple[Adjacency, ...] = ("add-remove", "zero-out")
 STAYS: tuple[Adjacency, ...] = ("zero-out", "replace-one")
 TABLE = [
     *(ledger(GaussianSum(z, near), t, gaussian(math.sqrt(t) / z)) for near in EVERY for z, t in ((2.0, 1), (60.0, 40))),
-    *(ledger(last_weights(near, z), 1, gaussian(quadratic(0.9, 20) / z)) for near in EVERY for z in (1.0, 1500.0)),
     *(ledger(GaussianSum(700.0, near), 100, gaussian(10 / 700)) for near in EVERY),
     *(ledger(GaussianSum(z, near, "shuffle"), 5, gaussian(5**0.5 / z)) for near in STAYS for z in (1.5, 80.0)),
     *(ledger(GaussianSum(z, near, "poisson", 0.01), 100, composed(z, 0.01, 100)) for near in GOES for z in (0.8, 4.0)),

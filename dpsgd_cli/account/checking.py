@@ -1,0 +1,151 @@
+"""`dpsgd check`: whether a result's files, claim, ledger, page and code are what they should be. A verdict each.
+
+Nothing here proves who wrote a result: all its hashes can be made anew by whoever holds it (`results/reading.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dpsgd_cli
+from dpsgd_cli.account.cases import noise_facts, span_words
+from dpsgd_cli.accounting.ledger import LedgerEntry, charged_by_epoch, priced_releases, read_entries
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.common.text_format import count, epsilon_text
+from dpsgd_cli.errors import DpsgdError, RunError
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.results import claim, report, store
+from dpsgd_cli.results.result import Row
+
+FORGERY = (
+    "hashes are no signature: whoever held these files could have written all of them, with new hashes. Whether the"
+    " training did what the ledger says is shown by repeating it (`dpsgd train RECIPE`) or attacking it (`dpsgd audit`)"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on one property: `holds` is None if it cannot be checked here."""
+
+    what: str
+    holds: bool | None
+    told: str
+
+
+def verdicts(directory: Path) -> list[Verdict]:
+    """Return the verdicts on the result in `directory`. Raises DataError if there is no readable result."""
+    try:
+        document = store.read_whole(directory)
+    except DpsgdError as error:
+        return [Verdict("files", False, f"{error}; nothing else was checked")]
+    named = len({*document["files"], *document["nonprivate_files"]})
+    found = [Verdict("files", True, f"{count(named, 'file')} and result.json are unchanged, by their hashes")]
+    privacy = document["privacy"]
+    checks: list[tuple[str, Callable[[], tuple[list[str], str]]]] = [
+        ("claim", lambda: (claim.problems_of(directory, document), _claim(privacy))),
+        ("ledger", lambda: _ledger(directory, document)),
+        ("page", lambda: _page(directory)),
+        ("code", lambda: _code(directory, document)),
+    ]
+    for what, check in checks:
+        try:
+            wrong, told = check()
+            found.append(Verdict(what, not wrong, "; ".join(wrong) or told))
+        except DpsgdError as error:
+            found.append(Verdict(what, None, f"cannot be checked here: {error}"))
+    return found
+
+
+def _claim(privacy: Row) -> str:
+    if privacy["accountant"] is None:
+        return "no privacy is claimed"
+    epsilon = "no finite epsilon" if privacy["epsilon"] is None else f"epsilon {epsilon_text(privacy['epsilon'])}"
+    return f"{epsilon} at delta {privacy['delta']:g} is what the ledger costs ({privacy['accountant']})"
+
+
+def _ledger(directory: Path, document: Row) -> tuple[list[str], str]:
+    """Return where the ledger is not what the recipe plans: steps, noise, sampling, clip, other releases."""
+    from dpsgd_cli.training.plans import plan_and_outline
+
+    if document["privacy"]["accountant"] is None:
+        return [], "there is none"
+    plan, _ = plan_and_outline(load_recipe(str(directory / "recipe.yaml")))
+    if plan is None:
+        return ["a price is claimed, and the recipe plans no private training"], ""
+    wrong, early = [], ""
+    for trial, entries in read_entries(directory / "ledger.jsonl").items():
+        done = next(row["epochs"] for row in document["trials"] if row["trial"] == trial)
+        stopped = any("Training was stopped after" in text for text in document["privacy"]["declarations"])
+        found = _unplanned(plan, entries, done if stopped else plan.most_epochs)
+        early = f"; training was stopped after {count(done, 'epoch')} of {plan.most_epochs}" if stopped else early
+        wrong += [f"trial {trial}: {text}" for text in found]
+    return wrong[:3], f"it is what the recipe plans: {_said(plan.releases) or 'nothing'}{early}"
+
+
+def _unplanned(plan: Plan, entries: Sequence[LedgerEntry], done: int) -> list[str]:
+    """Return the differences between a trial's ledger and its plan, which ended after `done` epochs."""
+    of = {phase: [one for one in entries if one.phase == phase] for phase in ("before", "train", "held-out")}
+    made = {phase: merge([one.release for one in own]) for phase, own in of.items()}
+    pairs = [
+        ("before training", made["before"], merge([*plan.preprocessing_releases])),
+        ("on held-out records", made["held-out"], merge([*plan.held_out])),
+    ]
+    if plan.is_adaptive:
+        own = priced_releases([*of["before"], *of["train"]])
+        pairs = [*pairs[1:], ("in all", own, merge(plan.priced_releases))]
+    else:
+        planned = plan.released_by(done) or {}
+        charged = charged_by_epoch(of["train"])
+        # somebody who watched may have chosen the end: then the rest of the plan is charged, too
+        whole = plan.released_by(plan.most_epochs) or {}
+        if charged not in (planned, whole):
+            pairs.append(("in training", made["train"], merge([r for own in planned.values() for r in own])))
+            if made["train"] == pairs[-1][2]:
+                return ["its releases are not those of the planned epochs"]
+    return [
+        f"{_said(own) or 'nothing'} is charged {when}, {_said(wanted) or 'nothing'} is planned"
+        for when, own, wanted in pairs
+        if set(own) != set(wanted)
+    ]
+
+
+def _said(releases: Sequence[Release]) -> str:
+    """Return releases in words, one text for each label."""
+    labels = dict.fromkeys(release.mechanism.label for release in releases)
+    texts = []
+    for label in labels:
+        own = [release for release in releases if release.mechanism.label == label]
+        sums = [one for one in own if isinstance(one.mechanism, GaussianSum)]
+        facts = noise_facts([sums], label) if sums else {}
+        noise = (
+            f" of z {span_words(facts['noise_multiplier'])}, rate {span_words(facts['sampling_rate'])}" if sums else ""
+        )
+        size = f", sensitivity {span_words(facts['sensitivity'])}" if sums else ""
+        texts.append(f"{label} x {sum(release.count for release in own)}{noise}{size}")
+    return "; ".join(texts)
+
+
+def _page(directory: Path) -> tuple[list[str], str]:
+    """Return pages that differ from what the result generates."""
+    there = {name: text for name, text in report.pages(directory).items() if (directory / name).exists()}
+    edited = [name for name, text in there.items() if (directory / name).read_text(encoding="utf-8") != text]
+    return [f"{name} is not what the result generates (`dpsgd report` writes it again)" for name in edited], (
+        f"{' and '.join(there)} are what the result generates" if there else "there is none"
+    )
+
+
+def _code(directory: Path, document: Row) -> tuple[list[str], str]:
+    """Return the named files of code, weights and data that are not those that ran."""
+    from dpsgd_cli.results.provenance import check_unchanged  # torch
+
+    loaded: LoadedRecipe = load_recipe(str(directory / "recipe.yaml"))
+    try:
+        gone = check_unchanged(document, loaded, directory)
+    except RunError as error:
+        return [str(error)], ""
+    version = document["provenance"].get("version")
+    told = f"the files that the recipe names are those that ran (version {version}; this is {dpsgd_cli.__version__})"
+    return [], told + (f"; gone, so not compared: {', '.join(gone)}" if gone else "")
