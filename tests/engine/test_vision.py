@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.independence import check_examples_stay_apart, stand_in_rows
+from dpsgd_cli.engine.independence import check_model
 from dpsgd_cli.engine.layers import Own
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, VitModel, WrnModel
@@ -49,7 +49,7 @@ def test_every_layer_has_a_rule_of_its_own_and_keeps_examples_apart(name: str) -
     settings, shape = SMALL[name]
     pack = Pack(lambda: build(settings, shape), [0, 1], Placement(torch.device("cpu")), trusted=True)
     assert not any(isinstance(layer, Own) for layer in pack.layers)
-    check_examples_stay_apart(pack, stand_in_rows(shape, torch.zeros(())))
+    check_model(pack, shape, torch.zeros(()))
 
 
 def test_published_sizes() -> None:
