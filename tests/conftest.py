@@ -63,7 +63,6 @@ LONG = (
     "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[cnn-per-layer",
     "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[pools-",
     "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[residual-",
-    "clipping/test_compiling.py::test_programs_follow_new_batches_and_new_weights[vit-",
     "clipping/test_compiling.py::test_what_is_added_keeps_the_bound_where_terms_cancel",
     "engine/test_processes.py::test_an_end_of_one_process_is_the_end_of_all",
     "engine/test_processes.py::test_torchrun_runs_the_command",

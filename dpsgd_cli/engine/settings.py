@@ -194,24 +194,6 @@ class WrnModel(NetworkModel):
         return self
 
 
-class VitModel(NetworkModel):
-    """A small vision transformer."""
-
-    kind: Literal["vit"] = "vit"
-    patch: Count = Field(4, description="Side of the square patches that become tokens, in pixels.")
-    dim: Count = Field(128, description="Width of a token.")
-    depth: Count = Field(4, description="Blocks of attention and two dense layers.")
-    heads: Count = Field(4, description="Attention heads; divides dim.")
-    expansion: Count = Field(2, description="Width of a block's hidden dense layer, in units of dim.")
-    pool: Literal["token", "mean"] = Field("token", description="What is classified: a class token or the mean token.")
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> VitModel:
-        if self.dim % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide dim {self.dim}")
-        return self
-
-
 def check_public(public: bool) -> None:
     """Raise ValueError unless weights from outside of a recipe are declared public."""
     if not public:
@@ -314,6 +296,6 @@ class HuggingFaceModel(OwnModel):
 
 
 Model = Annotated[
-    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel | HuggingFaceModel,
+    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | PythonModel | HuggingFaceModel,
     Field(discriminator="kind"),
 ]
