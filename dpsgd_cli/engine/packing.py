@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from dpsgd_cli.engine.apart import HOOKED
 from dpsgd_cli.engine.layers import RULES, Described, Layer, Own, Ruled, Session, Tied, rewritten
 from dpsgd_cli.engine.layers.linear import Linear
-from dpsgd_cli.engine.pooling import vectorised
 from dpsgd_cli.engine.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
@@ -117,9 +116,6 @@ class Pack(nn.Module):
         rule = rule_for(module, name)
         if rule is not None:
             return self._taken(rule(module, self.session), name)
-        fast = vectorised(module, self.session)
-        if fast is not None:
-            return fast
         if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
             raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
         made = rewritten(module, self.session)
