@@ -54,10 +54,8 @@ PAIRS = (
         ("kfac", FINAL, f"{MNIST}, automatic settings, {WITHOUT}"),
     ),
     Pair("tramer2021/mnist-scattering-linear", 3),
-    Pair("tramer2021/mnist-scattering-cnn", 1),
     Pair("tramer2021/cifar10-cnn", 1, ("kfac", FINAL, f"{CIFAR}, {WITHOUT}")),
     Pair("tramer2021/cifar10-scattering-linear", 1),
-    Pair("tramer2021/cifar10-scattering-cnn", 1),
     Pair("de2022/cifar10-wrn-eps1", 1),
     Pair("de2022/cifar10-wrn-eps8", 1),
 )

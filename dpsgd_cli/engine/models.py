@@ -153,31 +153,6 @@ def tanh_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> 
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * places, 128), act(), nn.Linear(128, outputs))
 
 
-def scattering_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """Build the CIFAR-10 network of Tramer and Boneh (2021) on maps of scattering coefficients.
-
-    It has two 3 x 3 convolutions of 64 filters, with 2 x 2 max-pooling between them, and one dense layer.
-    """
-    channels, height, width = image_shape("cnn", shape, 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 3, padding=1), act(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), act(),
-        nn.Flatten(), nn.Linear(64 * (height // 2) * (width // 2), outputs),
-    )  # fmt: skip
-
-
-def scattering_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """Build the MNIST network of Tramer and Boneh (2021) on maps of scattering coefficients.
-
-    It has 3 x 3 convolutions of 16 (stride 2) and 32 filters, then 32 dense units.
-    """
-    channels, height, width = image_shape("cnn", shape, 1)
-    places = math.ceil(height / 2) * math.ceil(width / 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, stride=2, padding=1), act(), nn.Conv2d(16, 32, 3, padding=1), act(),
-        nn.Flatten(), nn.Linear(32 * places, 32), act(), nn.Linear(32, outputs),
-    )  # fmt: skip
-
-
 def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builder:
     """Return a builder that calls the user's factory in the Python file named in the recipe.
 
@@ -210,8 +185,6 @@ def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builde
 LAYOUTS: dict[str, Callable[[tuple[int, ...], int, type[nn.Module]], nn.Module]] = {
     "mnist": tanh_mnist,
     "cifar10": tanh_cifar10,
-    "scattering-mnist": scattering_mnist,
-    "scattering-cifar10": scattering_cifar10,
 }
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,

@@ -159,18 +159,16 @@ class MlpModel(NetworkModel):
 
 
 class CnnModel(NetworkModel):
-    """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
+    """A small convolutional network of Papernot et al. (2021)."""
 
     auto_tunable = True
     kind: Literal["cnn"] = "cnn"
-    layout: Literal["mnist", "cifar10", "scattering-mnist", "scattering-cifar10"] = Field(
-        "mnist", description="Which one; scattering-*: for data.features of kind scattering."
-    )
+    layout: Literal["mnist", "cifar10"] = Field("mnist", description="Which one.")
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
 
     @property
     def layers(self) -> int:
-        return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
+        return {"mnist": 4, "cifar10": 8}[self.layout]
 
 
 class WrnModel(NetworkModel):

@@ -163,8 +163,6 @@ STEPWISE = {
     "one by one": case((6,), {"kind": "convex", "radius": 1.0}, method={"batching": "fixed", "batch_size": 1}),
     "cnn": case(IMAGES, {"kind": "cnn"}),
     "cnn, cifar10": case((3, 8, 8), {"kind": "cnn", "layout": "cifar10"}),
-    "scattering-mnist": case((4, 4, 4), {"kind": "cnn", "layout": "scattering-mnist"}),
-    "scattering-cifar10": case((4, 4, 4), {"kind": "cnn", "layout": "scattering-cifar10"}),
     "copies": case(IMAGES, {"kind": "cnn"}, data=AUGMENT),
     "wrn": case(
         (3, 8, 8),

@@ -20,8 +20,6 @@ from tests.engine.conftest import Case, numbers
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
     "wrn": (WrnModel(depth=10, width=1, groups=4), (2, 8, 8)),
     "cnn-cifar10": (CnnModel(layout="cifar10"), (1, 8, 8)),
-    "cnn-scattering-cifar10": (CnnModel(layout="scattering-cifar10"), (3, 4, 4)),
-    "cnn-scattering-mnist": (CnnModel(layout="scattering-mnist"), (3, 3, 3)),
 }
 
 

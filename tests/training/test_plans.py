@@ -125,8 +125,6 @@ def test_what_is_large_is_forgotten_when_training_has_it(
         (MlpModel(hidden=[3, 5]), (4,)),
         (CnnModel(), (1, 28, 28)),
         (CnnModel(layout="cifar10"), (3, 32, 32)),
-        (CnnModel(layout="scattering-mnist"), (81, 7, 7)),
-        (CnnModel(layout="scattering-cifar10"), (243, 8, 8)),
         (WrnModel(depth=10, width=1), (3, 8, 8)),
     ],
 )
