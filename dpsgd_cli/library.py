@@ -212,7 +212,7 @@ class Result:
         with trusting(really=self.trust_code):
             found = self.trained.predict(self.trained.rows(records), trial)
         if found.ndim > 1:
-            return pd.Series(list(found), index=getattr(records, "index", None), name="prediction")
+            return pd.Series(list(found), index=_index(records), name="prediction")
         if {str(one).casefold() for one in self.trained.classes or ()} == {"true", "false"}:
             # pandas reads such labels as truth values, however they are spelled
             found = np.array([str(one).casefold() == "true" for one in found])
@@ -279,4 +279,4 @@ class Result:
 
 
 def _index(records: Any) -> Any:
-    return getattr(records, "index", None)
+    return records.index if hasattr(records, "columns") else None

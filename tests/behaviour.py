@@ -52,12 +52,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ema": {"method": _SGD | {"averaging": {"kind": "ema"}}},
     "cosine": {"method": _SGD | {"learning_rate": {"kind": "cosine", "initial": 0.5}}},
     "piecewise": {"privacy": {"schedule": {"kind": "piecewise", "parts": _PIECES}, "delta": 1e-3}},
-    "vit": {
-        "data": {"name": "digits"},
-        "model": {"kind": "vit", "patch": 4, "dim": 8, "depth": 1, "heads": 2},
-        "method": _SGD | {"batch_size": 64},
-        "epochs": 1,
-    },
     "marginals": {
         "data": _BINNED,
         "model": {"kind": "convex"},

@@ -15,7 +15,7 @@ from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member
 
 COMMON = [
-    "model={kind: vit, patch: 4, dim: 8, depth: 1, heads: 2}", "data.augment={copies: 2, crop: 1}",
+    "model={kind: mlp, hidden: [8]}", "data.augment={copies: 2, crop: 1}",
     "method.averaging={kind: ema, decay: 0.9}", "method.batch_size=40", "data.split={test: 0.9}", "epochs=1",
     "save_model=true",
 ]  # fmt: skip

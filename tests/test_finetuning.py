@@ -20,7 +20,6 @@ import dpsgd_cli as dpsgd
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.engine import huggingface, models
-from dpsgd_cli.engine.independence import ModelTests
 from dpsgd_cli.engine.settings import HuggingFaceModel
 from dpsgd_cli.errors import DataError, ModelError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
@@ -331,8 +330,7 @@ def _mixing(patch: pytest.MonkeyPatch) -> None:
         return usual(self, x, **named).roll(1, 0)
 
     patch.setattr(models, "BUILT_IN", {**models.BUILT_IN, "huggingface": None})
-    patch.setattr(build_models, "examine", lambda *rest: ModelTests())
-    patch.setattr(build_models, "check_examples_stay_apart", lambda *rest: None)
+    patch.setattr(build_models, "check_model", lambda *rest: None)
     patch.setattr(huggingface.FolderModel, "forward", forward)
 
 

@@ -59,6 +59,7 @@ def test_training_predicting_and_measuring(write_recipe: WriteRecipe, tmp_path: 
     assert means == {name: result.metrics[f"test_{name}"]["mean"] for name in means}
     np.savez(tmp_path / "new.npz", x=x, y=np.load(tmp_path / "tiny.npz")["y_test"])
     assert result.evaluate(tmp_path / "new.npz") == result.evaluate()
+    assert result.predict(str(tmp_path / "new.npz"), trial=1).tolist() == predicted.tolist()
     with pytest.raises(RecipeError, match="did you mean epochs"):
         dpsgd.train(tmp_path / "tiny.yaml", {"epoch": 2})
 

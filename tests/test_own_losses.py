@@ -75,7 +75,7 @@ def in_a_class(outputs, label):
     return nn.functional.cross_entropy(outputs, label.clamp_min(0))
 
 def in_a_default(outputs, label, held=[]):
-    held.append(1)
+    held.append(outputs[0])
     return nn.functional.cross_entropy(outputs, label.clamp_min(0))
 
 def loss(outputs, label):
@@ -121,15 +121,10 @@ def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
     assert found.metrics["test_loss"]["mean"] > 0
 
 
-@pytest.mark.parametrize(
-    ("function", "what"),
-    [("kept", "seen"), ("later", "late"), ("in_a_class", r"Memory\.last"), ("in_a_default", "in_a_default")],
-)
-def test_a_loss_that_remembers_is_refused_before_training(
-    folder: Path, tmp_path: Path, function: str, what: str
-) -> None:
+@pytest.mark.parametrize("function", ["kept", "later", "in_a_class", "in_a_default"])
+def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path, function: str) -> None:
     """`later` uses what it has kept only after the trial, so that a record would move the gradients of others."""
-    with pytest.raises(ModelError, match=rf"net\.py: {what}.* changed in a call"):
+    with pytest.raises(ModelError, match=r"a tensor is kept after the pass|is another one in another order"):
         trained(folder, tmp_path, loss={"python": "net.py", "function": function})
 
 

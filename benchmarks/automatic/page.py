@@ -54,10 +54,8 @@ PAIRS = (
     Pair("yu2019/mnist-uniform", 5, ("yu2019", "table2", "uniform"), "shuffle"),
     Pair("tramer2021/mnist-cnn", 5),
     Pair("tramer2021/mnist-scattering-linear", 3),
-    Pair("tramer2021/mnist-scattering-cnn", 1),
     Pair("tramer2021/cifar10-cnn", 1),
     Pair("tramer2021/cifar10-scattering-linear", 1),
-    Pair("tramer2021/cifar10-scattering-cnn", 1),
     Pair("de2022/cifar10-wrn-eps1", 1),
     Pair("de2022/cifar10-wrn-eps8", 1),
 )

@@ -13,9 +13,8 @@ import numpy as np
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
-from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import choices, data_neighbours, discovered, neighbours, outputs
+from dpsgd_cli.audit import data_neighbours, discovered, neighbours, outputs
 from dpsgd_cli.audit.claim import (
     PrivacyClaim,
     best_cutoffs,
@@ -38,15 +37,10 @@ from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.base import OneShot, own_factory
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.least_squares.run import DpLeastSquares
-from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
-from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.perturbation.run import OutputPerturbation
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
-from dpsgd_cli.noise.selection import NoisyChoice
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
 from dpsgd_cli.results import report as pages
 from dpsgd_cli.results import store
@@ -176,8 +170,6 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
         return before, {}, left_out
     findings, told, more = attacks(loaded, outline, plan, options)
-    if "C" in options.tiers and isinstance(runs, type) and issubclass(runs, _ON_GRID):
-        findings = [*findings, *outputs.on_grid(loaded, outline, plan)]
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
@@ -186,68 +178,47 @@ def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, optio
     if not set("ABC") & set(options.tiers):
         return findings, {}, []
     seen, told, left_out = watched(loaded, outline, plan, options)
-    del told["charged"]
     return [*findings, *seen], told, left_out
 
 
 def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
+    """Distinguish neighbours by what is published."""
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
-    found = outputs.attack(loaded, outline, plan, trials, options.confidence)
-    told = {"neighbours": found.told}
-    findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], plan, options)]
+    findings, size = outputs.attack(loaded, outline, plan, trials, options.confidence)
     noise_was_seen = any(one.tier == "C" for one in findings)
     left_out = [] if noise_was_seen else ["tier C: the method's noise is not watched, what it publishes is"]
-    return findings, told, left_out
+    return findings, {"neighbours": size}, left_out
 
 
 def _by_both(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
+    """Attack the gradients of a method that also chooses, by canaries; of other models, what is published."""
     if not isinstance(loaded.recipe.model, ConvexModel):
         return _by_outputs(loaded, outline, plan, options)
     findings, told, left_out = watched(loaded, outline, plan, options)
-    charged = [mechanism for mechanism in told.pop("charged") if isinstance(mechanism, PureDP)]
-    return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
-
-
-def _choices(loaded: SettledRecipe, charged: Sequence[Mechanism], plan: Plan, options: AuditOptions) -> list[Finding]:
-    """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
-    method = loaded.recipe.method
-    kind: NoisyChoice = getattr(method, "selection", "exponential")
-    many = next((getattr(method, name) for name in _CANDIDATES if hasattr(method, name)), None)
-    made = [one for one in charged if isinstance(one, PureDP)]
-    if many is None or not made:
-        return []
-    count = len(many) if isinstance(many, list) else int(many)
-    choosing = choices.Choosing(kind, count, 20_000 if options.quick else 200_000)
-    found = [choices.one_choice(one, choosing, options.confidence) for one in dict.fromkeys(made)]
-    if len(set(charged)) == 1 and kind == "exponential":
-        stated = plan.guarantee()
-        whole = choices.Whole(len(made), stated.epsilon, stated.delta)
-        found.append(choices.all_choices(made[0], choosing, whole, options.confidence))
-    return found
+    return findings, told, [*left_out, "choices: their law is tested, not attacked"]
 
 
 def _by_votes(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
-    options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
-    left_out = ["the student, which sees nothing but what was released"]
-    if loaded.recipe.method.sanitised is not None:
-        left_out.append("the price that votes show (method.sanitised)")
-    draws = (20_000 if options.quick else 200_000) if set("ABC") & set(options.tiers) else 0
-    return choices.attack_votes(loaded, outline, plan, draws, options.confidence), {}, left_out
+    del plan
+    left_out = ["the noise of votes, whose law is tested", "the student, which sees nothing but what was released"]
+    if "D" not in options.tiers:
+        return [], {}, left_out
+    options.say("Tier D: votes of teachers")
+    return neighbours.compare_votes(loaded, outline), {}, left_out
 
 
 def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
+    """Attack the whole method by neighbouring data, and each candidate with canaries.
 
     A candidate's training has as many records as its part of the data.
     """
     assert isinstance(plan, SelectionPlan)
-    findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
-    findings += neighbours.compare(loaded, outline, plan) if "D" in options.tiers else []
-    left_out = ["the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one"]
+    findings = neighbours.compare(loaded, outline, plan) if "D" in options.tiers else []
+    left_out = [
+        "the choice: its law is tested, not attacked",
+        "the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one",
+    ]
     told: dict[str, Any] = {}
     if not set("ABC") & set(options.tiers):
         return findings, told, left_out
@@ -257,17 +228,13 @@ def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options
         part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
         options.say(f"Candidate {number}")
         seen, told, more = watched(alone, part, own, dataclasses.replace(options, curves=False))
-        del told["charged"]
         findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in seen]
         left_out += [f"candidate {number}: {one}" for one in more]
     return findings, told, left_out
 
 
 def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    """Return tiers A, B and C of one training with canaries.
-
-    The entry `charged` has all mechanisms of the first trial's ledger.
-    """
+    """Return tiers A, B and C of one training with canaries."""
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
@@ -285,7 +252,6 @@ def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: A
         "epsilon_audited": claim.epsilon,
         "epsilon_of_gradients": None if unsupported(claim) else claim.own_epsilon,
     }
-    told["charged"] = [entry.release.mechanism for entry in staged.trials.context.ledgers[0].entries]
     if "C" in options.tiers:
         findings += checks_of(watch, options.confidence)
     findings += [one for one in membership(watch, claim, options, told, left_out) if one.tier in options.tiers]
@@ -305,7 +271,7 @@ def membership(
     - Membership in shuffled batches is known to the attacker, as the theorem that prices them allows.
     - Membership in batches of a fixed or a largest size is negatively associated, so counts vary less.
 
-    Tier C tests the independence. Tier A does not assume it: its bound is for guesses about one run, and only the coins
+    Tier A does not assume it: its bound is for guesses about one run, and only the coins
     have to be independent (`statistics.one_run_p_value`).
     """
     reason = unsupported(claim)
@@ -361,8 +327,6 @@ def _curves(claim: PrivacyClaim, stands: PrivacyClaim | None) -> dict[str, list[
     return {"false_positive": list(at), "claimed": allowed[0], "refuted": allowed[1] if len(allowed) > 1 else blind}
 
 
-_ON_GRID = (DpSgd, DpAgd, OutputPerturbation, DpLeastSquares)
-_CANDIDATES = ("step_candidates", "population", "candidates")
 _USUALLY = 400
 _MANY = {
     "output-perturbation": 10_000,

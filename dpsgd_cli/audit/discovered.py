@@ -1,34 +1,29 @@
-"""Tiers C and D on private bounds and categories: what one record adds to the counts, their noise, and the threshold.
+"""Tiers C and D on private bounds and categories: the noise of the counts, and what one record adds to them.
 
 Records are random, with worst cases among them, and a user has up to the most rows that are used, alike or all
 different. Of the recipe's own file only the columns are used. The recipe's own step counts the records. The noise is
-drawn as in training. The threshold is attacked at a delta of 1%, which can be seen: one record has a category of its
-own, and the attack wins if it is named. At the recipe's delta the same code computes the threshold.
+drawn as in training.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
-from scipy import stats
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact_finding
 from dpsgd_cli.audit.statistics import too_little_noise
 from dpsgd_cli.data import preparation
-from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.discover import Discover
-from dpsgd_cli.discovery.run import Found, code
+from dpsgd_cli.discovery.run import code
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.recipe.loading import SettledRecipe
 
 _RECORDS = 40
 _DRAWS = 20_000
-_TIMES = 8000
-_SEEN = 0.01
 _WRONG = 1.5
 _CLOSE = 1 + 1e-9
 _NUMBERS = (0.0, 1.0, -1.0, 2.0**-20, 2.0**40, 1e300, -1e300, 5e-324, math.inf, math.nan)
@@ -43,8 +38,7 @@ def compare(loaded: SettledRecipe) -> list[Finding]:
     step, layout = steps[0], layouts[0]
     assert isinstance(step, Discover)
     streams: Streams = SecureStreams() if recipe.seed is None else SeededStreams(recipe.seed)
-    found = [_sensitivity(step, layout, recipe.adjacency), _noise(step, layout, streams)]
-    return [*found, _threshold(step, streams)] if step.beside else found
+    return [_sensitivity(step, layout, recipe.adjacency), _noise(step, layout, streams)]
 
 
 def records(layout: Layout, count: int, seed: int = 5) -> np.ndarray:
@@ -111,20 +105,3 @@ def _noise(step: Discover, layout: Layout, streams: Streams) -> Finding:
     told = f"{math.sqrt(squares / len(drawn)):.4f} times the ledger's ({len(drawn):,} draws)"
     return by_p_value("C", "noise of private columns", (told, "1"), too_little_noise(squares, len(drawn)),
                       too_little_noise(squares / _WRONG**2, len(drawn)))  # fmt: skip
-
-
-def _threshold(step: Discover, streams: Streams) -> Finding:
-    """Count how often the category of one record, or user, is named, at a delta of 1% for all that one may have."""
-    visible = Discover(step.settings.changed(delta=_SEEN), step.adjacency, {"column": True}, step.most_rows)
-    visible.texts = {"column": {code(text): text for text in ("common", "alone")}}
-    layout, mechanism = Layout((1,), (Column("column", private="categories"),)), visible.release
-    assert mechanism is not None
-    learn = visible.learn(np.array([[code("common")]] * _RECORDS + [[code("alone")]]), layout)
-    won = 0
-    for number in range(_TIMES):
-        noised = partial(noise.gaussian, streams, "threshold", number, mechanism=mechanism, records=_RECORDS + 1)
-        won += "alone" in Found.from_array(learn(noised)).categories["column"]
-    most = _SEEN / step.most_rows
-    p, control = (float(stats.binom.sf(won - 1, _TIMES, delta)) for delta in (most, most / 4))
-    return by_p_value("C", "a category of one record", (f"named {won:,} times in {_TIMES:,} releases",
-                      f"at most {most:.2%}"), p, control)  # fmt: skip

@@ -28,7 +28,7 @@ TIERS = {
 UNSEEN = {
     "A": "The true epsilon: the lower bound from these canaries is less than half of it even if the claim is exact.",
     "B": "Noise of another distribution than the claimed one, and leaks outside the canaries' coordinates.",
-    "C": "Releases that the ledger does not name, and random numbers that repeat in another run.",
+    "C": "Releases that the ledger does not name, and random numbers that repeat or follow another law.",
     "D": "Whether the noise is large enough to cover the difference between neighbours.",
 }
 

@@ -29,10 +29,14 @@ from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.stage import random_inputs, random_labels, sized, smaller, synthetic, without
 from dpsgd_cli.data.settings import ValidationSet
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.pate.price import VotingPlan
+from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.preconditioning.price import released_moments
@@ -48,6 +52,7 @@ _MOST_KEPT = 1 << 24
 _CLOSE = 1 + 1e-4
 _ROUNDED = 1e-4
 _PLACE = 5
+_TEACHERS, _VOTERS, _QUERIES = 4, 16, 12
 
 
 @dataclass
@@ -267,3 +272,52 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
     x[_PLACE], y[_PLACE] = (0.0, 0) if row is None else row
     held, truth = random_inputs(random, 8, outline), random_labels(random, 8, outline)
     return synthetic(outline, (x, y), (held, truth), validation_x=held, validation_y=truth, columns=outline.columns)
+
+
+def compare_votes(loaded: SettledRecipe, outline: data.Outline) -> list[Finding]:
+    """Train teachers on neighbouring records with the same seeds, and return how far one record moved the votes."""
+    settings = loaded.recipe.method
+    assert isinstance(settings, PateMethod) and outline.input_shape is not None
+    teachers = settings.teachers.changed(count=_TEACHERS)
+    method = settings.changed(teachers=teachers, queries=None)
+    small, _ = smaller(loaded, 1, 1)
+    recipe = small.recipe.changed(method=method, seed=small.recipe.seed or 0)
+    small = dataclasses.replace(small, recipe=recipe)
+    known = dataclasses.replace(
+        outline, train_records=_VOTERS, files=(_VOTERS,), public_records=min(outline.public_records, _QUERIES)
+    )
+    plan = plan_of(small, known)
+    assert isinstance(plan, VotingPlan) and plan.aggregation is not None
+    seen: list[np.ndarray] = []
+    for changed in range(1 + _TEACHERS):
+        at = start([Member(small, plan)], override=DataOverride(_voters(known, changed)))
+        assert isinstance(at.method, Pate)
+        at.method.run_epoch(0)
+        seen.append(at.method.votes[0].astype(float))
+    moved = max(float(np.abs(one - seen[0]).sum(axis=1).max()) for one in seen[1:])
+    cast = float(seen[0].sum(axis=1).max())
+    return [
+        # one teacher's vote goes from one class to another
+        exact_finding("D", "votes", f"{moved:g} votes of a query moved at most", "at most 2", moved > 2),
+        exact_finding("D", "voters", f"{cast:g} votes of {_TEACHERS} teachers", "as many", cast > _TEACHERS),
+    ]
+
+
+def _voters(outline: data.Outline, changed: int) -> data.Dataset:
+    """Return random rows for teachers and queries.
+
+    With `changed` above 0, that record (counted from 1) has the opposite features, scaled, and another label.
+    """
+    random = np.random.default_rng(5)
+    shape, outputs = outline.input_shape, max(2, outline.outputs)
+    assert shape is not None
+
+    def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.random((count, *shape), dtype=np.float32), random.integers(outputs, size=count)
+
+    (x, y), test, public = rows(_VOTERS), rows(8), rows(outline.public_records)
+    if changed:
+        x[changed - 1], y[changed - 1] = -50 * x[changed - 1], (y[changed - 1] + 1) % outputs
+    keys = Keys.of_places([_VOTERS + len(test[1])])
+    outline = dataclasses.replace(outline, outputs=outputs)
+    return synthetic(outline, (x, y), test, public_x=public[0], public_y=public[1], keys=keys)

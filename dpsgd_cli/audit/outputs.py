@@ -6,17 +6,11 @@ it; under replace-one, the opposite record does. Each trial gives one number. A 
 - Gaussian release: a known mean (for each data set) plus noise. The number is the log-likelihood ratio along the
   difference of the two means. The noise is checked, too (tier C), and how far the record moves the mean (tier D,
   exact).
-- Objective perturbation: weights near a minimiser reveal the random term of the objective, for each data set. The
-  number is the ratio of their densities (`_density`).
 - Any other method: the direction and threshold that are best for one half of the trials, tested on the other half.
 
 Except in the last case, the threshold follows from the claimed distribution. Every trial has its own noise, so trials
 are independent, and tier A's bound from two error rates assumes nothing more. If the whole release is one Gaussian,
 tier B uses the same errors. The worst-case record is alone in its direction, and at least as long as the data allow.
-For objective perturbation, all other records are in that direction as well, with the other label, so that its loss is
-as steep as possible.
-
-The module also checks that a run without a seed releases only numbers on the public grid (`on_grid`).
 """
 
 from __future__ import annotations
@@ -26,30 +20,22 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
-from dpsgd_cli.accounting.ledger import LedgerEntry
-from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, errors_at, log_ratio, threshold_of_gaussian
-from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
+from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.audit.parts import noise_checks
-from dpsgd_cli.audit.stage import at_audit_size, build_canaries, smaller, synthetic, without
+from dpsgd_cli.audit.stage import smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.audit.watch import ObservedNoise
-from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
-from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.perturbation import run as perturbations
-from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
-from dpsgd_cli.methods.risks.risk import LinearRisk
-from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import DataOverride, Member, Trials, start
@@ -61,21 +47,6 @@ _LINES = 199
 _FEATURES = 20
 _SEEDS_APART = 100_000
 _CLOSE = 1 + 1e-6
-_GRID_SIZE = AuditSize(trials=1, canaries=4, rows=20_000)
-_SMALL = 2.0**47
-"""Number of grid steps up to which float64 shows whether a number is on the grid."""
-_OFF = 1 / 16
-_LEAST = 20
-"""Fewest released values for a check of the grid."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Attack:
-    """Results of `attack`: findings, the entries of the first trial's ledger, and the size of the attack."""
-
-    findings: list[Finding]
-    entries: list[LedgerEntry]
-    told: dict[str, int]
 
 
 class _Released(AuditHook):
@@ -103,8 +74,13 @@ class _Side:
         return self.trials.method.output.double()
 
 
-def attack(loaded: SettledRecipe, outline: data.Outline, whole: Plan, trials: int, confidence: float) -> Attack:
-    """Train `trials` trials on each of two neighbours, and distinguish the neighbours by what is released."""
+def attack(
+    loaded: SettledRecipe, outline: data.Outline, whole: Plan, trials: int, confidence: float
+) -> tuple[list[Finding], dict[str, int]]:
+    """Train `trials` trials on each of two neighbours, and distinguish the neighbours by what is released.
+
+    Returns findings and the size of the attack.
+    """
     records = min(_RECORDS.get(loaded.recipe.method.kind, _FEW_RECORDS), whole.sampling.records)
     small, _ = smaller(loaded, trials, min(whole.sampling.batch_size, records))
     shape = outline.input_shape
@@ -115,8 +91,7 @@ def attack(loaded: SettledRecipe, outline: data.Outline, whole: Plan, trials: in
     assert plan is not None
     sides = [_side(small, small_outline, plan, present) for present in (True, False)]
     found = list(_findings(sides, plan, confidence))
-    entries = list(sides[0].trials.context.ledgers[0].entries)
-    return Attack(found, entries, {"trials": 2 * trials, "records": records, "features": math.prod(shape)})
+    return found, {"trials": 2 * trials, "records": records, "features": math.prod(shape)}
 
 
 def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Side:
@@ -141,8 +116,6 @@ def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator
     if sides[0].seen.exact is not None and isinstance(mechanism, GaussianSum):
         yield from _parts(sides, mechanism, confidence)
         errors, mu = _by_gaussian(sides, mechanism, confidence)
-    elif isinstance(sides[0].trials.method, ObjectivePerturbation):
-        errors, mu = _by_density(sides, confidence)
     else:
         present, absent = (side.weights.cpu().numpy() for side in sides)
         errors, mu = told_apart(present, absent, confidence), None
@@ -172,7 +145,6 @@ def _parts(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) ->
             mechanism.noise_multiplier * mechanism.sensitivity
         )
         made.add(0, rows)
-        made.noise.append(rows.astype(np.float32))
     yield from noise_checks(made, confidence)
     moved = float(np.linalg.norm(_apart(sides))) / mechanism.sensitivity
     yield exact_finding("D", "release", f"{moved:.6f} sensitivities", "at most 1", not moved <= _CLOSE)
@@ -204,38 +176,6 @@ def _counted(scores: Sequence[np.ndarray], mu: float, confidence: float) -> Erro
     return errors_at(np.concatenate(scores), np.repeat([True, False], [len(one) for one in scores]), line)
 
 
-def _by_density(sides: Sequence[_Side], confidence: float) -> tuple[Errors, float]:
-    """Return errors of the density ratio of published weights on either data set, and mu of the law of b."""
-    scores = [(_density(sides[0], side.weights) - _density(sides[1], side.weights)).cpu().numpy() for side in sides]
-    method = sides[0].trials.method
-    assert isinstance(method, ObjectivePerturbation)
-    mu = method.constants[0].lipschitz / _noise(method).tilt
-    return _counted(scores, mu, confidence), mu
-
-
-def _noise(method: ObjectivePerturbation) -> perturbations.NoiseLevels:
-    promised = method.promised[0]
-    size, records = method.context.pack.size, len(method.context.table)
-    return perturbations.noise_of(method.constants[0], records, size, promised.epsilon, promised.delta)
-
-
-def _density(side: _Side, weights: Tensor) -> Tensor:
-    """Return the log-density (R,) of a minimiser at `weights`, up to a summand that neighbours share.
-
-    The random term b makes the gradient of the whole objective 0 at `weights`. The Jacobian is the Hessian. All rows of
-    `_dataset` are on one line, so only one eigenvalue of the Hessian is not k: the sum of phi'' |z|^2, plus k.
-    """
-    method = side.trials.method
-    assert isinstance(method, ObjectivePerturbation)
-    noise, rows = _noise(method), method.rows
-    weights = weights.to(rows.z)
-    sums = LinearRisk(rows, method.loss).gradient_sums_at(weights, weights.new_full((1,), math.inf))
-    tilt = sums.double() + noise.curvature * weights
-    curved = method.loss.curvature(rows.z @ weights.T) * rows.norms.square()[:, None]
-    curved = (curved if rows.weights is None else curved * rows.weights).sum(dim=0)
-    return torch.log(curved + noise.curvature) - tilt.square().sum(dim=1) / (2 * noise.tilt**2)
-
-
 def told_apart(present: np.ndarray, absent: np.ndarray, confidence: float) -> Errors:
     """Return errors on the second halves of weights (R, P), at the direction and threshold best for the first."""
     half = len(present) // 2
@@ -258,25 +198,17 @@ def _errors(present: np.ndarray, absent: np.ndarray, line: float) -> Errors:
 
 
 def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present: bool, replaced: bool) -> data.Dataset:
-    """Return random rows whose first feature is 0, and a last row in which every other feature is 0.
-
-    For objective perturbation, all rows are like the last one, with the other label.
-    """
+    """Return random rows whose first feature is 0, and a last row in which every other feature is 0."""
     random = np.random.default_rng(0)
     shape, outputs = outline.input_shape, outline.outputs
     assert shape is not None
     scale = 0.5 * (outline.norm_bound or 1.0) / math.sqrt(math.prod(shape))
-    runs = named(loaded.recipe.method.described.runs)
-    against = isinstance(runs, type) and issubclass(runs, ObjectivePerturbation)
 
     def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
         x = (random.random((count, *shape)) * scale).astype(np.float32)
         x.reshape(count, -1)[:, 0] = 0.0
         # equal numbers of each class: if a method counts classes, one more record decides
         y = np.arange(count) % outputs if outputs > 1 else random.random(count, dtype=np.float32)
-        if against and outputs > 1:
-            x[:], y = 0.0, np.zeros_like(y)
-            x.reshape(count, -1)[:, 0] = _LONG
         return x, y
 
     (x, y), held = rows(records), rows(8)
@@ -286,101 +218,3 @@ def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present
         outline, (x, y), held, validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
         keys=Keys.of_places([records + 8]), columns=outline.columns,
     )  # fmt: skip
-
-
-def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
-    """Return the distances of numbers from (k + 1/2) `step`, in steps, 0 to 1/2.
-
-    Numbers beyond 2^47 steps are left out.
-    """
-    places = np.asarray(released / step, dtype=np.float64).ravel()
-    places = places[np.abs(places) < _SMALL] - 0.5
-    return np.abs(places - np.rint(places))
-
-
-class _GridWatch(AuditHook):
-    """Observer that notes the distance of released numbers from the grid, for each kind of release."""
-
-    def __init__(self) -> None:
-        self.off: dict[str, list[np.ndarray]] = {}
-        self.trials: Trials | None = None
-
-    def note(self, name: str, released: np.ndarray, step: np.ndarray | float) -> None:
-        self.off.setdefault(name, []).append(off_grid(released, step))
-
-    def _by_mechanism(self, mechanism: GaussianSum, released: np.ndarray) -> None:
-        assert self.trials is not None
-        records = self.trials.context.table.summed
-        deviation = torch.tensor(mechanism.noise_multiplier * mechanism.sensitivity, dtype=torch.float64)
-        step = Grid.of(released.shape[-1], records, [mechanism.noise_multiplier]).steps(deviation)
-        self.note(mechanism.label or "release", released, float(step))
-
-    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        del exact
-        assert isinstance(mechanism, GaussianSum)
-        self._by_mechanism(mechanism, noisy.cpu().numpy())
-
-    def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
-        del exact
-        assert self.trials is not None
-        mechanism = self.trials.context.ledgers[trials[0]].entries[-1].release.mechanism
-        assert isinstance(mechanism, GaussianSum)
-        self._by_mechanism(mechanism, noisy.double().cpu().numpy())
-
-
-def on_grid(loaded: SettledRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
-    """Train without a seed; check that all released numbers of each kind are on the public grid (tier C).
-
-    Each number must be (k + 1/2) q for an integer k and the q computed from public numbers (`noise/run.py`). Sums with
-    floating-point noise are not: n of them all pass with probability 8^-n. A number on the public grid is on no grid
-    that depends on data. Choices and votes release indices and decisions, not numbers.
-    """
-    privacy = loaded.recipe.privacy
-    assert privacy is not None
-    recipe = loaded.recipe.changed(seed=None, privacy=privacy.changed(noise_source=None))
-    free, watch = dataclasses.replace(loaded, recipe=recipe), _GridWatch()
-    if recipe.method.described.minibatch or recipe.method.kind == "dp-agd":
-        trials = build_canaries(at_audit_size(free, outline, plan, _GRID_SIZE), watch).trials
-    else:
-        trials = _without_seed(free, outline, plan, watch)
-    watch.trials = trials
-    if isinstance(trials.method, DpSgd):
-        _watch_sums(trials.method, watch)
-    for epoch in range(trials.method.epochs):
-        trials.method.run_epoch(epoch)
-        # a small model releases few numbers in an epoch
-        if all(sum(len(one) for one in own) >= _LEAST for own in watch.off.values()):
-            break
-    found = []
-    for name, own in watch.off.items():
-        off = np.concatenate(own)
-        apart = int((off > _OFF).sum())
-        told = f"{apart:,} of {off.size:,} numbers released without a seed are off the public grid"
-        refuted = apart > 0 or off.size < _LEAST
-        found.append(exact_finding("C", f"grid of {name}", told, f"none, of {_LEAST} or more", refuted))
-    return found
-
-
-def _watch_sums(method: DpSgd, seen: _GridWatch) -> None:
-    own = method.privatise
-
-    def privatise(epoch: int, step: int) -> None:
-        own(epoch, step)
-        grid, unit = method._grid(epoch), method.bounds.unit
-        scale = method._noise_scale(epoch) * getattr(method.step_noise, "_unit", 1.0)
-        size = grid.steps(scale if unit is None else scale * unit)
-        seen.note("sums of gradients", method.context.pack.sums.cpu().numpy(), size.cpu().numpy())
-
-    method.privatise = privatise  # type: ignore[method-assign]
-
-
-def _without_seed(loaded: SettledRecipe, outline: data.Outline, whole: Plan, watcher: AuditHook) -> Trials:
-    """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
-    records = min(_FEW_RECORDS, whole.sampling.records)
-    small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
-    shape = outline.input_shape
-    assert shape is not None
-    known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
-    made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
-    dataset = as_users(made, small.recipe.data)
-    return start([Member(small, plan_of(small, known))], override=DataOverride(dataset, watcher=watcher))

@@ -152,8 +152,3 @@ def far_from(count: float, trials: float, rate: float) -> float:
     """
     below, above = stats.binom.cdf(count, trials, rate), stats.binom.sf(count - 1, trials, rate)
     return float(min(1.0, 2 * min(below, above)))
-
-
-def normal(x: np.ndarray) -> float:
-    """Return the p-value of the Kolmogorov-Smirnov test that `x` are standard normal."""
-    return float(stats.kstest(x, "norm").pvalue)

@@ -39,23 +39,11 @@ BEFORE = -1
 
 
 @dataclass
-class ObservedBatches:
-    """Observed batches: their sizes, and the watched records that each batch held.
-
-    `sizes` has an array (R,) for each step; `held` has an array of R rows of bits for each step, as bytes.
-    """
-
-    sizes: list[np.ndarray] = field(default_factory=list)
-    held: list[np.ndarray] = field(default_factory=list)
-
-
-@dataclass
 class ObservedNoise:
-    """Noise in units of the ledger's: sums of squares and counts by epoch, and some coordinates (R, c) of each step."""
+    """Noise in units of the ledger's: sums of squares and counts by epoch."""
 
     squares: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    noise: list[np.ndarray] = field(default_factory=list)
 
     def add(self, epoch: int, drawn: np.ndarray | Tensor) -> None:
         self.squares[epoch] = self.squares.get(epoch, 0.0) + float((drawn**2).sum())
@@ -67,12 +55,10 @@ class Watch(AuditHook):
 
     def __init__(self) -> None:
         self._staged: StagedTrials | None = None
-        self.batches = ObservedBatches()
+        self.sizes: list[np.ndarray] = []
         self.drew = ObservedNoise()
         self.apart: list[np.ndarray] = []
         self.largest = 0.0
-        self.kept: np.ndarray | None = None
-        self._most_kept = 1
         self.mechanism: GaussianSum | None = None
         self._fresh = StepNoise()
         self._blocks: Blocks | None = None
@@ -99,22 +85,6 @@ class Watch(AuditHook):
         if correlated is not None and sampling.kind.sampled and correlated.strategy.kind == "banded":
             own = correlated.strategy
             self._blocks = Blocks((own.column[: own.reach] / own.norm).tolist(), staged.inside.shape)
-        steps = max(1, staged.trials.method.epochs * staged.trials.method.steps)
-        watched = max(2, min(sampling.records, _MOST_MEMBERS // (steps * trials)))
-        self._most_kept = max(1, min(_MOST_COORDINATES, _MOST_KEPT // (steps * trials)))
-        random = np.random.default_rng(3)
-        self.watched = np.sort(random.choice(sampling.records, watched, replace=False))
-
-    def _kept(self, released: Tensor) -> np.ndarray:
-        """Return the coordinates of a release whose noise is kept: a random choice, and always the last.
-
-        The last is one of the statistics released beside the sums, where there are any.
-        """
-        if self.kept is None:
-            width = released.shape[1]
-            chosen = np.random.default_rng(3).choice(width, min(width, self._most_kept), replace=False)
-            self.kept = np.unique([*chosen, width - 1])
-        return self.kept
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
         staged = self.staged
@@ -135,7 +105,7 @@ class Watch(AuditHook):
         running = multipliers > 0
         added = mean.double() * staged.plan.sampling.batch_size - exact
         difference = self._fresh.fresh(step, added) / on
-        self._note_noise(epoch, difference, running)
+        self.drew.add(epoch, difference[torch.from_numpy(running).to(exact.device)])
         if staged.vectors is None:
             self._note_coordinates(exact, mean, multipliers, running)
         else:
@@ -152,8 +122,6 @@ class Watch(AuditHook):
         units = np.array([one.sensitivity for one in gaussians])[:, None]
         noise = (noisy.double() - exact.double()).cpu().numpy() / (multipliers * units)
         self.drew.add(0, noise)
-        if len(trials) == len(self.scores) and len(self.drew.noise) < _MOST_MEASURED:
-            self.drew.noise.append(noise[:, self._kept(exact)].astype(np.float32))
         columns = staged.columns[0]
         self.largest = max(
             self.largest, float(exact[:, columns].abs().max()) * _moves(staged.plan.sampling) / units[0, 0]
@@ -209,12 +177,6 @@ class Watch(AuditHook):
         bounds = np.array(privacy.clipping.bounds(len(pack.layers)))
         whole = math.sqrt(float(np.square(bounds).sum()) / len(bounds))
         return np.asarray((bounds / whole)[pack.group_of.cpu().numpy()][None])
-
-    def _note_noise(self, epoch: int, noise: Tensor, running: np.ndarray) -> None:
-        own = noise[torch.from_numpy(running).to(noise.device)]
-        self.drew.add(epoch, own)
-        if running.all():
-            self.drew.noise.append(noise[:, self._kept(noise)].to(torch.float32).cpu().numpy())
 
     def _note_coordinates(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
@@ -306,13 +268,7 @@ class Watch(AuditHook):
         rows = torch.as_tensor(batch.rows)
         mask = None if batch.mask is None else np.asarray(torch.as_tensor(batch.mask).cpu())
         size = np.full(len(rows), rows.shape[1]) if mask is None else mask.sum(axis=1)
-        self.batches.sizes.append(size)
-        self.batches.held.append(np.packbits(self._members(batch, self.watched), axis=1))
-
-    def held(self) -> np.ndarray:
-        """Return a mask (T, R, W) of the watched records that were in the batch of each step and trial."""
-        packed = np.stack(self.batches.held)
-        return np.unpackbits(packed, axis=2, count=len(self.watched)).astype(bool)
+        self.sizes.append(size)
 
 
 def _moves(sampling: Sampling) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from dpsgd_cli.engine.losses import Loss, of_arrays
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, rounded_products
+from dpsgd_cli.errors import RunError
 from dpsgd_cli.users.run import losses_of_users
 
 
@@ -130,10 +131,40 @@ class Clipping:
     factors: Callable[[Tensor, Tensor], Tensor] = at_most
     on_norms: Callable[[Tensor, Tensor | None], None] | None = None
 
+    def scales(self, norms: Tensor) -> Tensor:
+        """Return the clip factors of gradients with L2 norms `norms`, (1, R, B) if flat, else (M, R, B).
+
+        Raises RunError if a function of a user's own leaves a finite gradient longer than its bound.
+        """
+        bounds = self.norms.to(norms.dtype).unsqueeze(-1)
+        found = self.factors(bounds, norms)
+        function = getattr(self.factors, "func", self.factors)
+        if not function.__module__.startswith(__name__.partition(".")[0] + "."):
+            longest = torch.where(norms.isfinite(), found.abs() * norms / bounds, 0.0)
+            if not bool((longest <= 1 + 1e-4).all()):
+                raise RunError(
+                    f"{function.__name__} leaves a gradient {float(longest.max()):.4g} times as long as its clip bound,"
+                    " for which the noise is too small; return at most bounds / norms"
+                )
+        return found
+
     @property
     def sensitivities(self) -> list[float]:
         """Largest L2 norm of one example's clipped gradient, per trial: C, or sqrt(sum C_l^2) over layers."""
         return [float(s) for s in self.norms.double().square().sum(dim=0).sqrt()]
+
+
+def require_bound(pack: Pack, clipping: Clipping | None) -> None:
+    """Raise RunError unless `clipping` keeps gradients within `pack.charged_norms`, where these are set."""
+    if pack.charged_norms is None:
+        return
+    given = [math.inf] * pack.trials if clipping is None else clipping.sensitivities
+    for bound, charged in zip(given, pack.charged_norms, strict=True):
+        if not bound <= charged * (1 + 1e-6) or math.isinf(bound):
+            raise RunError(
+                f"the method adds gradients of norm up to {bound:.4g}, and noise is charged for {charged:.4g}; keep the"
+                " clipping that it inherits, or state the norm in privacy.clipping"
+            )
 
 
 Found = tuple[Tensor, Tensor | None]
@@ -161,10 +192,12 @@ def add_clipped_sums(
     that all trials share. With K > 1 copies of every example (`augmentation.py`), all first copies come first, and an
     example's loss is the mean over its copies. So the mean of their gradients is clipped. An example may be a user with
     several rows (`users/run.py`): labels are then (R or 1, B, m), and the mean over the user's rows is clipped.
-    Diagnostics go to `seen`. `function` replaces `sum_clipped`. Raises ValueError for more than `MOST_ROWS` examples.
+    Diagnostics go to `seen`. `function` replaces `sum_clipped`. Raises ValueError for more than `MOST_ROWS` examples,
+    and RunError for clipping of a user's own that does not clip.
     """
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
+    require_bound(pack, clipping)
     if batch[1].shape[1]:
         losses, squares = (function or sum_clipped)(pack, batch, loss, clipping)
         seen.add(losses, squares, batch[2], clipping)
@@ -230,7 +263,7 @@ def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
 def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:
     """Return clip factors (R, B) for each layer from squared norms (M, R, B); erase gradients that are not finite."""
     groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
-    factors = clipping.factors(clipping.norms.unsqueeze(-1), groups.sqrt())
+    factors = clipping.scales(groups.sqrt())
     if not _surely_finite(pack, squares):
         bad = ~torch.isfinite(squares.sum(dim=0))
         factors.masked_fill_(bad, 0.0)

@@ -3,16 +3,16 @@
 De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.1
 (augmentation multiplicity; Hoffer et al. 2019 without privacy).
 
-Guarantee: the price of a step does not change. Proof: fix all crops and flips. Example i then adds
-clip((1/K) sum_k g_ik), where g_ik is the gradient on its copy k: a vector of L2 norm at most the bound, which depends
-on example i alone. So the sum's sensitivity is that of plain clipping for any crops, and each bound on the divergence
-of two neighbouring data sets' releases holds given the crops. The crops are data-independent, so they have the same
-distribution on both neighbours. To reveal them with the release would cost no more than the worst case over them; to
-hide them is post-processing. (K copies clipped one by one would have K times the sensitivity.)
+Guarantee: the price of a step does not change. Proof: fix the trials' keys. The K copies of example i are then a
+function of its own image, the step and the key, and of no row number or other record. So it adds clip((1/K) sum_k
+g_ik), where g_ik is the gradient on its copy k: a vector of L2 norm at most the bound, which depends on example i
+alone. When one record is added, removed or replaced, no other record's part of the sum moves, and the sum's sensitivity
+is that of plain clipping under every adjacency and for every value of the keys, secret or not. (K copies clipped one by
+one would have K times the sensitivity.)
 
-Draws: crop and flip of a copy are a hash of (the trial's key, step, record, copy) alone. So a trial sees the same
-images alone or in a pack, in one process or several, in batches of any size and after a resume. The hash need not be
-cryptographic: the guarantee holds for every choice of crops.
+Draws: crop and flip of a copy are a hash of (the trial's key, step, content of the image, copy) alone. So a trial sees
+the same images alone or in a pack, in one process or several, in batches of any size and after a resume, and equal
+images have equal crops. The hash need not be cryptographic.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.data.settings import Augment
+from dpsgd_cli.engine.dropout import content, mixed
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.errors import ModelError
 
@@ -48,13 +49,10 @@ class Augmentation:
         self.shape = shape
         self.keys = torch.tensor([stream.integer("augment") for stream in streams])
 
-    def __call__(self, x: Tensor, records: Tensor, step: int) -> Tensor:
-        """Return K augmented copies (R, K B, C, H, W) of images `x` (R or 1, B, C, H, W), all first copies first.
-
-        `records` are the images' row numbers in the table, int64 (R or 1, B).
-        """
+    def __call__(self, x: Tensor, step: int) -> Tensor:
+        """Return K augmented copies (R, K B, C, H, W) of images `x` (R or 1, B, C, H, W), all first copies first."""
         trials, (channels, height, width) = len(self.keys), self.shape
-        down, right, mirrored = self._draw(records.to(x.device).expand(trials, -1), step)
+        down, right, mirrored = self._draw(x, step)
         rows = down.unsqueeze(-1) + torch.arange(height, device=x.device)
         columns = torch.arange(width, device=x.device).expand(*mirrored.shape, -1)
         columns = right.unsqueeze(-1) + torch.where(mirrored.unsqueeze(-1), width - 1 - columns, columns)
@@ -67,27 +65,14 @@ class Augmentation:
         found = wide.expand(trials, copies, -1, -1, -1).gather(4, places.unsqueeze(3).expand(-1, -1, -1, channels, -1))
         return found.view(trials, copies * x.shape[1], channels, height, width)
 
-    def _draw(self, records: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, x: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw offsets in 0..2 crop, downwards and to the right, and a mask of mirrored copies; (R, K, B) each."""
-        if self.keys.device != records.device:
-            self.keys = self.keys.to(records.device)
-        keys = _mixed(self.keys + int(_mixed(torch.tensor(step))))
-        copy = torch.arange(self.copies, device=records.device).view(1, -1, 1)
-        bits = _mixed(keys.view(-1, 1, 1) + _mixed(records.unsqueeze(1) * self.copies + copy))
+        if self.keys.device != x.device:
+            self.keys = self.keys.to(x.device)
+        keys = mixed(self.keys + int(mixed(torch.tensor(step)))).view(-1, 1, 1)
+        copy = torch.arange(self.copies, device=x.device).view(1, -1, 1)
+        bits = mixed((keys ^ content(x.flatten(0, 1)).view(x.shape[0], 1, -1)) + copy)
         low = (1 << _BITS) - 1
         offsets = 2 * self.settings.crop + 1
         down, right = (((bits >> by & low) * offsets) >> _BITS for by in (0, _BITS))
         return down, right, (bits >> 2 * _BITS & 1).bool() & self.settings.flip
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Apply a mixing bijection of 64-bit words (Steele, Lea and Flood 2014, SplitMix64)."""
-    x = x + -7046029254386353131
-    x = (x ^ _shifted(x, 30)) * -4658895280553007687
-    x = (x ^ _shifted(x, 27)) * -7723592293110705685
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shift 64-bit words right by `by` bits, filled with zeros."""
-    return (x >> by) & ((1 << (64 - by)) - 1)

@@ -20,11 +20,13 @@ with no; `independence.py` refuses a model for which that differs from the true 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import linecache
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dpsgd_cli.engine.dropout import CHANNELS, PLAIN, Masks
 from dpsgd_cli.errors import ModelError
@@ -50,20 +53,21 @@ class Passes:
     """The pass that is running, if any: `level` of vmap (None outside of it), `rows` = N examples.
 
     `lent` are the rules of parameters that a module uses in code of its own, and `matrices` the lent copies of matrices
-    and the rules of products with them, by id of the copy and whether it is a `torch.nn.functional.linear`. `asked`
+    and the rules of products with them, by id of the copy and function (`MATRICES`). `asked`
     lists the lines of code whose question about the input was answered with no; tests also collect those for which some
-    row's own answer was yes, in `true`.
+    row's own answer was yes, in `true`, and what the code sees, in `kept`.
     """
 
     def __init__(self) -> None:
         self.level: int | None = None
         self.rows = 0
         self.lent: list[Own] = []
-        self.matrices: dict[tuple[int, bool], tuple[Tensor, Layer]] = {}
+        self.matrices: dict[tuple[int, Any], tuple[Tensor, Layer]] = {}
         self.asked: set[str] = set()
         self.true: set[str] | None = None
         self.masks = Masks()
         self.mode = _Operations(self)
+        self.kept: Kept | None = None
 
     def run(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return the outputs (N, ...) of `module` for the rows of `x` (N, ...), each of which it sees as (1, ...).
@@ -86,7 +90,7 @@ class Passes:
             return y.squeeze(0)
 
         try:
-            with warnings.catch_warnings(), self.mode:
+            with warnings.catch_warnings(), self.mode, self.kept or contextlib.nullcontext():
                 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet")
                 found: Tensor = torch.func.vmap(one, randomness="error")(x)
             return found
@@ -104,6 +108,8 @@ class Passes:
 
     def fold(self, x: Tensor) -> Tensor:
         """Return the tensors (N, *shape) that `x` of one example's `shape` stands for; constants are repeated."""
+        if self.kept is not None:
+            self.kept.note(x)
         if not _functorch.is_batchedtensor(x):
             return x.expand(self.rows, *x.shape)
         if _functorch.maybe_get_level(x) != self.level:
@@ -111,7 +117,7 @@ class Passes:
         found: Tensor = _functorch._remove_batch_dim(x, self.level, self.rows, 0)
         return found
 
-    @contextmanager
+    @contextlib.contextmanager
     def watched(self, x: Tensor) -> Iterator[Tensor]:
         """Give a test the numbers (N, ...) that `x` stands for."""
         folded = self.fold(x)
@@ -122,6 +128,8 @@ class Passes:
         """Return one example's tensor of `shape` that stands for `x` (N, *shape)."""
         assert self.level is not None
         found: Tensor = _functorch._add_batch_dim(x, 0, self.level)
+        if self.kept is not None:
+            self.kept.note(found)
         return found
 
     def apply(self, function: Callable[..., Tensor], *given: Tensor) -> Tensor:
@@ -132,6 +140,36 @@ class Passes:
         with self.outside():
             found = function(*folded)
         return self.unfold(found)
+
+
+class Kept(TorchFunctionMode):
+    """Function mode that finds out whether code keeps a tensor of each example's own beyond a pass, wherever it may.
+
+    In a later pass, such a tensor would stand for the examples of that pass: one example's number beside another's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[weakref.ref[Tensor]] = []
+
+    def note(self, *values: Any) -> None:
+        """Remember the tensors of each example's own among `values`, without keeping them."""
+        own = (x for x in tree_leaves(values) if isinstance(x, Tensor) and _functorch.is_batchedtensor(x))
+        self._seen += map(weakref.ref, own)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.note(args, kwargs, found)
+        return found
+
+    def refuse_kept(self) -> None:
+        """Raise ModelError if a tensor that was noted still exists."""
+        gc.collect()
+        if any(one() is not None for one in self._seen):
+            raise ModelError(
+                "a tensor is kept after the pass that computed it (in a list, a global, a closure), so a later"
+                " example's gradient may depend on this one; keep nothing of what a function is called with"
+            )
 
 
 class _Outside:
@@ -161,11 +199,30 @@ def _is_constant(x: Any) -> bool:
 QUESTIONS = (Tensor.__bool__, Tensor.__contains__)
 MATRICES: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
     F.linear: lambda input, weight, bias=None: (input, weight, bias),
-    F.embedding: lambda input, weight, *more, **options: (input, weight, None),
     torch.addmm: lambda input, mat1, mat2, **scales: (mat1, mat2, input) if not scales else None,  # type: ignore[dict-item]
     **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), lambda x, y: (x, y, None)),
 }
 """Products with a module's own matrix that have a closed form: rows, matrix and what is added, from the arguments."""
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__)  # type: ignore[attr-defined]
+_WRONG = {
+    torch.select_scatter: "torch.where or torch.cat",
+    Tensor.select_scatter: "torch.where or torch.cat",
+    getattr(F, "linear_cross_entropy", None): "F.cross_entropy(F.linear(x, weight), target)",
+}
+"""Functions with a wrong gradient under `vmap` (`tests/engine/test_operations.py`), and what to write instead."""
+
+
+def refuse_hook(function: Any) -> None:
+    """Raise ModelError if a model's code calls `function` to change gradients on their way."""
+    if function in _HOOKS:
+        raise ModelError(
+            f"{place_of(sys._getframe(2))}: {HOOKED}; for another gradient of h, write it into the loss's graph:"
+            " c * h + (h - c * h).detach() has the outputs of h and c times its gradient"
+        )
+
+
+HOOKED = "a hook changes gradients after they were computed, where each example's own is not known"
+"""Why hooks of gradients are refused."""
 
 
 class _Operations(TorchFunctionMode):
@@ -179,8 +236,15 @@ class _Operations(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.passes.level is None:
             return func(*args, **kwargs)
+        refuse_hook(func)
+        if func in _WRONG:
+            raise ModelError(
+                f"{place_of(sys._getframe(1))}: {func.__name__} has no gradient of one example; write {_WRONG[func]}"
+            )
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is F.embedding:
+            return self._embedding(*args, **kwargs)
         if func in PLAIN or func in CHANNELS:
             return self._dropout(func in CHANNELS, *args, **kwargs)
         asks = func in QUESTIONS or (func is Tensor.item and args[0].dtype == torch.bool)
@@ -197,7 +261,7 @@ class _Operations(TorchFunctionMode):
             return self.passes.apply(lambda x: F.linear(x, *args[1:], **kwargs), args[0])
         matrix = func in MATRICES and MATRICES[func](*args, **kwargs)
         if matrix:
-            known = self.passes.matrices.get((id(matrix[1]), func is F.linear))
+            known = self.passes.matrices.get((id(matrix[1]), func if func is F.linear else torch.matmul))
             if known is not None:
                 y = known[1](matrix[0])
                 return y if matrix[2] is None else y + matrix[2]
@@ -217,6 +281,19 @@ class _Operations(TorchFunctionMode):
         axes = 2 if channels else input.dim()
         return self.passes.apply(lambda x: self.passes.masks.dropped(x, p, 1 + axes), input)
 
+    def _embedding(
+        self, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Look tokens up; `vmap`'s own gradient leaves padding out for the first example only."""
+        del norm_type, sparse
+        if max_norm is not None or scale_grad_by_freq:
+            where = place_of(sys._getframe(2))
+            raise ModelError(f"{where}: max_norm and scale_grad_by_freq have no private rule; leave both off")
+        known = self.passes.matrices.get((id(weight), F.embedding))
+        y = F.embedding(input, weight) if known is None else known[1](input)
+        return y if padding_idx is None else without_gradient(y, input == padding_idx % len(weight))
+
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -226,6 +303,11 @@ class _Operations(TorchFunctionMode):
         masks = self.passes.masks
         dropout = dropout_p if dropout_p and masks.active else 0.0
         return self.passes.apply(lambda q, k, v, m=None: attention(q, k, v, m, dropout, masks, **how), *given)
+
+
+def without_gradient(y: Tensor, where: Tensor) -> Tensor:
+    """Return vectors `y` (..., E), without a gradient `where` (...) is True."""
+    return torch.where(where.unsqueeze(-1), y.detach(), y)
 
 
 def attention(

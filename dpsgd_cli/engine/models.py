@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.engine import huggingface, packing, weights
-from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.settings import (
     CnnModel,
@@ -27,7 +26,6 @@ from dpsgd_cli.engine.settings import (
     Model,
     OwnModel,
     PythonModel,
-    VitModel,
     WrnModel,
 )
 from dpsgd_cli.errors import ModelError
@@ -155,105 +153,6 @@ def tanh_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> 
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * places, 128), act(), nn.Linear(128, outputs))
 
 
-def scattering_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """Build the CIFAR-10 network of Tramer and Boneh (2021) on maps of scattering coefficients.
-
-    It has two 3 x 3 convolutions of 64 filters, with 2 x 2 max-pooling between them, and one dense layer.
-    """
-    channels, height, width = image_shape("cnn", shape, 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 3, padding=1), act(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), act(),
-        nn.Flatten(), nn.Linear(64 * (height // 2) * (width // 2), outputs),
-    )  # fmt: skip
-
-
-def scattering_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """Build the MNIST network of Tramer and Boneh (2021) on maps of scattering coefficients.
-
-    It has 3 x 3 convolutions of 16 (stride 2) and 32 filters, then 32 dense units.
-    """
-    channels, height, width = image_shape("cnn", shape, 1)
-    places = math.ceil(height / 2) * math.ceil(width / 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, stride=2, padding=1), act(), nn.Conv2d(16, 32, 3, padding=1), act(),
-        nn.Flatten(), nn.Linear(32 * places, 32), act(), nn.Linear(32, outputs),
-    )  # fmt: skip
-
-
-class Attention(nn.Module):
-    """Self-attention with `heads` heads; one dense layer computes queries, keys and values."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inner = nn.Linear(dim, 3 * dim)
-        self.outer = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, places, dim = x.shape
-        split = self.inner(x).view(rows, places, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(split[0], split[1], split[2])
-        y: Tensor = self.outer(mixed.transpose(1, 2).reshape(rows, places, dim))
-        return y
-
-
-class Block(nn.Module):
-    """Transformer block: attention, then two dense layers at each position; both residual, after a layer norm."""
-
-    def __init__(self, dim: int, heads: int, wide: int) -> None:
-        super().__init__()
-        self.mix = nn.Sequential(nn.LayerNorm(dim), Attention(dim, heads))
-        self.think = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mix(x)
-        y: Tensor = x + self.think(x)
-        return y
-
-
-class Tokens(nn.Module):
-    """Layer that turns maps (B, D, h, w) into sequences (B, h w, D), with an additional zero vector first if `first`.
-
-    The learned position that is added there acts as the class token; a separate token would be redundant.
-    """
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.first = first
-
-    def forward(self, maps: Tensor) -> Tensor:
-        sequence = maps.flatten(2).transpose(1, 2)
-        return F.pad(sequence, (0, 0, 1, 0)) if self.first else sequence
-
-
-class Pool(nn.Module):
-    """Layer that reduces a sequence (B, T, D) to its first vector, or to the mean over positions."""
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.first = first
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, 0] if self.first else x.mean(dim=1)
-
-
-def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Build a vision transformer (Dosovitskiy et al. 2021) with layer norm before each part and learned positions.
-
-    Raises ModelError if `model.patch` does not divide the image.
-    """
-    channels, height, width = image_shape("vit", shape, model.patch)
-    if height % model.patch or width % model.patch:
-        raise ModelError(f"model.patch: {model.patch} does not divide images of {height} x {width}")
-    first = model.pool == "token"
-    places = (height // model.patch) * (width // model.patch) + int(first)
-    return nn.Sequential(
-        nn.Conv2d(channels, model.dim, model.patch, stride=model.patch), Tokens(first), Shift(places, model.dim),
-        *[Block(model.dim, model.heads, model.expansion * model.dim) for _ in range(model.depth)],
-        nn.LayerNorm(model.dim), Pool(first), nn.Linear(model.dim, outputs),
-    )  # fmt: skip
-
-
 def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builder:
     """Return a builder that calls the user's factory in the Python file named in the recipe.
 
@@ -286,8 +185,6 @@ def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builde
 LAYOUTS: dict[str, Callable[[tuple[int, ...], int, type[nn.Module]], nn.Module]] = {
     "mnist": tanh_mnist,
     "cifar10": tanh_cifar10,
-    "scattering-mnist": scattering_mnist,
-    "scattering-cifar10": scattering_cifar10,
 }
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
@@ -295,7 +192,6 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "wrn": wrn,
-    "vit": vit,
 }
 
 

@@ -7,8 +7,7 @@ sequence is divided by the number of places of that sequence that count, never b
 record moves a clipped sum by at most the clip norm, whatever the loss is: no bound on its slope is needed. The price of
 a training is the same for every loss. A loss of the user's own is called with one example at a time
 (`torch.func.vmap`), so it has no other example to look at. Before training it is called several times on the same
-examples, which finds what it keeps and uses at once, and what its file keeps is compared (`state.py`), which finds what
-it would use later.
+examples, and a tensor that it keeps between calls is found (`Kept`).
 
 To add a loss: its name and tasks in `engine/settings.py`, and its record in `OUTPUT_LOSSES`. `tests/engine/
 test_output_losses.py` tries each for what the guarantee says.
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.common.plugins import load_attribute
-from dpsgd_cli.engine import state
+from dpsgd_cli.engine.apart import Kept
 from dpsgd_cli.engine.losses import Loss, cross_entropy
 from dpsgd_cli.engine.settings import LossName, LossSettings, PythonLoss
 from dpsgd_cli.errors import ModelError
@@ -158,13 +157,11 @@ class LossOf:
     """A loss as a training calls it: outputs (R, B, ..., K) and labels (R, B, ...) to (R, B).
 
     `of_arrays`: the label of one example is an array. `clamps`: targets are clamped to [-1, 1], their public bounds.
-    `own`: the function of the user's own, or None.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     of_arrays: bool
     clamps: bool = False
-    own: Callable[..., Any] | None = None
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.function(outputs, labels.clamp(-1, 1) if self.clamps else labels)
@@ -184,7 +181,7 @@ def made(
     """
     if isinstance(settings, PythonLoss):
         own = load_attribute(base / settings.python, settings.function)
-        return LossOf(one_by_one(own, settings.python), of_arrays, clamps, own)
+        return LossOf(one_by_one(own, settings.python), of_arrays, clamps)
     kind: LossName = USUAL[task] if settings is None else settings if isinstance(settings, str) else settings.kind
     of = OUTPUT_LOSSES[kind].of
     return LossOf(lambda outputs, labels: of(outputs, labels, options), of_arrays, clamps)
@@ -226,13 +223,14 @@ def check_apart(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Try a loss for mixing, as a model is tried: on synthetic outputs (R, B, ..., K) and labels (R, B, ...), B > 1.
 
     Each example's number must be the same alone and with others, its gradient zero in all other rows, and two equal
-    calls must agree, and a function of the user's own must keep nothing. Raises ModelError otherwise.
+    calls must agree, and the function keeps nothing. Raises ModelError otherwise.
     """
-    own = [loss.own] if isinstance(loss, LossOf) and loss.own is not None else []
-    before = state.of_code(own)
     with torch.enable_grad():
         given = outputs.detach().clone().requires_grad_()
-        first = loss(given, labels)
+        kept = Kept()
+        with kept:
+            first = loss(given, labels)
+        kept.refuse_kept()
         if first.shape != outputs.shape[:2]:
             raise ModelError(f"model.loss gives numbers of shape {tuple(first.shape)}; one an example is needed")
         again = loss(outputs.flip(1), labels.flip(1)).flip(1)
@@ -245,9 +243,6 @@ def check_apart(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
             slopes[:, row] = 0
             if bool((slopes != 0).any()):
                 raise _mixed("the loss of one example has a gradient in the outputs of another")
-    kept = state.changed(before, state.of_code(own))
-    if kept is not None:
-        raise _mixed(f"{kept} changed in a call, so a later example's loss may depend on this one")
     for other, how in ((again, "in another order"), (alone, "alone"), (twice, "in a second call")):
         if not torch.allclose(first, other, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise _mixed(f"the loss of an example is another one {how}")

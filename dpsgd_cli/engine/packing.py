@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from dpsgd_cli.engine.apart import HOOKED
 from dpsgd_cli.engine.layers import RULES, Described, Layer, Own, Ruled, Session, Tied, rewritten
 from dpsgd_cli.engine.layers.linear import Linear
-from dpsgd_cli.engine.pooling import vectorised
 from dpsgd_cli.engine.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
@@ -54,10 +53,10 @@ class Pack(nn.Module):
     (`precision.py`). `members` are the rules in order of registration; `layers` are the clipping groups: a rule, or
     several that share weights. `trusted`: every module of the model keeps the rows of a batch apart, is known to, and
     has a rule, as the built-in models; so it runs on whole batches, and all trials can share one (B, ...) input without
-    copies. The code of any other model runs on one example at a time (`apart.py`). `findings`: what tests of such a
-    model have tried (`independence.py`).
-    `columns`: the columns of `values` and `sums` that each of `layers` has. `on_sum`: called with the number of a layer
-    whose sums a step has made, if set.
+    copies. The code of any other model runs on one example at a time (`apart.py`). `columns`: the columns of `values`
+    and `sums` that each of `layers` has. `on_sum`: called with the number of a layer whose sums a step has made, if
+    set. `charged_norms`: the L2 norm of one example's part of a sum that each trial's noise is charged for, where a
+    method of a user's own runs.
     """
 
     def __init__(
@@ -72,14 +71,18 @@ class Pack(nn.Module):
         self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
         self._seen: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, nn.Parameter]] = []
         self.trusted = trusted
-        self.findings: Any = None
+        self.charged_norms: list[float] | None = None
         self.on_sum: Callable[[int], None] | None = None
         self.build = build
         sources = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                sources.append(build().to(device=place.device, dtype=place.dtype))
+                made = build()
+            for name, p in made.named_parameters():
+                if p.is_complex():
+                    raise ModelError(f"{name} is complex; keep a real parameter (..., 2) and use torch.view_as_complex")
+            sources.append(made.to(device=place.device, dtype=place.dtype))
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.members: list[Layer] = []
@@ -112,9 +115,6 @@ class Pack(nn.Module):
         rule = rule_for(module, name)
         if rule is not None:
             return self._taken(rule(module, self.session), name)
-        fast = vectorised(module, self.session)
-        if fast is not None:
-            return fast
         if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
             raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
         made = rewritten(module, self.session)
@@ -126,7 +126,7 @@ class Pack(nn.Module):
         }
         if made is None and _has_own(module):
             own = Own(module, self.session, clone)
-            for layer in (own, *(product for products in own.products.values() for product in products)):
+            for layer in (own, *(product for products in own.products.values() for product in products.values())):
                 self._taken(layer, name)
         return clone
 
@@ -362,10 +362,25 @@ def _refuse(module: nn.Module, name: str) -> None:
             " use GroupNorm or LayerNorm instead"
         )
     _refuse_unfinished(module, name)
+    _refuse_hooks(module, name)
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
     if isinstance(module, _RANDOM):
         raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
+
+
+def _refuse_hooks(module: nn.Module, name: str) -> None:
+    """Raise ModelError for hooks of gradients, which no rule would call."""
+    every = nn.modules.module
+    hooks = (module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or every._global_backward_hooks or every._global_backward_pre_hooks:
+        raise ModelError(f"{name}: {HOOKED}; remove the backward hook and write the change into forward()")
+    for own, p in module._parameters.items():
+        if p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks):
+            raise ModelError(
+                f"{name}: {own} has a hook: {HOOKED}; to train only a part of it, make that part a parameter and"
+                " the rest a buffer, and join them in forward()"
+            )
 
 
 def refuse_unfinished(module: nn.Module) -> None:

@@ -159,18 +159,16 @@ class MlpModel(NetworkModel):
 
 
 class CnnModel(NetworkModel):
-    """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
+    """A small convolutional network of Papernot et al. (2021)."""
 
     auto_tunable = True
     kind: Literal["cnn"] = "cnn"
-    layout: Literal["mnist", "cifar10", "scattering-mnist", "scattering-cifar10"] = Field(
-        "mnist", description="Which one; scattering-*: for data.features of kind scattering."
-    )
+    layout: Literal["mnist", "cifar10"] = Field("mnist", description="Which one.")
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
 
     @property
     def layers(self) -> int:
-        return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
+        return {"mnist": 4, "cifar10": 8}[self.layout]
 
 
 class WrnModel(NetworkModel):
@@ -191,24 +189,6 @@ class WrnModel(NetworkModel):
             raise ValueError(
                 f"groups: {self.groups} does not divide the first layer's 16 channels; use 1, 2, 4, 8 or 16"
             )
-        return self
-
-
-class VitModel(NetworkModel):
-    """A small vision transformer."""
-
-    kind: Literal["vit"] = "vit"
-    patch: Count = Field(4, description="Side of the square patches that become tokens, in pixels.")
-    dim: Count = Field(128, description="Width of a token.")
-    depth: Count = Field(4, description="Blocks of attention and two dense layers.")
-    heads: Count = Field(4, description="Attention heads; divides dim.")
-    expansion: Count = Field(2, description="Width of a block's hidden dense layer, in units of dim.")
-    pool: Literal["token", "mean"] = Field("token", description="What is classified: a class token or the mean token.")
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> VitModel:
-        if self.dim % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide dim {self.dim}")
         return self
 
 
@@ -314,6 +294,6 @@ class HuggingFaceModel(OwnModel):
 
 
 Model = Annotated[
-    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel | HuggingFaceModel,
+    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | PythonModel | HuggingFaceModel,
     Field(discriminator="kind"),
 ]

@@ -2,30 +2,21 @@
 
 Covered: buffers of every dtype, frozen parameters, and the plain attributes of every submodule, looked through
 recursively (numbers, text, tensors, arrays, generators, lists, tuples, sets, dicts, and objects by their attributes).
-Also covered: the global generators of torch (CPU and the current GPU), NumPy and `random`; and of the user's own files
-(those that a recipe names, and what they import from the same folders) the globals, the attributes of classes, and the
-default arguments, attributes and closures of functions.
 
-Not found: what code of other folders keeps, files, sockets, threads. Nor what own files keep in objects whose class
-another folder defines (a namespace, a module of torch), in a `functools.partial`, or behind `functools.lru_cache`.
+Not found: what code keeps elsewhere (globals, classes, closures, files, threads).
 """
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from types import FunctionType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.common.plugins import OWN_FILES, own_modules
 from dpsgd_cli.engine.apart import Passes
 from dpsgd_cli.engine.layers import Described, Layer, Session
 
@@ -51,16 +42,6 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     ((bool, int, float, complex, str, bytes, type(None), np.generic, torch.Size), lambda value: value),
 )
 """Kinds of values that are compared whole, and how each is copied."""
-_KEEPING = (
-    *(kind for kinds, _ in _LEAVES[1:] for kind in (kinds if isinstance(kinds, tuple) else (kinds,))),
-    dict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    deque,
-)
-"""Kinds of values of a user's code that may keep something of an example."""
 _OWN = frozenset(
     {
         "source",
@@ -73,6 +54,7 @@ _OWN = frozenset(
         "inputs",
         "gradients",
         "found",
+        "own",
         "_told",
         "parameters_of",
     }
@@ -81,16 +63,9 @@ _OWN = frozenset(
 
 
 def held(model: nn.Module) -> State:
-    """Return copies of all covered state by name: `MODULE.ATTRIBUTE`, `MODULE.ATTRIBUTE[KEY]` or a generator's name."""
-    found: State = {
-        "torch's global generator": torch.get_rng_state(),
-        "NumPy's global generator": pickle.dumps(np.random.get_state()),
-        "the generator of `random`": random.getstate(),
-    }
-    found |= of_code(type(module).forward for module in model.modules() if _is_own(type(module)))
-    if torch.cuda.is_initialized():
-        found["torch's global generator of the GPU"] = torch.cuda.get_rng_state()
-    for name, module in _modules(model):
+    """Return copies of all covered state by name: `MODULE.ATTRIBUTE` or `MODULE.ATTRIBUTE[KEY]`."""
+    found: State = {}
+    for name, module in model.named_modules():
         seen: set[int] = set()
         for kind in ("_buffers", "_parameters"):
             for own, tensor in vars(module)[kind].items():
@@ -99,55 +74,6 @@ def held(model: nn.Module) -> State:
             if own not in ("_modules", "_buffers", "_parameters") and own not in _overwritten(module):
                 found |= _leaves(f"{name}.{own}".strip("."), value, seen)
     return found
-
-
-def of_code(functions: Iterable[Any] = ()) -> State:
-    """Return copies of what the user's own files keep, by name: globals, classes, and what functions carry.
-
-    `functions` are looked at too, with the globals of their files, which a second loading of a file replaces.
-    """
-    spaces = [(f"{Path(str(module.__file__)).name}: ", vars(module)) for module in own_modules()]
-    found: State = {}
-    seen: set[int] = set()
-    for function in functions:
-        space = getattr(function, "__globals__", {})
-        where = f"{Path(str(space.get('__file__', ''))).name}: "
-        spaces.append((where, space))
-        found |= _of_function(f"{where}{getattr(function, '__name__', 'a function')}", function, seen)
-    for where, space in spaces:
-        if id(space) in seen:
-            continue
-        seen.add(id(space))
-        for name, value in list(space.items()):
-            if name.startswith("__"):
-                continue
-            if isinstance(value, FunctionType) and value.__globals__ is space:
-                found |= _of_function(f"{where}{name}", value, seen)
-            elif isinstance(value, type) and value.__module__ == space.get("__name__"):
-                for own, held_by in list(vars(value).items()):
-                    if isinstance(held_by, _KEEPING) and not own.startswith("__"):
-                        found |= _leaves(f"{where}{name}.{own}", held_by, seen)
-                    elif isinstance(held_by, FunctionType):
-                        found |= _of_function(f"{where}{name}.{own}", held_by, seen)
-            elif isinstance(value, _KEEPING) or type(value).__module__ == space.get("__name__"):
-                found |= _leaves(f"{where}{name}", value, seen)
-    return found
-
-
-def _of_function(name: str, function: Any, seen: set[int]) -> State:
-    """Return copies of the default arguments, the attributes and the closure of a function."""
-    cells = []
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not filled yet
-            cells.append(cell.cell_contents)
-    kept = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None), vars(function), cells]
-    return {
-        key: leaf
-        for own in kept
-        for part in (own.values() if isinstance(own, dict) else own or ())
-        if isinstance(part, _KEEPING)
-        for key, leaf in _leaves(name, part, seen).items()
-    }
 
 
 def _overwritten(module: nn.Module) -> frozenset[str]:
@@ -165,15 +91,6 @@ def changed(before: State, after: State) -> str | None:
         if name not in before or name not in after or not _same(before[name], after[name]):
             return name
     return None
-
-
-def _is_own(kind: type) -> bool:
-    return kind.__module__.startswith(OWN_FILES)
-
-
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module with its name."""
-    yield from model.named_modules()
 
 
 def _leaves(name: str, value: Any, seen: set[int]) -> State:

@@ -212,13 +212,6 @@ class Table:
             mask = None if batch.mask is None else batch.mask[:, start : start + most]
             yield self._gather(rows, None if mask is None else torch.as_tensor(mask, device=self.y.device))
 
-    def numbers(self, batch: Batch, start: int, stop: int) -> Tensor:
-        """Return the row numbers (R or 1, B) of the piece start..stop-1 of a batch, on the training device."""
-        if batch.rows is None:
-            first = start + (batch.span or (0, 0))[0]
-            return torch.arange(first, first + stop - start, device=self.y.device)[None]
-        return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
-
     def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the table's row number for each place in `rows`, and the mask without empty places."""
         if self.own is not None:

@@ -6,6 +6,7 @@ Evaluation, checkpoints and results are in `training/loop.py`.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -186,8 +187,13 @@ def _refuse(context: Context) -> None:
 
 
 def own(context: Context) -> Method:
-    """Return the user's own method; RecipeError if the factory returns anything but a `Method`."""
+    """Return the user's own method, whose clipping is checked in every step; RecipeError if it is no `Method`."""
     settings: Any = context.recipes[0].method
+    if all(recipe.privacy is not None for recipe in context.recipes):
+        kinds, layers = [recipe.required_privacy.clipping for recipe in context.recipes], len(context.pack.layers)
+        context.pack.charged_norms = [
+            sys.float_info.max if kind.in_units else kind.norm_bound(layers) for kind in kinds
+        ]
     factory = own_factory(settings, context.base)
     made = factory(context)
     if not isinstance(made, Method):

@@ -82,7 +82,6 @@ class Released:
     - `discovered`: bounds and categories that were released, a line for each column, by trial (R); or empty.
     - `stopped`: None if the whole plan was trained.
     - `measured`: what was released of the held-out records, by trial, if they are private (`data.evaluation`).
-    - `model_tests`: what was `tried` of a user's own model on synthetic rows, and what was `left` out for lack of time.
     """
 
     loaded: SettledRecipe
@@ -102,7 +101,6 @@ class Released:
     stopped: Stopped | None = None
     discovered: Sequence[Sequence[str]] = ()
     measured: Sequence[Measured] = ()
-    model_tests: Row | None = None
 
 
 @dataclass(frozen=True)

@@ -88,14 +88,13 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
         [row | own for row, own in zip(_by_trial(unreleased.metrics, len(seeds)), measured, strict=True)],
     )
     hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
-    tests = {} if released.model_tests is None else {"model_tests": released.model_tests}
     return ResultContent(
         name=released.loaded.recipe.name,
         privacy=_privacy(released, spendings),
         metrics=summarise_columns({**released.metrics, **_columns(claimed)})
         | mark_nonprivate(summarise_columns({**unreleased.metrics, **_columns(measured)})),
         timing=released.timing | mark_nonprivate(unreleased.timing),
-        provenance=provenance.provenance(released.loaded, released.data_sha256, released.device) | hashes | tests,
+        provenance=provenance.provenance(released.loaded, released.data_sha256, released.device) | hashes,
         trials=trials,
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],

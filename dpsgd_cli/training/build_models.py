@@ -1,51 +1,32 @@
 """The model and the tables of a recipe on its device: the model is built once per trial, and checked.
 
-`engine/models.py` builds one model; `engine/independence.py` tests that examples do not affect each other.
+`engine/models.py` builds one model; `engine/independence.py` compares its gradients with those of the module.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib.metadata
-import json
 import math
-import os
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from dpsgd_cli import data
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.common import interrupts
-from dpsgd_cli.common.package_files import cache_folder
-from dpsgd_cli.common.plugins import own_modules
-from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import huggingface, models, output_losses, precision
-from dpsgd_cli.engine.apart import InPlace
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
-from dpsgd_cli.engine.independence import (
-    FAILURES,
-    ModelTests,
-    check_examples_stay_apart,
-    check_outputs,
-    examine,
-    stand_in_rows,
-)
+from dpsgd_cli.engine.independence import FAILURES, check_model, check_outputs, stand_in_rows
 from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error, weighted
 from dpsgd_cli.engine.output_losses import LossOptions
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
@@ -69,18 +50,8 @@ from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.provenance import model_sha256
 from dpsgd_cli.users.run import UnitTable
 from dpsgd_cli.users.settings import Unit
-
-MOST_SECONDS = 30.0
-"""Most seconds for the tests of a user's own model, which are also at most a `SHARE` of the training's time."""
-SHARE = 1 / 20
-LEAST_SECONDS = 2.0
-"""Seconds that the tests may take before any training, however short: a model is tested on batches that could mix."""
-_QUICK = 0.5
-UNKNOWN_SECONDS = 5.0
-"""Seconds for the tests where the length of the training is not known, because no data is read."""
 
 
 def placement(recipe: Recipe, team: Team) -> Placement:
@@ -166,25 +137,20 @@ def make_pack(
 def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> int:
     """Check the model, set it to the recipe's precision, and return the number of rows that it may be given at once.
 
-    Every model must take one clipped step on random rows. A user's own model is also tested in many batches, within a
-    limited time (`pack.findings`), and for the origin of its numbers. Raises ModelError for a model that fails.
+    Every model's gradients are compared with autograd of the module (`engine/independence.py`), and it must take one
+    clipped step on random rows. Numbers of a user's own model must be declared. Raises ModelError if it fails.
     """
     recipe = loaded.recipe
     rows = stand_in_rows(train.input_shape, train.like)
     check_outputs(pack, rows, answer_shape(recipe, outputs, tuple(train.y.shape[1:])))
     _check_loss(pack, loaded, outputs, tuple(train.y.shape[1:]), rows)
     fit = min(recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
-    if isinstance(recipe.model, OwnModel):
-        most = _rows_at_once(recipe, len(train), fit)
-        seconds = _seconds(pack, loaded, train, rows, most)
-        pack.findings = _examined(pack, loaded, train, most, seconds, _origin(loaded, train, outputs, most))
-        if isinstance(recipe.model, PythonModel):
-            build = models.builder(recipe.model, train.input_shape, outputs, loaded.base, recipe.data.inputs)
-            names = models.loaded_names(recipe.model, loaded.base)
-            prefix = "model." if recipe.data.inputs else ""
-            check_declared(build, recipe.model.weights, [prefix + name for name in names])
-    else:
-        check_examples_stay_apart(pack, rows)
+    check_model(pack, train.input_shape, train.like)
+    if isinstance(recipe.model, PythonModel):
+        build = models.builder(recipe.model, train.input_shape, outputs, loaded.base, recipe.data.inputs)
+        names = models.loaded_names(recipe.model, loaded.base)
+        prefix = "model." if recipe.data.inputs else ""
+        check_declared(build, recipe.model.weights, [prefix + name for name in names])
     own = recipe.model.dtype if isinstance(recipe.model, HuggingFaceModel) else None
     dtype = own or recipe.runtime.dtype
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
@@ -219,73 +185,6 @@ def _check_loss(pack: Pack, loaded: LoadedRecipe, outputs: int, label: tuple[int
     output_losses.check_apart(loss_of(loaded.recipe, loaded.base), told[None], labels[None])
 
 
-def _seconds(pack: Pack, loaded: LoadedRecipe, train: Table, rows: Tensor, most: int) -> float:
-    """Return the seconds that the tests of a user's model may take: a share of what the training should take."""
-    recipe, records, label = loaded.recipe, len(train), tuple(train.y.shape[1:])
-    if not records or not isinstance(recipe.epochs, int):
-        return UNKNOWN_SECONDS
-    batch = rows[: min(most, len(rows))]
-    step = _step_seconds(pack, loaded, batch, label)
-    if step < _QUICK:
-        # once more, since a first step takes longer, and on more rows
-        batch = rows.repeat(-(-min(most, 32) // len(rows)), *[1] * (rows.dim() - 1))
-        step = _step_seconds(pack, loaded, batch, label)
-    share = SHARE * recipe.epochs * step * max(records / len(batch), records / most)
-    return min(MOST_SECONDS, max(LEAST_SECONDS, share))
-
-
-def _step_seconds(pack: Pack, loaded: LoadedRecipe, batch: Tensor, label: tuple[int, ...]) -> float:
-    start = time.perf_counter()
-    _check_step(pack, loaded, batch, label)
-    return time.perf_counter() - start
-
-
-def _origin(loaded: LoadedRecipe, train: Table, outputs: int, most: int) -> str:
-    """Return the SHA-256 of what the tests of a model depend on: code, shapes, device and versions."""
-    code = [path.read_bytes() for _, path in sorted(loaded.own_code.items())]
-    imported = sorted({Path(str(module.__file__)) for module in own_modules()})
-    code += [path.read_bytes() if path.is_file() else str(path).encode() for path in imported]
-    ours = [path.read_bytes() for path in sorted(Path(models.__file__).parent.rglob("*.py"))]
-    versions = [(name, _version(name)) for name in ("torch", "transformers", "peft")]
-    shapes = (tuple(train.input_shape), str(train.like.dtype), train.like.device.type, outputs, most)
-    content = [loaded.recipe.model.model_dump(mode="json"), shapes, versions, model_sha256(loaded)]
-    told = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(b"\0".join([*code, *ours, told.encode()])).hexdigest()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _examined(pack: Pack, loaded: LoadedRecipe, train: Table, most: int, seconds: float, origin: str) -> ModelTests:
-    """Test a user's own model, unless all that fits in `seconds` was tried before on the same code, and remember it."""
-    kept = cache_folder() / "model-tests" / f"{origin}.json"
-    try:
-        known = ModelTests(**json.loads(kept.read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        known = ModelTests()
-    if known.tried and (not known.left or known.limit >= seconds):
-        return replace(known, remembered=True)
-    with tqdm(
-        desc=f"testing {loaded.recipe.name}", file=for_bars(), disable=not sys.stderr.isatty(), leave=False
-    ) as bar:
-
-        def say(test: str) -> None:
-            bar.set_postfix_str(test)
-            bar.update()
-
-        found = examine(pack, train.input_shape, train.like, most, seconds, say)
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(found)), "utf-8")
-        part.replace(kept)
-    return found
-
-
 def _check_step(pack: Pack, loaded: LoadedRecipe, rows: Tensor, label: tuple[int, ...]) -> None:
     """Refuse a model that cannot take a clipped step on `rows` (B, ...) with random labels. The sums are dropped."""
     with torch.no_grad(), pack.session.passes.masks.off():
@@ -303,23 +202,11 @@ def _check_step(pack: Pack, loaded: LoadedRecipe, rows: Tensor, label: tuple[int
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
-        if "modified by an inplace operation" in str(error):
-            raise _changed_in_place(pack, rows) from error
         raise ModelError(f"the model runs, but no clipped step can be taken with it: {error}") from error
     finally:
         pack.sums.zero_()
         for layer in pack.layers:
             layer.forget()
-
-
-def _changed_in_place(pack: Pack, rows: Tensor) -> ModelError:
-    """Return an error that names the lines that change tensors in place, of a pass on `rows` (B, ...)."""
-    with torch.no_grad(), pack.session.passes.masks.off(), InPlace() as changes:
-        pack(rows[None])
-    return ModelError(
-        f"{' and '.join(changes.lines) or 'an unknown line'}: a tensor is changed in place after its numbers were used,"
-        " and gradients need them as they were; write h = h + 1 for h += 1, and h = torch.relu(h) for h.relu_()"
-    )
 
 
 def weights_told(loaded: LoadedRecipe) -> list[str]:
@@ -371,14 +258,6 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
     most = max(held, key=lambda name: held[name])
     yield f"  no layer is refused; a step holds about {sum(held.values()):,} numbers per record and trial,"
     yield f"  most of them, {held[most]:,}, for {most or 'the model'}"
-
-
-def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
-    """Return the rows of a trial in one training pass: the batch, else all records, but at most `fit`."""
-    batch = getattr(recipe.method, "batch_size", None) or records or fit
-    unit = recipe.data.unit
-    beside = 1 if unit is None else unit.most_rows // unit.places
-    return max(2, min(batch * beside, fit))
 
 
 def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:

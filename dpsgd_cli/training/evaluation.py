@@ -365,7 +365,6 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
     counted, measured = _timing(trials, span.stop - span.start, length)
     discovered = found_by_trial(member.loaded.recipe.data, dataset.released, range(span.start, span.stop))
     told = dict.fromkeys(warning for found in discovered for warning in found.warnings)
-    tests = context.pack.findings
     released = Released(
         loaded=member.loaded,
         plan=member.plan,
@@ -376,7 +375,6 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
         device=str(context.pack.values.device),
-        model_tests=None if tests is None else {"tried": tests.tried, "left": tests.left},
         epochs=[record.metrics for record in history],
         metrics={name: values[span] for name, values in final.metrics.items()},
         finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),

@@ -15,12 +15,11 @@ from dpsgd_cli.audit import data_neighbours, discovered
 from dpsgd_cli.audit.findings import judged
 from dpsgd_cli.data import discover, preparation
 from dpsgd_cli.data.preparation import private_releases
-from dpsgd_cli.discovery import price
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 
-ALL = ["counts of private columns", "noise of private columns", "a category of one record"]
+ALL = ["counts of private columns", "noise of private columns"]
 
 
 def audited(folder: Path, seed: int | None, adjacency: str = "add-remove", **columns: Any) -> dict[str, bool]:
@@ -53,7 +52,7 @@ def audited(folder: Path, seed: int | None, adjacency: str = "add-remove", **col
 @pytest.mark.parametrize(("seed", "adjacency"), [(0, "add-remove"), (None, "replace-one"), (None, "zero-out")])
 def test_a_sound_release_is_not_refuted(tmp_path: Path, seed: int | None, adjacency: str) -> None:
     found = audited(tmp_path, seed, adjacency)
-    assert {*ALL, f"control of {ALL[1]}", f"control of {ALL[2]}", "preprocessing 0 (discover)"} < set(found)
+    assert {*ALL, f"control of {ALL[1]}", "preprocessing 0 (discover)"} < set(found)
     assert not any(found.values())
 
 
@@ -66,11 +65,6 @@ def test_a_sound_release_of_users_is_not_refuted_and_rows_that_count_in_full_are
     assert not any(audited(tmp_path, 0, unit=USERS).values())
     monkeypatch.setattr(preparation, "shares_of", lambda keys, _: np.ones(len(keys)))
     assert [name for name, refuted in audited(tmp_path, 0, unit=USERS).items() if refuted] == [ALL[0]]
-
-
-def test_without_categories_there_is_no_threshold_to_attack(tmp_path: Path) -> None:
-    found = audited(tmp_path, 0, bounds={"a": "private"}, categorical={"b": ["x", "y"]})
-    assert ALL[2] not in found and not any(found.values())
 
 
 def refuted(folder: Path, seed: int | None) -> list[str]:
@@ -86,19 +80,6 @@ def test_too_little_noise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(noise, "add_noise", less)
     assert ALL[1] in refuted(tmp_path, seed)
-
-
-def test_a_missing_threshold_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price, "threshold", lambda scale, delta, categorical, rows: 1.0)
-    assert refuted(tmp_path, 0) == [ALL[2]]
-
-
-def test_a_threshold_without_the_record_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = price.threshold
-    monkeypatch.setattr(
-        price, "threshold", lambda scale, delta, categorical, rows: 0.8 * whole(scale, delta, categorical, rows)
-    )
-    assert refuted(tmp_path, 0) == [ALL[2]]
 
 
 @pytest.mark.parametrize("counts", ["counts_of_numbers", "counts_of_codes"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from dpsgd_cli.audit.findings import by_p_value, exact_finding, judged
-from dpsgd_cli.audit.parts import largest_correlation
 
 
 def test_a_row_is_refuted_at_what_all_rows_leave_of_the_confidence() -> None:
@@ -26,10 +25,3 @@ def test_forty_rows_of_true_claims_raise_one_alarm_in_twenty() -> None:
 
 def _rows(p_values: np.ndarray) -> list:
     return [by_p_value("C", "", ("", ""), float(p), 0.0) for p in p_values]
-
-
-def test_one_repeated_row_is_found_among_many_and_independent_ones_are_not() -> None:
-    rows = np.random.default_rng(1).standard_normal((60, 100))
-    assert largest_correlation(rows)[1] > 1e-3
-    rows[41] = rows[7]
-    assert largest_correlation(rows)[1] < 1e-12

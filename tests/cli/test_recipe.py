@@ -187,6 +187,7 @@ def test_check_model_says_how_each_layer_is_clipped_and_what_is_refused(folder: 
     for line, how in zip(lines[1:4], ("closed form", "by each example's own gradient", "own gradient"), strict=True):
         assert how in line
     assert "no layer is refused" in lines[4]
+    assert run("check-model", "good.yaml", model % "none", "method={kind: dp-sgd}").exit_code == 0
     wrong = run("check-model", "good.yaml", model % "wrong")
     assert (wrong.exit_code, wrong.stdout.count("REFUSED")) == (2, 1)
     assert "layer '5': BatchNorm1d mixes" in wrong.stderr

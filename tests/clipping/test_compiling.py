@@ -22,7 +22,7 @@ from dpsgd_cli.engine import models
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.settings import CnnModel, MlpModel, VitModel
+from dpsgd_cli.engine.settings import CnnModel, MlpModel
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Examples
 from dpsgd_cli.errors import ModelError, RecipeError
@@ -60,7 +60,6 @@ NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
     "pools": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, 1), nn.ReLU(inplace=True), nn.Flatten(),
                                     nn.Linear(27, 3)), (2, 6, 6)),
     "residual": (residual, (4, 4, 4)),
-    "vit": (built(VitModel(patch=2, dim=6, depth=1, heads=3), (2, 4, 6)), (2, 4, 6)),
     "sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Flatten(), nn.Linear(20, 3)),
                  (5, 3)),
     "fallback": (lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), (4,)),
@@ -88,7 +87,7 @@ def bounds(layers: int, flat: bool) -> Clipping:
         (name, clips)
         for name in NETWORKS
         for clips in ("flat", "per-layer", "none")
-        if clips == "flat" or name not in ("residual", "vit")
+        if clips == "flat" or name != "residual"
     ],
 )
 def test_programs_follow_new_batches_and_new_weights(name: str, clips: str) -> None:
@@ -225,7 +224,7 @@ def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:
     """Tracing binds layers to other tensors for a while."""
-    build, shape = NETWORKS["vit"]
+    build, shape = NETWORKS["residual"]
     pack, other = pack_of(build), pack_of(build)
     Compiled("eager")(pack, batch_of(shape, 4, 0), cross_entropy, None)
     assert not any(layer.inputs or layer.gradients for layer in pack.members)

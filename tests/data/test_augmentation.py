@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dpsgd_cli.data.settings import Augment
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
+from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import numbers
 
@@ -42,7 +44,7 @@ def crops(image: Tensor, crop: int, mode: str) -> list[Tensor]:
 def test_every_copy_is_a_crop_of_its_own_image_and_every_crop_occurs(padding: Any) -> None:
     """18 crops of one pixel, 900 copies each: a crop is missing by chance with probability below 1e-20."""
     x, augment = numbers(2, 3, *SHAPE), make([0, 1], copies=900, crop=1, padding=padding)
-    found = augment(x, torch.tensor([[4, 0, 9]]), step=3).view(2, 900, 3, *SHAPE)
+    found = augment(x, step=3).view(2, 900, 3, *SHAPE)
     for trial in range(2):
         for row in range(3):
             options = torch.stack(crops(x[trial, row], 1, "reflect" if padding == "reflect" else "constant"))
@@ -56,29 +58,51 @@ def test_every_copy_is_a_crop_of_its_own_image_and_every_crop_occurs(padding: An
 
 def test_crop_and_flip_can_be_left_out() -> None:
     x = numbers(1, 2, *SHAPE)
-    assert torch.equal(make([0], copies=2, crop=0, flip=False)(x, torch.arange(2)[None], 0), x.repeat(1, 2, 1, 1, 1))
-    unflipped = make([0], copies=200, crop=1, flip=False)(x[:, :1], torch.zeros(1, 1).long(), 0)[0]
+    assert torch.equal(make([0], copies=2, crop=0, flip=False)(x, 0), x.repeat(1, 2, 1, 1, 1))
+    unflipped = make([0], copies=200, crop=1, flip=False)(x[:, :1], 0)[0]
     options = torch.stack(crops(x[0, 0], 1, "reflect"))
     assert (unflipped[:, None] == options).flatten(2).all(dim=2).nonzero()[:, 1].max() < 9
 
 
 def test_a_trial_sees_the_same_alone_in_any_batch_and_nothing_else_is_the_same() -> None:
     x = numbers(1, 6, *SHAPE)
-    records = torch.tensor([[3, 8, 1, 7, 100, 2]])
-    both = make([5, 9], copies=4)(x, records, 7).view(2, 4, 6, *SHAPE)
-    assert torch.equal(make([9], copies=4)(x, records, 7).view(4, 6, *SHAPE), both[1])
-    part = make([5, 9], copies=4)(x[:, 2:4], records[:, 2:4], 7).view(2, 4, 2, *SHAPE)
+    both = make([5, 9], copies=4)(x, 7).view(2, 4, 6, *SHAPE)
+    assert torch.equal(make([9], copies=4)(x, 7).view(4, 6, *SHAPE), both[1])
+    part = make([5, 9], copies=4)(x[:, 2:4], 7).view(2, 4, 2, *SHAPE)
     assert torch.equal(part, both[:, :, 2:4])
     assert not torch.equal(both[0], both[1])
-    assert not torch.equal(make([5, 9], copies=4)(x, records, 8).view_as(both), both)
-    assert not torch.equal(make([5, 9], copies=4)(x, records + 1, 7).view_as(both), both)
+    assert not torch.equal(make([5, 9], copies=4)(x, 8).view_as(both), both)
+
+
+def test_no_other_records_copies_move_when_a_record_comes_goes_or_is_replaced() -> None:
+    """The crops of a record follow its content: never its place among the others, whatever the key."""
+    x, augment = numbers(1, 6, *SHAPE), make([5], copies=4)
+    whole = augment(x, 7).view(4, 6, *SHAPE)
+    assert torch.equal(augment(x[:, 1:], 7).view(4, 5, *SHAPE), whole[:, 1:])
+    changed = x.clone()
+    changed[0, 0] = 0.5
+    assert torch.equal(augment(changed, 7).view(4, 6, *SHAPE)[:, 1:], whole[:, 1:])
+    assert torch.equal(augment(x.flip(1), 7).view(4, 6, *SHAPE), whole.flip(1))
+
+
+def test_the_sum_over_a_table_moves_by_one_record_alone() -> None:
+    """Through the batches of a training, from tables with and without their first row."""
+    x = numbers(1, 6, *SHAPE)[0].float()
+
+    def copies(rows: Tensor) -> Tensor:
+        table = Table.load(rows.numpy(), np.zeros(len(rows)), False, CPU, torch.float32)
+        augment = Augmentation(Augment(crop=2, copies=3), [SeededStreams(1)], SHAPE)
+        pieces = [augment(x, 4).view(3, -1, *SHAPE) for x, _, _ in table.chunks(Batch(None, None), 4)]
+        return torch.cat(pieces, 1)
+
+    assert torch.equal(copies(x)[:, 1:], copies(x[1:]))
 
 
 def test_unseeded_trials_differ() -> None:
     """Two equal sets of 24 crops out of 50 have probability 50^-24."""
     x = numbers(1, 6, *SHAPE)
     augment = Augmentation(Augment(copies=4, crop=2), [SecureStreams(), SecureStreams()], SHAPE)
-    one, other = augment(x, torch.arange(6)[None], 0)
+    one, other = augment(x, 0)
     assert not torch.equal(one, other)
 
 
@@ -129,7 +153,7 @@ def slow(x: Tensor, y: Tensor, mask: Tensor, bound: float) -> Tensor:
 def test_the_mean_over_copies_is_clipped(bound: float, copies: int) -> None:
     images, y = numbers(2, 4, *SHAPE), torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]])
     mask = torch.tensor([[True, True, False, True], [True] * 4])
-    x = make([0, 1], copies=copies, crop=2)(images, torch.arange(4)[None], 0)
+    x = make([0, 1], copies=copies, crop=2)(images, 0)
     pack = Pack(network, [0, 1], Placement(CPU, torch.float64))
     seen = Diagnostics(2, CPU)
     clipping = Clipping(torch.full((1, 2), bound, dtype=torch.float64))

@@ -1,19 +1,23 @@
-"""Models that let one example touch another between their layers, and models that only seem to."""
+"""Models whose gradients would not be those of the module as it was written, and models that only seem so."""
 
 from __future__ import annotations
 
-import itertools
-import time
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.engine import independence
+from dpsgd_cli.engine.apart import _Operations
+from dpsgd_cli.engine.layers import Linear
+from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError
+from tests.engine.conftest import Case
 
 PLACE = Placement(torch.device("cpu"))
 
@@ -67,15 +71,6 @@ class FrozenRecurrent(Model):
         return y
 
 
-class SortedByLength(Model):
-    """Sorts rows by their sum, runs a layer, and puts them back: every output is right, every layer's rows are not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = x.sum(1).argsort(descending=True)
-        y: Tensor = self.last(torch.tanh(self.first(x[order]))[order.argsort()])
-        return y
-
-
 class Remembering(Model):
     """Subtracts a running mean of everything it saw."""
 
@@ -86,138 +81,31 @@ class Remembering(Model):
         return x - self.mean
 
 
-class OtherCalls(Model):
-    """Uses a layer once more when rows are many."""
-
-    def between(self, x: Tensor) -> Tensor:
-        return self.first(x) if len(x) > 3 else x
-
-
 MIXING: dict[str, Build] = {
     "centred": made(before=lambda x: x - x.mean(0)),
     "centred late": CentredLate,
     "slightly centred": made(between=lambda x: x - 1e-6 * x.mean(0)),
     "sums from the first row on": made(between=lambda x: x.cumsum(0)),
     "recurrent": FrozenRecurrent,
-    "sorted": SortedByLength,
-    "reversed": made(before=lambda x: x.flip(0), between=lambda x: x.flip(0)),
+    "reversed": made(before=lambda x: x.flip(0)),
     "steps at the median": made(between=lambda x: x + (x > x.median(0)[0]).to(x)),
     "remembering": Remembering,
     "divided by the number of rows": made(before=lambda x: x / len(x)),
     "softmax over examples": made(between=lambda x: torch.softmax(x, dim=0)),
     "random": made(between=nn.functional.dropout),
-    "other calls": OtherCalls,
 }
 
 
 @pytest.mark.parametrize("model", MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
 def test_models_that_mix_examples_are_refused(model: Build, seeds: list[int]) -> None:
+    """Also a millionth of the batch's mean, and a layer that starts at zero; the weights are put back."""
     pack = Pack(model, seeds, PLACE)
     before = pack.values.clone()
     with pytest.raises(ModelError, match=r"mixes examples.*over the batch axis"):
-        independence.check_examples_stay_apart(pack, independence.stand_in_rows((6,), pack.values))
-    assert torch.equal(pack.values, before), "the weights are put back"
-    assert not pack.session.recording and not any(layer.inputs for layer in pack.members)
-
-
-class GradientsByNorm(Model):
-    """Clips what flows back, of all examples together."""
-
-    def between(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x.register_hook(lambda d: d * (1 / d.norm()).clamp(max=1))
-        return x
-
-
-class Observed(Model):
-    """Divides by the largest number that it ever saw: it has seen it before it is looked at."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.tensor(0.0))
-
-    def before(self, x: Tensor) -> Tensor:
-        self.seen = torch.maximum(self.seen, x.detach().abs().max())
-        return x / self.seen.clamp_min(1e-6)
-
-
-class Averaging(Observed):
-    """Keeps a mean for later and uses it nowhere yet."""
-
-    def before(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.seen.mul_(0.9).add_(x.mean(), alpha=0.1)
-        return x
-
-
-BY_SIZE: dict[str, Build] = {
-    "by the largest": made(before=lambda x: x / (x.abs().max() + 1e-8)),
-    "by the largest of columns": made(before=lambda x: x / x.amax(0)),
-    "by the range": made(before=lambda x: (x - x.min()) / (x.max() - x.min())),
-    "without outliers": made(before=lambda x: x.clamp(max=x.quantile(0.9))),
-    "quantised": made(before=lambda x: (x / x.abs().max() * 127).round()),
-    "numbers up to 255 or fractions, as the batch looks": made(before=lambda x: torch.where(x.max() > 1.5, x / 255, x)),
-    "nothing outside of [0, 1]: the table has as many rows": made(
-        before=lambda x: x / x.max() + torch.zeros(2).index_select(0, x.flatten().ceil().long())[0]
-    ),
-    "scaled where far": made(before=lambda x: torch.where(x.abs().max() > 1000, x / 1000, x)),
-    "the mean where a number is missing": made(before=lambda x: torch.where(x.isnan(), x.nanmean(0), x)),
-    "gradients by their norm": GradientsByNorm,
-    "observed": Observed,
-    "averaging": Averaging,
-}
-
-
-def check_all(pack: Pack, shape: tuple[int, ...]) -> independence.ModelTests:
-    """What a user's model is put to (`training/build_models.py`), with time enough for all tests."""
-    return independence.examine(pack, shape, pack.values, 20, 1e9, lambda told: None)
-
-
-@pytest.mark.parametrize("model", BY_SIZE.values(), ids=BY_SIZE)
-def test_models_that_look_at_sizes_across_a_batch_are_refused(model: Build) -> None:
-    """Zeros and ones alone do not show it: all their rows have one largest number."""
-    with pytest.raises(ModelError, match="mixes examples"):
-        check_all(Pack(model, [0, 1], PLACE), (6,))
-
-
-def ghost(group: int, part: float = 1.0) -> Build:
-    """Normalises whole groups of examples, as ghost normalisation does; what is left over is let through."""
-
-    def between(x: Tensor) -> Tensor:
-        whole = x[: len(x) // group * group].view(-1, group, 6)
-        return torch.cat([(whole - part * whole.mean(1, keepdim=True)).view(-1, 6), x[whole.shape[0] * group :]])
-
-    return made(between=between)
-
-
-GROUPS: dict[str, Build] = {
-    **{f"groups of {size}": ghost(size) for size in (8, 16, 61, 128)},
-    "groups of 8, less than rounding: only the gradient tells": ghost(8, 1e-6),
-    "only in the recipe's batch": made(before=lambda x: x - x.mean(0) if len(x) == 600 else x),
-    "by place among four": made(before=lambda x: x * (1 + (torch.arange(len(x)) % 4 == 3).to(x)).unsqueeze(1)),
-    "the last of at least 30 reaches the first, without a gradient": made(
-        between=lambda x: torch.cat([x[:1] + x.detach()[-1:] * 1e-3 * (len(x) >= 30), x[1:]])
-    ),
-}
-
-
-@pytest.mark.parametrize("model", GROUPS.values(), ids=GROUPS)
-def test_models_that_mix_groups_of_a_batch_are_refused(model: Build) -> None:
-    pack = Pack(model, [0], PLACE)
-    before = pack.values.clone()
-    with pytest.raises(ModelError, match="mixes examples"):
-        independence.check_batches(pack, independence.stand_in_rows((6,), pack.values), 600)
+        independence.check_model(pack, (6,), pack.values)
     assert torch.equal(pack.values, before)
-
-
-def test_every_two_places_of_a_small_batch_are_separated_either_way() -> None:
-    parts = torch.stack(list(independence._parts(61, torch.Generator())))
-    for one in range(61):
-        apart = (parts[:, [one]] & ~parts).any(dim=0)
-        assert apart.sum() == 60 and not apart[one]
+    assert not pack.session.recording and not any(layer.inputs for layer in pack.members)
 
 
 class Constant(Model):
@@ -232,7 +120,7 @@ class Constant(Model):
 
 ASKING: dict[str, Build] = {
     "if": made(before=lambda x: x / 255 if x.max() > 1e6 else x),
-    "equal": made(between=lambda x: x if torch.equal(x, x.sort(0)[0]) else 2 * x),
+    "equal": made(between=lambda x: x if torch.equal(x, x.sort(1)[0]) else 2 * x),
     "array": made(before=lambda x: x / 255 if x.detach().cpu().numpy().max() > 1e6 else x),
     "data": made(before=lambda x: x / 255 if x.data.max() > 1e6 else x),
     "allclose": made(between=lambda x: 2 * x if torch.allclose(x, torch.zeros_like(x)) else x),
@@ -247,7 +135,7 @@ def test_a_model_that_asks_for_a_number_of_its_input_is_refused(model: Build) ->
     with pytest.raises(
         ModelError, match=r"line \d+ of test_independence.py \(`.*asks for a number of its input.*torch\.where"
     ):
-        independence.examine(pack, (6,), pack.values, 20, 0.0, lambda told: None)
+        independence.check_model(pack, (6,), pack.values)
 
 
 ONE_HOT = made(between=lambda x: nn.functional.one_hot(x.argmax(-1), 6).to(x))
@@ -255,11 +143,16 @@ ONE_HOT = made(between=lambda x: nn.functional.one_hot(x.argmax(-1), 6).to(x))
 
 @pytest.mark.parametrize("model", [Constant, ONE_HOT])
 def test_a_model_may_ask_for_its_own_numbers(model: Build) -> None:
-    check_all(Pack(model, [0], PLACE), (6,))
+    independence.check_model(Pack(model, [0], PLACE), (6,), torch.empty(0))
 
 
-def test_whole_numbers_are_not_spread() -> None:
-    assert independence.spread_rows((3,), torch.zeros(1, dtype=torch.long)) == []
+class SortedByLength(Model):
+    """Sorts rows by their sum, runs a layer, and puts them back: every example alone is itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x.sum(1).argsort(descending=True)
+        y: Tensor = self.last(torch.tanh(self.first(x[order]))[order.argsort()])
+        return y
 
 
 class Attention(nn.Module):
@@ -283,14 +176,14 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("build", [Model, Attention, cnn])
+@pytest.mark.parametrize("build", [Model, Attention, cnn, SortedByLength])
 @pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_models_that_keep_examples_apart_pass(build: Any, seeds: list[int], dtype: torch.dtype) -> None:
     pack = Pack(build, seeds, Placement(torch.device("cpu"), dtype))
     rows = independence.stand_in_rows((6,), pack.values)
     independence.check_outputs(pack, rows, (2,))
-    check_all(pack, (6,))
+    independence.check_model(pack, (6,), pack.values)
 
 
 def test_a_wide_deep_network_passes_in_float32() -> None:
@@ -301,21 +194,7 @@ def test_a_wide_deep_network_passes_in_float32() -> None:
         return nn.Sequential(nn.Linear(200, 300), *hidden, nn.Linear(300, 10))
 
     pack = Pack(build, [0, 1], PLACE, trusted=True)
-    check_all(pack, (200,))
-
-
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(2, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.table(x.long()).mean(1))
-        return y
-
-
-def test_a_model_of_tokens_passes() -> None:
-    check_all(Pack(Tokens, [0, 1], PLACE), (5,))
+    independence.check_model(pack, (200,), pack.values)
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (60,), (3, 32, 32)])
@@ -370,7 +249,7 @@ def test_a_layer_whose_first_axis_is_not_the_batch_passes(build: Build, trials: 
     """Also where that axis happens to be as long as the batch: 4 positions, 4 rows."""
     pack = Pack(build, list(range(trials)), PLACE)
     size = 24 if build is TimeFirst else 6
-    independence.check_examples_stay_apart(pack, independence.stand_in_rows((size,), pack.values))
+    independence.check_model(pack, (size,), pack.values)
 
 
 def test_a_parameter_that_a_closure_keeps_is_refused() -> None:
@@ -381,13 +260,7 @@ def test_a_parameter_that_a_closure_keeps_is_refused() -> None:
         return made
 
     with pytest.raises(ModelError, match="used outside of the module that holds it"):
-        independence.check_first(Pack(build, [0], PLACE), independence.stand_in_rows((6,), torch.empty(0)))
-
-
-def test_the_least_test_finds_a_millionth_of_a_mean() -> None:
-    pack = Pack(made(between=lambda x: x - 1e-6 * x.mean(0)), [0], PLACE)
-    with pytest.raises(ModelError, match="the loss of one example has a gradient in the rows of others"):
-        independence.check_first(pack, independence.stand_in_rows((6,), torch.empty(0)))
+        independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
 
 
 def masked(x: Tensor) -> Tensor:
@@ -398,29 +271,244 @@ def masked(x: Tensor) -> Tensor:
 
 def test_a_question_whose_answer_does_not_matter_is_allowed() -> None:
     pack = Pack(made(before=masked), [0], PLACE)
-    assert check_all(pack, (6,)).left == []
+    independence.check_model(pack, (6,), pack.values)
     (line,) = pack.session.passes.asked
     assert line.endswith("test_independence.py (`return x if mask.all() else torch.where(mask, x, 0.0)`)")
 
 
-def test_tests_end_in_time_and_say_what_they_left_out() -> None:
-    """The first test is made however short the time is."""
-    pack, told = Pack(Model, [0], PLACE), list[str]()
-    found = independence.examine(pack, (6,), pack.values, 20, 0.0, told.append)
-    assert found.tried == told == ["two rows, alone and together"]
-    assert "every row replaced" in found.left and "a batch of 20" in found.left
-    assert check_all(pack, (6,)).tried == [*found.tried, *found.left]
+def hooked(change: Callable[[Any], object]) -> Build:
+    def build() -> nn.Module:
+        made = Model()
+        change(made)
+        return made
+
+    return build
 
 
-def test_a_busy_machine_tries_as_much_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock on the wall runs on, by an hour between two looks at it, and the limit is a minute."""
-    hours = itertools.count(step=3600.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(hours))
-    found = independence.examine(Pack(Model, [0], PLACE), (6,), torch.zeros(1), 20, 60.0, lambda told: None)
-    assert not found.left and "batches of 8" in found.tried and found.seconds < 60
+def reversing(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda d: -d)
+    return x
 
 
-def test_rows_that_a_model_does_not_run_on_are_not_said_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(independence, "runs_on", lambda pack, rows: False)
-    found = check_all(Pack(Model, [0], PLACE), (6,))
-    assert "batches of 8" in found.tried and "rows of fractions" not in [*found.tried, *found.left]
+def through_the_graph(x: Tensor) -> Tensor:
+    if x.grad_fn is not None:
+        x.grad_fn.register_hook(lambda given, found: (-given[0],))
+    return x
+
+
+HOOKS: dict[str, tuple[Build, str]] = {
+    "of a parameter": (hooked(lambda m: m.first.weight.register_hook(lambda d: d * 0)), "'first': weight has a hook"),
+    "after a parameter's sum": (
+        hooked(lambda m: m.first.bias.register_post_accumulate_grad_hook(lambda p: None)), "'first': bias has a hook"),
+    "of a module": (hooked(lambda m: m.last.register_full_backward_hook(lambda m, d, e: None)), "layer 'last': a hook"),
+    "before a module": (hooked(lambda m: m.register_full_backward_pre_hook(lambda m, d: None)), "the model: a hook"),
+    "of a tensor": (made(between=reversing), r"line \d+ of test_independence.py \(`x.register_hook"),
+    "of the graph": (made(between=through_the_graph), r"line \d+ of test_independence.py \(`if x.grad_fn"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "named"), HOOKS.values(), ids=HOOKS)
+def test_hooks_of_gradients_are_refused_by_name(build: Build, named: str) -> None:
+    with pytest.raises(ModelError, match=rf"{named}.*changes gradients after they were computed"):
+        independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
+
+
+def test_hooks_of_all_modules_are_refused() -> None:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda m, d, e: None)
+    try:
+        with pytest.raises(ModelError, match="a hook changes gradients"):
+            Pack(Model, [0], PLACE)
+    finally:
+        handle.remove()
+
+
+def test_complex_parameters_are_refused() -> None:
+    def build() -> nn.Module:
+        made = Model()
+        made.phase = nn.Parameter(torch.ones(6, dtype=torch.complex64))
+        return made
+
+    with pytest.raises(ModelError, match=r"phase is complex; .* torch.view_as_complex"):
+        Pack(build, [0], PLACE)
+
+
+class Halved(torch.autograd.Function):
+    """Half of a gradient where code runs under vmap, and all of it elsewhere: an operation with a false gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.share = 0.5 if torch._C._functorch.maybe_current_level() is not None else 1.0
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        return d * ctx.share
+
+
+def test_a_gradient_that_is_not_the_modules_is_refused() -> None:
+    pack = Pack(made(between=Halved.apply), [0], PLACE)
+    with pytest.raises(ModelError, match=r"first.weight: one example's gradient is 50.0% off"):
+        independence.check_model(pack, (6,), pack.values)
+
+
+def test_a_norm_below_the_truth_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Linear.square_norms
+    monkeypatch.setattr(Linear, "square_norms", lambda layer: true(layer) * 0.9)
+    pack = Pack(Model, [0], PLACE)
+    with pytest.raises(ModelError, match="and clipping would take it for"):
+        independence.check_model(pack, (6,), pack.values)
+
+
+class Table(nn.Module):
+    """Looks tokens up in `table(self)`, a table that it computes from its own, with `options`."""
+
+    def __init__(self, table: Callable[[Any], Tensor], height: int, **options: Any) -> None:
+        super().__init__()
+        self.table, self.options = table, options
+        self.weight, self.low = nn.Parameter(torch.randn(height, 3)), nn.Parameter(torch.randn(height, 1))
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.tanh(F.embedding(x.long(), self.table(self), **self.options)).sum(1))
+        return y
+
+
+class Own(nn.Embedding):
+    """An embedding whose code looks up with options of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.embedding(x.long(), self.weight, padding_idx=2)
+
+
+TABLES: dict[str, Callable[[Any], Tensor]] = {
+    "own": lambda m: m.weight,
+    "scaled": lambda m: 2 * m.weight,
+    "normalised": lambda m: F.normalize(m.weight, dim=1),
+    "low rank added": lambda m: m.weight + m.low.expand(-1, 3),
+}
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2, 5, -1])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_tables_that_a_model_computes_leave_padding_out_for_every_example(table: Any, padding: int | None) -> None:
+    """The first row has no padding token 2, 5 or 6, the others have; torch's vmap masks the first row's only."""
+    x = torch.tensor([[[0, 1, 3], [5, 2, 6], [6, 0, 2], [2, 2, 5]]])
+    torch.manual_seed(0)
+    model = Table(table, 7, padding_idx=padding)
+    Case(lambda: copy.deepcopy(model), x, torch.zeros(1, 4), norms=(0.5,)).check()
+    independence.check_model(Pack(lambda: copy.deepcopy(model), [0], PLACE), (3,), x)
+
+
+def test_a_subclass_of_an_embedding_has_the_options_of_its_code() -> None:
+    x = torch.tensor([[[0, 1, 3], [2, 2, 1]]])
+    model = nn.Sequential(Own(4, 3, padding_idx=1), nn.Flatten(), nn.Linear(9, 2))
+    Case(lambda: copy.deepcopy(model), x, torch.zeros(1, 2), norms=(0.5,)).check()
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_lookups_that_depend_on_the_batch_are_refused(option: Any) -> None:
+    with pytest.raises(ModelError, match="max_norm and scale_grad_by_freq have no private rule"):
+        Pack(lambda: Table(TABLES["own"], 4, **option), [0], PLACE)(torch.zeros(1, 2, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("padding", [2, 5, -1])
+def test_a_false_gradient_of_some_tokens_is_found(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
+    """With torch's own rule for `padding_idx`, rows with tokens 0 and 1 are right, and those with padding are not."""
+    monkeypatch.setattr(_Operations, "_embedding", lambda self, *given, **options: F.embedding(*given, **options))
+    pack = Pack(lambda: Table(TABLES["scaled"], 7, padding_idx=padding), [0], PLACE)
+    with pytest.raises(ModelError, match=r"weight: one example's gradient is .* off"):
+        independence.check_model(pack, (12,), torch.empty(0))
+
+
+@pytest.mark.parametrize("like", [torch.empty(0), torch.empty(0, dtype=torch.long)])
+def test_rows_are_of_the_whole_vocabulary(like: Tensor) -> None:
+    pack = Pack(lambda: Table(TABLES["own"], 9, padding_idx=7), [0], PLACE)
+    rows = independence.Written(pack).rows((40,), like)
+    assert set(rows.unique().tolist()) == set(range(9))
+
+
+def test_a_padding_token_of_a_large_vocabulary_is_in_more_than_the_first_row() -> None:
+    """It would be in a row of 16 random tokens with probability 2e-4."""
+    pack = Pack(lambda: Table(TABLES["own"], 90_000, padding_idx=70_000), [0], PLACE)
+    rows = independence.Written(pack).rows((16,), torch.empty(0))
+    assert bool((rows == 70_000).any(dim=1).all())
+
+
+def test_named_arrays_have_tokens_of_their_own() -> None:
+    """A mask stays a mask, where a larger number would do no harm; words are of the whole vocabulary."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(11, 3), nn.Linear(3, 2)
+
+        def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+            y: Tensor = self.last((self.table(words) * mask.unsqueeze(-1)).sum(1))
+            return y
+
+    shapes = {"mask": (30,), "words": (30,)}
+    pack = Pack(lambda: NamedInputs(Words(), shapes, frozenset(shapes)), [0], PLACE)
+    mask, words = independence.Written(pack).rows((60,), torch.empty(0)).split(30, dim=1)
+    assert set(mask.unique().tolist()) == {0.0, 1.0} and set(words.unique().tolist()) == set(range(11))
+    independence.check_model(pack, (60,), torch.empty(0))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (lambda x: torch.select_scatter(x, x[:, 0], 1, 1), "select_scatter has no gradient of one example"),
+        (lambda x: x.select_scatter(2 * x[:, 0], 1, 1), "select_scatter has no gradient of one example"),
+    ],
+)
+def test_functions_with_a_wrong_gradient_are_refused(code: Any, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        independence.check_model(Pack(made(between=code), [0], PLACE), (6,), torch.empty(0))
+
+
+def test_a_model_that_names_float32_is_tested_in_float64() -> None:
+    """Otherwise a millionth of a mean could not be told from rounding."""
+    pack = Pack(made(between=lambda x: x.float() - 1e-6 * x.mean(0).float()), [0], PLACE)
+    with pytest.raises(ModelError, match="an example's outputs change with the batch around it"):
+        independence.check_model(pack, (6,), pack.values)
+
+
+def test_a_model_that_does_not_run_in_float64_is_tested_in_float32() -> None:
+    def failing(x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("no float64")
+        return x
+
+    pack = Pack(made(between=failing), [0], PLACE)
+    independence.check_model(pack, (6,), pack.values)
+
+
+BANK: list[Tensor] = []
+
+
+def keeping() -> Build:
+    held: list[Tensor] = []
+
+    def between(x: Tensor) -> Tensor:
+        held.append(x.detach())
+        return x
+
+    return made(between=between)
+
+
+def kept_raw(x: Tensor) -> Tensor:
+    BANK.append(x)
+    return x
+
+
+@pytest.mark.parametrize("build", [keeping(), made(before=kept_raw)], ids=["closure", "global"])
+def test_a_tensor_that_is_kept_anywhere_is_refused(build: Build) -> None:
+    """Nothing of it changes an output, now; torch would take it for the next pass's examples."""
+    with pytest.raises(ModelError, match="a tensor is kept after the pass that computed it"):
+        independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
+    BANK.clear()

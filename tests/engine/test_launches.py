@@ -15,12 +15,10 @@ from dpsgd_cli.clipping import run as clipping
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine import digits
 from dpsgd_cli.engine.chacha import ChaCha
-from dpsgd_cli.engine.independence import check_examples_stay_apart, check_first, check_size, stand_in_rows
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d, conv
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import WORTH_A_KEYSTREAM, SecureStreams
-from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import Of, weighted_output
 from tests.engine.elsewhere import installed
 
@@ -193,28 +191,3 @@ def test_a_small_draw_of_noise_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         SecureStreams().normal("noise", 0, room)
         named, sent = dict(rule.named), rule.sent
     assert named == {"copy_": 1} and sent == 8 * (WORTH_A_KEYSTREAM - 1)
-
-
-@pytest.mark.parametrize("trusted", [False, True], ids=["own code", "built in"])
-def test_the_check_of_a_model_stays_on_its_device(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No activation, gradient or weight goes to the host: only answers, at most one for each comparison of tensors.
-
-    A model that mixes examples is refused there as on the host.
-    """
-
-    def mixed() -> nn.Module:
-        return Of(lambda m, x: m.last((x - x.mean(0)).tanh()), last=nn.Linear(6, 3))
-
-    with installed(monkeypatch) as rule:
-        build = (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))) if trusted else own_code
-        pack = made(build, 1, GPU, trusted)
-        rows = stand_in_rows((6,), torch.zeros(1, device="cuda"))
-        rule.fetched = rule.ran = rule.waits = 0
-        check_first(pack, rows)
-        check_examples_stay_apart(pack, rows)
-        check_size(pack, rows, 8)
-        fetched, asked = rule.fetched, rule.waits / rule.ran
-        with pytest.raises(ModelError, match="mixes examples"):
-            check_first(made(mixed, 1, GPU, False), rows)
-    assert fetched == 0
-    assert asked < 0.1

@@ -297,15 +297,13 @@ def test_a_model_trains_with_its_dropout_and_a_leak_in_it_is_refused(name: str) 
     build, kind = MODELS[name]
     x = rows_of(kind, name)
     x = x[0] if kind == "tokens" else x[0].float()
-    pack = Pack(build, [0], Placement(CPU))
-    independence.check_first(pack, x)
-    independence.check_questions(pack, x)
+    independence.check_model(Pack(build, [0], Placement(CPU)), tuple(x.shape[1:]), x)
 
     def leaking() -> nn.Module:
         return Leak(build())
 
     with pytest.raises(ModelError, match="mixes examples"):
-        independence.check_first(Pack(leaking, [0], Placement(CPU)), x)
+        independence.check_model(Pack(leaking, [0], Placement(CPU)), tuple(x.shape[1:]), x)
 
 
 class Leak(nn.Module):
@@ -329,7 +327,7 @@ def test_what_lies_behind_the_rules_is_refused() -> None:
 
     x = rows_of("tokens")
     with pytest.raises((ModelError, AttributeError), match=r"used outside of the module|may not be used"):
-        independence.check_first(Pack(used, [0], Placement(CPU)), x[0])
+        independence.check_model(Pack(used, [0], Placement(CPU)), (LENGTH,), x)
 
 
 @NEEDS

@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
     "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy", "evaluation": "public"}},
     "augmented": {
         "data": {"name": "digits", "split": {"test": 0.97}, "augment": {"copies": 2, "crop": 1}},
-        "model": {"kind": "vit", "patch": 4, "dim": 4, "depth": 1, "heads": 2},
+        "model": {"kind": "mlp", "hidden": [4]},
     },
     "single": CONVEX
     | {

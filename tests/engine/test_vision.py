@@ -10,20 +10,16 @@ import torch
 from torch import nn
 
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.independence import check_examples_stay_apart, stand_in_rows
+from dpsgd_cli.engine.independence import check_model
 from dpsgd_cli.engine.layers import Own
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.settings import CnnModel, VitModel, WrnModel
+from dpsgd_cli.engine.settings import CnnModel, WrnModel
 from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import Case, numbers
 
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
     "wrn": (WrnModel(depth=10, width=1, groups=4), (2, 8, 8)),
-    "vit-token": (VitModel(patch=2, dim=6, depth=2, heads=3), (2, 4, 6)),
-    "vit-mean": (VitModel(patch=2, dim=4, depth=1, heads=2, pool="mean"), (1, 4, 4)),
     "cnn-cifar10": (CnnModel(layout="cifar10"), (1, 8, 8)),
-    "cnn-scattering-cifar10": (CnnModel(layout="scattering-cifar10"), (3, 4, 4)),
-    "cnn-scattering-mnist": (CnnModel(layout="scattering-mnist"), (3, 3, 3)),
 }
 
 
@@ -49,7 +45,7 @@ def test_every_layer_has_a_rule_of_its_own_and_keeps_examples_apart(name: str) -
     settings, shape = SMALL[name]
     pack = Pack(lambda: build(settings, shape), [0, 1], Placement(torch.device("cpu")), trusted=True)
     assert not any(isinstance(layer, Own) for layer in pack.layers)
-    check_examples_stay_apart(pack, stand_in_rows(shape, torch.zeros(())))
+    check_model(pack, shape, torch.zeros(()))
 
 
 def test_published_sizes() -> None:
@@ -75,20 +71,13 @@ def test_a_model_that_is_given_no_image_says_so(name: str) -> None:
         build(SMALL[name][0], (5,))
 
 
-def test_patches_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"model\.patch: 4 does not divide images of 8 x 6"):
-        build(VitModel(), (1, 8, 6))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"kind": "wrn", "depth": 20}, "depth: 20 is not 4 more than a multiple of 6; try 22"),
         ({"kind": "wrn", "groups": 3}, "groups: 3 does not divide"),
-        ({"kind": "vit", "heads": 5}, "heads: 5 does not divide dim 128"),
     ],
 )
 def test_sizes_that_fit_no_model_are_refused(settings: dict[str, Any], message: str) -> None:
-    kinds: dict[str, Any] = {"wrn": WrnModel, "vit": VitModel}
     with pytest.raises(ValueError, match=message):
-        kinds[settings["kind"]].model_validate(settings)
+        WrnModel.model_validate(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,6 @@ from scipy.stats import norm
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.audit.choices import FloatNoise
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.descriptor import plan_for
@@ -36,7 +36,24 @@ from dpsgd_cli.methods.pate.votes import (
     max_renyi,
     threshold_renyi,
 )
+from dpsgd_cli.noise.run import laplace_of
 from dpsgd_cli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class FloatNoise:
+    """Floating-point noise on votes: fast, for attacks only."""
+
+    random: np.random.Generator
+
+    def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
+        del purpose
+        scale = mechanism.noise_multiplier * mechanism.sensitivity
+        return np.asarray(exact + scale * self.random.standard_normal(exact.shape))
+
+    def laplace(self, purpose: str, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int) -> np.ndarray:
+        del purpose, changed
+        return np.asarray(exact + sensitivity / epsilon * laplace_of(self.random.standard_normal((*exact.shape, 4))))
 
 
 def votes(*counts: int, classes: int = 10) -> np.ndarray:

@@ -12,7 +12,6 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.audit.outputs import off_grid
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.noise import run as noise
@@ -24,6 +23,16 @@ from tests.noise.test_price import KINDS, made, matrix
 CPU = torch.device("cpu")
 GRID = Grid.of(100, 1000, [1.5])
 LEAST = 1e-6
+
+
+def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
+    """Return the distances of numbers from (k + 1/2) `step`, in steps, 0 to 1/2.
+
+    Numbers beyond 2^47 steps are left out.
+    """
+    places = np.asarray(released / step, dtype=np.float64).ravel()
+    places = places[np.abs(places) < 2.0**47] - 0.5
+    return np.abs(places - np.rint(places))
 
 
 def released(sums: list[float], fresh: list[int], scale: float = 1.5, grid: Grid = GRID) -> list[float]:

@@ -15,7 +15,7 @@ from dpsgd_cli.common.yaml_tree import SourceLocation, from_plain, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.schema import Recipe
 
-KINDS = "linear, convex, mlp, cnn, wrn, vit, python or huggingface"
+KINDS = "linear, convex, mlp, cnn, wrn, python or huggingface"
 GOOD = """\
 name: x
 data: {name: digits}

@@ -263,6 +263,44 @@ def test_own_python_files_are_run_recorded_and_compared(
         train(write_recipe(model=model, method=own, save_model=True))
 
 
+UNCLIPPED = {
+    "no clipping": "    def begin(self):\n        super().begin()\n        self.clipping = None\n",
+    "no clipping of its own sums": (
+        "    def add_sums(self, epoch, step, seen):\n        for rows in self.pieces(step):\n"
+        "            add_clipped_sums(self.context.pack, rows, self.context.loss, None, seen)\n"
+    ),
+    "longer bounds": (
+        "    def begin(self):\n        super().begin()\n"
+        "        self.clipping = replace(self.clipping, norms=3 * self.clipping.norms)\n"
+    ),
+    "a factor of one": (
+        "    def begin(self):\n        super().begin()\n"
+        "        self.clipping = replace(self.clipping, factors=lambda bounds, norms: norms / norms)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("base", ["DpSgd", "DpGd"])
+@pytest.mark.parametrize("change", UNCLIPPED.values(), ids=UNCLIPPED)
+def test_a_method_that_does_not_clip_ends_the_run(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, change: str, base: str
+) -> None:
+    """Its noise is charged for the bound of the recipe. The fast paths of full batches are checked, too."""
+    room = {"DpSgd": "dp_sgd", "DpGd": "dp_gd"}[base]
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n\nfrom dpsgd_cli.clipping.run import add_clipped_sums\n"
+        f"from dpsgd_cli.methods.{room}.run import {base}\n\n\nclass Own({base}):\n{change}"
+    )
+    batching = "full" if base == "DpGd" else "poisson"
+    own = GRADIENT | {"kind": "python", "file": "own.py", "factory": "Own", "batching": batching}
+    own |= {} if base == "DpSgd" else {"batch_size": None}
+    own = {key: value for key, value in own.items() if value is not None}
+    budget = {"epsilon": 4, "delta": 1e-3}
+    recipe = write_recipe(method=own, privacy={"budget": budget, "clipping": {"kind": "flat", "norm": 1e-3}})
+    with pytest.raises(RunError, match=r"noise is charged for 0\.001|times as long as its clip bound"):
+        train(recipe)
+
+
 def read_model(directory: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 

@@ -15,7 +15,7 @@ from dpsgd_cli.data import card_readers, opening, prepare
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.models import builder
 from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.engine.settings import CnnModel, ConvexModel, LinearModel, MlpModel, VitModel, WrnModel
+from dpsgd_cli.engine.settings import CnnModel, ConvexModel, LinearModel, MlpModel, WrnModel
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
@@ -125,21 +125,18 @@ def test_what_is_large_is_forgotten_when_training_has_it(
         (MlpModel(hidden=[3, 5]), (4,)),
         (CnnModel(), (1, 28, 28)),
         (CnnModel(layout="cifar10"), (3, 32, 32)),
-        (CnnModel(layout="scattering-mnist"), (81, 7, 7)),
-        (CnnModel(layout="scattering-cifar10"), (243, 8, 8)),
         (WrnModel(depth=10, width=1), (3, 8, 8)),
-        (VitModel(depth=1), (3, 8, 8)),
     ],
 )
 def test_a_model_section_knows_its_layers_or_leaves_them_to_be_counted(model: Any, shape: tuple[int, ...]) -> None:
     built = Pack(builder(model, shape, 2, Path()), [0], Placement(torch.device("cpu")))
     assert model.layers in (None, len(built.layers))
-    assert (model.layers is None) == (model.kind in ("wrn", "vit"))
+    assert (model.layers is None) == (model.kind == "wrn")
 
 
 def test_layers_that_only_building_tells_are_counted() -> None:
     clipping = ["privacy.clipping={kind: per-layer, norm: 0.5}", "data={name: digits}", "epochs=1"]
-    changes = [*clipping, "model={kind: vit, depth: 1, dim: 8, heads: 2, patch: 4}"]
+    changes = [*clipping, "model={kind: wrn, depth: 10, width: 1}"]
     loaded = load_recipe("quickstart", changes)
     plan, outline = plan_and_outline(loaded)
     assert plan is not None and outline.input_shape is not None

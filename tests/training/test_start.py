@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import entries_from_lines
-from dpsgd_cli.engine.independence import ModelTests
-from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results import store
-from dpsgd_cli.training import build_models, checkpoint, start
+from dpsgd_cli.training import checkpoint, start
 from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in
 
 
@@ -243,24 +241,3 @@ def test_a_checkpoint_with_other_charges_is_refused(
     resealed(saved, ledgers=[content["ledgers"][0], content["ledgers"][1] * 2])
     with pytest.raises(RunError, match="not charged as they are"):
         train(recipe, resume=True)
-
-
-def test_a_users_model_is_tried_on_as_many_rows_as_all_trials_have_together(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In training its rows are those of all trials, batch below batch."""
-    (tmp_path / "net.py").write_text(
-        "import torch\n\ndef build(shape, outputs):\n    return torch.nn.Linear(4, outputs)\n"
-    )
-    tried: list[tuple[int, int]] = []
-
-    def examine(pack: Pack, shape: Any, like: Any, most: int, seconds: float, say: Any) -> ModelTests:
-        tried.append((pack.trials, most))
-        return ModelTests(["one"], ["another"])
-
-    monkeypatch.setattr(build_models, "examine", examine)
-    model, method = {"kind": "python", "file": "net.py"}, GRADIENT | {"batching": "poisson"}
-    directory = train(write_recipe(model=model, method=method, repeats=3), "runtime.micro_batch=10")
-    assert tried == [(3, 10)]
-    found = store.read_document(directory)["provenance"]["model_tests"]
-    assert found == {"tried": ["one"], "left": ["another"]}

@@ -33,8 +33,6 @@ STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
 CLOSED_FORM = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
 OWN_GRADIENTS = "by each example's own gradient, which is held: its parameters times the rows of a batch"
 EITHER = "by a closed form, or each example's own gradient, whichever takes fewer operations"
-# On a CPU, Gram matrices of at least so many and so long rows are computed by halves.
-_PLACES, _WIDE = 64, 256
 _PLAIN = (bool, int, float, str, tuple)
 
 
@@ -55,27 +53,11 @@ class Grams:
         if place == 0:  # a tensor that has no memory, or does not say where
             return torch.matmul(x, x.transpose(-1, -2))
         key = (place, x.dtype, x.shape, x.stride())
-        held = self._last.pop(key, None) or (x, _products(x))
+        held = self._last.pop(key, None) or (x, torch.matmul(x, x.transpose(-1, -2)))
         self._last[key] = held
         if len(self._last) > 2:
             del self._last[next(iter(self._last))]
         return held[1]
-
-
-def _products(x: Tensor) -> Tensor:
-    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n); on a CPU, mostly each pair once."""
-    places, width = x.shape[-2:]
-    if x.is_cuda or width < _WIDE or places < _PLACES or not x.is_contiguous():
-        return torch.matmul(x, x.transpose(-1, -2))
-    rows = x.view(-1, places, width)
-    found = rows.new_empty(len(rows), places, places)
-    step = -(-places // 4)
-    for start in range(0, places, step):
-        stop = min(start + step, places)
-        below = torch.bmm(rows[:, start:stop], rows[:, :stop].mT)
-        found[:, start:stop, :stop] = below
-        found[:, :start, start:stop] = below[..., :start].mT
-    return found.view(*x.shape[:-1], places)
 
 
 class Session:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpsgd_cli.engine.apart import without_gradient
 from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram_squares, stacked
 from dpsgd_cli.errors import ModelError
 
@@ -29,6 +30,14 @@ class Embedding(Layer):
         self.padding = source.padding_idx
         self.height, self.width = source.num_embeddings, source.embedding_dim
 
+    def _examples(self, x: Tensor) -> Tensor:
+        """Look tokens up. A padding token's row does not change: its gradient ends here, before it is recorded."""
+        y = super()._examples(x)
+        if self.padding is None:
+            return y
+        tokens = self.unfold(x)
+        return without_gradient(y, tokens.expand(self.session.trials, *tokens.shape[1:]).flatten(0, 1) == self.padding)
+
     def item_axes(self, axes: int) -> tuple[int, bool]:
         return 0, True
 
@@ -47,7 +56,7 @@ class Embedding(Layer):
         raise ModelError("the input of an Embedding must be integers that no layer computed")
 
     def _flat(self) -> tuple[Tensor, Tensor]:
-        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), those at padding tokens included."""
+        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E)."""
         trials, rows = self.session.trials, self.session.rows
         tokens, gradients = [], []
         for a, d in self.recorded():
@@ -56,27 +65,17 @@ class Embedding(Layer):
         token, gradient = (one[0] if len(one) == 1 else torch.cat(one, 2) for one in (tokens, gradients))
         return token, gradient
 
-    def _without_padding(self) -> tuple[Tensor, Tensor]:
-        """Return `_flat` with gradients that are zero at padding tokens, whose row of the table does not change."""
-        token, gradient = self._flat()
-        if self.padding is not None:
-            gradient = gradient.masked_fill((token == self.padding).unsqueeze(-1), 0.0)
-        return token, gradient
-
     def square_norms(self) -> Tensor:
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        if self.padding is not None:
-            # not of masked gradients: tables that are added up share the products of theirs
-            same &= (tokens != self.padding).unsqueeze(-1)
         return gram_squares(same.to(d.dtype), self.session.grams.of(d), self.width)
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        tokens, d = self._without_padding()
+        tokens, d = self._flat()
         return [Outer(tokens, d, self.height)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        tokens, d = self._without_padding()
+        tokens, d = self._flat()
         scaled = d * factors[..., None, None]
         if not self.one_by_one(d):
             total = self.sums["weight"]

@@ -25,10 +25,6 @@ from dpsgd_cli.engine.layers.base import (
     instantiated_margin,
 )
 
-# On a CPU, products with few columns and not too many terms are faster when transposed (`_product`).
-_LONG, _SHALLOW = 16, 64
-_SHORT = 16
-
 
 class Linear(Layer):
     """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
@@ -57,12 +53,13 @@ class Linear(Layer):
             y = y.transpose(0, 1)
             y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
         else:
-            y = _product(rows, weight.mT, self.values["bias"] if self.has_bias else None, self.session.rounds)
+            y = torch.bmm(rows, weight.mT)
+            y = y.add_(self.values["bias"].unsqueeze(1)) if self.has_bias else y
         return y.reshape(self.session.trials, *a.shape[1:-1], self.outputs)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         weight, rows = self.values["weight"], d.reshape(d.shape[0], -1, self.outputs)
-        rows = rows[0] @ weight[0] if len(weight) == 1 else _product(rows, weight, steady=self.session.rounds)
+        rows = rows[0] @ weight[0] if len(weight) == 1 else torch.bmm(rows, weight)
         return rows.reshape(d.shape[0], *a.shape[1:])
 
     def square_norms(self) -> Tensor:
@@ -124,28 +121,11 @@ class Linear(Layer):
             self.sums["bias"].add_(torch.bmm(factors.unsqueeze(1), d).squeeze(1))
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, steady: bool = False) -> Tensor:
-    """Return (R, m, k) times (R, k, n), plus `bias` (R, n): (R, m, n).
-
-    On a CPU, long rows are written several times faster than short ones, so some products are transposed. `steady`
-    prevents that: in rounded passes a row's rounding must not depend on the number of rows (`precision.py`).
-    """
-    rows, inner, columns = a.shape[1], a.shape[2], b.shape[2]
-    if not a.is_cuda and not steady and columns < _LONG <= rows and inner <= _SHALLOW:
-        y = torch.bmm(b.mT, a.mT).mT.contiguous()
-        return y if bias is None else y.add_(bias.unsqueeze(1))
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
-
-
 def _square(x: Tensor) -> Tensor:
     """Return the squared L2 norm over the last axis, no less than the true one even if squares underflow.
 
     Underflow matters because norms are multiplied: a huge input times a tiny gradient need not be small.
     """
-    if x.shape[-1] < _SHORT and not x.is_cuda:
-        # on a CPU, one product sums many short rows faster
-        squares = x.square() @ x.new_ones(x.shape[-1])
-    else:
-        squares = torch.linalg.vector_norm(x, dim=-1).square_()
+    squares = torch.linalg.vector_norm(x, dim=-1).square_()
     # underflow hides at most the smallest normal number per term
     return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers.base import (
@@ -48,9 +49,7 @@ class Own(Instantiated):
             name: p if p is None or not p.requires_grad else Described.of(p, self.kind, name)  # type: ignore[misc]
             for name, p in source._parameters.items()
         }
-        self.products = {
-            name: products_of(source, p, session) for name, p in self.parameters_of.items() if p.dim() == 2
-        }
+        self.products = {name: products_of(p, session) for name, p in self.parameters_of.items() if p.dim() == 2}
         session.passes.lent.append(self)
 
     @classmethod
@@ -64,8 +63,8 @@ class Own(Instantiated):
             with passes.outside():
                 copies = _Copied.apply(self.session.anchor, self, number)
             lent = vars(self.clone[0])[name] = passes.unfold(copies)
-            for product in self.products.get(name, ()):
-                passes.matrices[id(lent), type(product) is Linear] = lent, product
+            for function, product in self.products.get(name, {}).items():
+                passes.matrices[id(lent), function] = lent, product
 
     def take_back(self) -> None:
         """Remove the copies."""
@@ -123,18 +122,18 @@ class Matrix(Linear):
         return [Outer(a, d, a.shape[-1])]
 
 
-def products_of(source: nn.Module, matrix: nn.Parameter, session: Session) -> tuple[Layer, ...]:
-    """Return the rules of products with `matrix`, a parameter of `source`: W^T, and W or an embedding in W."""
+def products_of(matrix: nn.Parameter, session: Session) -> dict[Any, Layer]:
+    """Return the rules of products with `matrix` by function: F.linear, F.embedding, and torch.matmul for x W."""
     height, width = matrix.shape
     dense = nn.Linear(width, height, bias=False, device="meta")
-    dense.weight = matrix
-    if isinstance(source, nn.Embedding):
-        table = nn.Embedding(height, width, source.padding_idx, source.max_norm, source.norm_type, device="meta")
-        table.weight, table.sparse, table.scale_grad_by_freq = matrix, source.sparse, source.scale_grad_by_freq
-        return Linear(dense, session), Embedding(table, session)
     turned = nn.Linear(height, width, bias=False, device="meta")
-    turned.weight = matrix
-    return Linear(dense, session), Matrix(turned, session)
+    table = nn.Embedding(height, width, device="meta")
+    dense.weight = turned.weight = table.weight = matrix
+    return {
+        F.linear: Linear(dense, session),
+        F.embedding: Embedding(table, session),
+        torch.matmul: Matrix(turned, session),
+    }
 
 
 class _Copied(torch.autograd.Function):

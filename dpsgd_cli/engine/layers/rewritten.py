@@ -1,7 +1,7 @@
 """Layers of PyTorch that use several weights in one operation, rewritten as dense layers with the same parameters.
 
 `nn.LSTM`, `nn.GRU` and `nn.RNN` become two dense layers for each layer and direction: one on all inputs at once, one on
-the state, step by step (an LSTM's in one call, `unrolled.py`). The dense rule adds up the steps of an example before
+the state, step by step. The dense rule adds up the steps of an example before
 clipping, so an example is a whole sequence. `nn.MultiheadAttention` becomes a dense layer for queries, keys and values
 and one for the output. Formulae, arguments and results are PyTorch's (`tests/engine/layers/test_rewritten.py` compares
 them).
@@ -18,20 +18,16 @@ from torch import Tensor, nn
 from dpsgd_cli.engine.apart import attention
 from dpsgd_cli.engine.layers.affine import Shift
 from dpsgd_cli.engine.layers.base import Described, Session
-from dpsgd_cli.engine.layers.unrolled import State, Unrolled
 from dpsgd_cli.errors import ModelError
 
 
-def _dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linear) -> nn.Module:
-    """Return a dense layer that holds these parameters themselves; two modules if only one of them is trained.
-
-    A rule takes all parameters of a module, so `kind` is only used where all are trained.
-    """
+def _dense(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a dense layer that holds these parameters themselves; two modules if only one of them is trained."""
     if bias is not None and weight.requires_grad != bias.requires_grad:
         shift = Shift(len(bias))
         shift.value = bias  # type: ignore[assignment]
         return nn.Sequential(_dense(weight, None), shift)
-    layer = (kind if weight.requires_grad else nn.Linear)(weight.shape[1], weight.shape[0], bias is not None, "meta")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
     return layer
 
@@ -77,10 +73,8 @@ class Recurrent(Rewritten):
             for suffix in ("", "_reverse")[: self.directions]:
                 place = f"l{layer}{suffix}"
                 biases = [getattr(source, f"bias_{part}_{place}") if source.bias else None for part in ("ih", "hh")]
-                at_once = source.mode == "LSTM" and not source.proj_size
-                kinds = (nn.Linear, State if at_once else nn.Linear)
-                for part, name, bias, kind in zip(("ih", "hh"), ("inputs", "state"), biases, kinds, strict=True):
-                    self.add_module(f"{name}_{place}", _dense(getattr(source, f"weight_{part}_{place}"), bias, kind))
+                for part, name, bias in zip(("ih", "hh"), ("inputs", "state"), biases, strict=True):
+                    self.add_module(f"{name}_{place}", _dense(getattr(source, f"weight_{part}_{place}"), bias))
                 if source.proj_size:
                     self.add_module(f"projected_{place}", _dense(getattr(source, f"weight_hr_{place}"), None))
 
@@ -123,9 +117,6 @@ class Recurrent(Rewritten):
         given = inputs(x)
         h = start[0] if start else given.new_zeros(len(x), self.proj_size or self.hidden_size)
         memory = start[1:] or [given.new_zeros(len(x), self.hidden_size)] * (self.kind == "LSTM")
-        if isinstance(state, Unrolled):
-            y, memory[0] = state(given, h, memory[0])
-            return y, [y[:, -1], *memory]
         states = []
         for one in given.unbind(dim=1):
             h, *memory = step(one, state(h), h, *memory)

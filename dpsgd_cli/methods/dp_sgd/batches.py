@@ -50,11 +50,8 @@ class Batches:
     def pieces(self, step: int) -> Iterator[Examples]:
         """Yield the step's batch in pieces of at most `most_rows` rows per trial: features, labels and mask."""
         batch = self.sampler.batch(step)
-        for piece, (x, y, mask) in enumerate(self.table.chunks(batch, self.most_rows)):
-            if self.augment is not None:
-                start = piece * self.most_rows
-                x = self.augment(x, self.table.numbers(batch, start, start + y.shape[1]), step)
-            yield x, y, mask
+        for x, y, mask in self.table.chunks(batch, self.most_rows):
+            yield (x if self.augment is None else self.augment(x, step)), y, mask
 
 
 def _watched(watcher: AuditHook, step: int, batch: Batch) -> Batch:

@@ -122,7 +122,7 @@ class CodedSums:
         seen.add(losses, None if clipping is None else squares, None, clipping)
         if clipping is None:
             return slopes
-        factors = clipping.factors(clipping.norms.to(PRECISION).unsqueeze(-1), squares.sqrt())[0]
+        factors = clipping.scales(squares.sqrt())[0]
         if clipping.on_norms is not None:
             clipping.on_norms(squares, None)
         weights = slopes * factors.unsqueeze(1)

@@ -36,7 +36,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.run import Calibrating
 from dpsgd_cli.clipping.bounds import bounds_of
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, require_bound, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.context import Context
@@ -177,6 +177,7 @@ class GradientMethod(Method):
         pack.sums.zero_()
         pack.session.passes.masks.begin(self.dropout_keys, step)
         self.begin()
+        require_bound(pack, self.clipping)
         self.add_sums(epoch, step, seen)
         released = [pack.sums] if self.side_statistics is None else [pack.sums, self.side_statistics]
         self.reduction.finish()

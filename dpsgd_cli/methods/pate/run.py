@@ -37,7 +37,7 @@ from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.independence import check_batches, check_examples_stay_apart, check_outputs, stand_in_rows
+from dpsgd_cli.engine.independence import check_model, check_outputs, stand_in_rows
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.settings import PythonModel
@@ -345,9 +345,7 @@ class Teaching:
         pack = Pack(build, [self.seeds[i] for i in numbers], place, self.recipe.model.kind in models.BUILT_IN)
         rows = stand_in_rows(shape, self.table.x)
         check_outputs(pack, rows, (_classes(context),))
-        check_examples_stay_apart(pack, rows)
-        if isinstance(self.recipe.model, PythonModel):
-            check_batches(pack, rows, max(2, self.recipe.method.batch or self.records))
+        check_model(pack, shape, self.table.x)
         return pack
 
     def of_piece(self, numbers: Sequence[int]) -> np.ndarray:

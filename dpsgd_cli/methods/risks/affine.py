@@ -86,6 +86,6 @@ class AffineRisk:
         seen.add(losses.detach(), squares.unsqueeze(0).to(losses.dtype), mask, clipping)
         if clipping.on_norms is not None:
             clipping.on_norms(squares.unsqueeze(0), mask)
-        factors = clipping.factors(clipping.norms[0].unsqueeze(-1).to(PRECISION), squares.sqrt())
+        factors = clipping.scales(squares.sqrt().unsqueeze(0))[0]
         good = torch.isfinite(squares)
         return torch.where(good.unsqueeze(-1), slopes * torch.where(good, factors, 0.0).unsqueeze(-1), 0.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers import WeightStandardisedConv2d, base
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.layers.base import Grams, Session, gram_squares
 from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import Build, Case, Of, compare, numbers, spread
@@ -194,17 +194,16 @@ def test_gram_matrices_are_of_one_pass() -> None:
     torch.testing.assert_close(session.grams.of(x), x @ x.mT)
 
 
-@pytest.mark.parametrize("places", [64, 67])
-def test_gram_matrices_of_long_rows_are_whole(places: int) -> None:
-    x = numbers(2, 3, places, 256)
-    torch.testing.assert_close(Grams().of(x), x @ x.mT)
-
-
 def test_norms_of_layers_with_one_input_take_its_gram_matrix_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries and keys: two of gradients and one of the input, and those of the head."""
     taken = []
-    products = base._products
-    monkeypatch.setattr(base, "_products", lambda x: taken.append(x.shape) or products(x))  # type: ignore[func-returns-value]
+    products = torch.matmul
+
+    def counted(x: Tensor, y: Tensor) -> Tensor:
+        taken.extend([x.shape] * (x.data_ptr() == y.data_ptr()))
+        return products(x, y)
+
+    monkeypatch.setattr(torch, "matmul", counted)
     build = lambda: Of(  # noqa: E731
         lambda m, x: m.head(torch.tanh(m.query(x) * m.key(x))),
         query=nn.Linear(8, 8), key=nn.Linear(8, 8), head=nn.Linear(8, 8),

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpsgd_cli.engine.layers import Linear, Session
-from dpsgd_cli.engine.layers.linear import _product
 from tests.engine.conftest import Case, Of, compare, linear_loss, numbers
 
 
@@ -62,20 +61,3 @@ def test_a_huge_input_times_a_vanishing_gradient_is_not_taken_for_nothing() -> N
     layer.inputs.append(torch.full((1, 1, 1), 1.5e19))
     layer.gradients.append(torch.full((1, 1, 1000), 2e-23))
     assert float(layer.square_norms()) >= (1.5e19 * 2e-23) ** 2 * 1000
-
-
-@pytest.mark.parametrize(
-    ("rows", "inner", "columns"), [(0, 3, 2), (5, 3, 2), (40, 3, 2), (40, 64, 15), (40, 65, 15), (40, 9, 16)]
-)
-def test_products_are_the_same_whichever_way_they_are_formed(rows: int, inner: int, columns: int) -> None:
-    source = torch.Generator().manual_seed(rows + inner)
-    a = torch.randn(3, rows, inner, dtype=torch.float64, generator=source)
-    b = torch.randn(3, columns, inner, dtype=torch.float64, generator=source).mT
-    bias = torch.randn(3, columns, dtype=torch.float64, generator=source)
-    wanted = torch.stack(
-        [torch.stack([row @ own for row in x]) if len(x) else x @ own for x, own in zip(a, b, strict=True)]
-    )
-    found = _product(a, b)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(_product(a, b, bias), wanted + bias.unsqueeze(1))
