@@ -86,12 +86,14 @@ def test_a_type_declares_whole_numbers_within_whole_bounds(pair: Any, steps: dic
     """A column of fractions is not declared, although all its values are whole."""
     frame = people().assign(pay=1.0)
     facts = StatedFacts({"age": pair, "pay": [0, 9]}, {"job": ["nurse", "smith"]}, ["no", "yes"])
-    assert recipe_of_table(frame, "churn", facts, "records")["data"]["preprocess"] == [{"bin": steps}]
+    assert recipe_of_table(Table.of(frame), "churn", facts, "records")["data"]["preprocess"] == [{"bin": steps}]
 
 
 def test_targets_from_python_have_the_transform_that_recipe_new_writes() -> None:
     frame = people()[["age"]].assign(price=1.0)
-    made = recipe_of_table(frame, "price", StatedFacts({"age": [0, 100]}, target_bounds=[100, 10_000]), "records")
+    made = recipe_of_table(
+        Table.of(frame), "price", StatedFacts({"age": [0, 100]}, target_bounds=[100, 10_000]), "records"
+    )
     assert made["data"]["target_transform"] == "auto" and Data.model_validate(made["data"]).log_scale
 
 
