@@ -1,4 +1,4 @@
-"""Coverage of private evaluation by simulation: intervals of metrics, and prediction sets.
+"""Coverage of private evaluation by simulation: intervals of metrics.
 
 `python -m benchmarks.evaluation [SIMULATIONS] [--only NAME ...]` (default 2,000: about an hour of one processor; Adult
 needs its data) writes results/evaluation/*.csv after each hundred simulations, continues files that it finds there, and
@@ -6,8 +6,7 @@ draws the page from them; with 0 simulations it only draws.
 
 Records come from populations whose metrics are known, or with replacement from one half of Adult, measured by
 `dpsgd_cli.evaluation` and compared with the truth. Columns: how often 95% intervals hold the truth, and the mean of
-their half-widths; `plain`: the same without privacy, by the standard error of a mean (DeLong for the AUC). For sets:
-mean coverage and size, and those of split conformal prediction.
+their half-widths; `plain`: the same without privacy, by the standard error of a mean (DeLong for the AUC).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.evaluation import run, sets
+from dpsgd_cli.evaluation import run
 from dpsgd_cli.evaluation.estimates import Estimate, Measured
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
@@ -305,104 +304,13 @@ def _of_group(drawn: Drawn) -> np.ndarray:
     return drawn.held.groupings[0].codes == 1
 
 
-class SetCell:
-    """Sums over simulations of prediction sets: coverage and size beside split conformal prediction."""
-
-    def __init__(self, kind: str, n: int, epsilon: float, coverage: float) -> None:
-        self.kind, self.n, self.epsilon, self.coverage = kind, n, epsilon, coverage
-        self.release = held_out_releases(held_out_release("gaussian", epsilon, DELTA, "add-remove"), kind == "numbers")
-        self.done, self.refused, self.everything = 0, 0, 0
-        self.sums = np.zeros(4)
-        y, outputs = self._draw(200_000, np.random.default_rng(1))
-        own, every = self._scores(y, outputs)
-        self.own, self.every = np.sort(own), np.sort(every.ravel())
-
-    def _draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        if self.kind == "numbers":
-            return rng.normal(0, 0.08, n), np.zeros((n, 1))
-        if self.kind == "two classes":
-            drawn = calibrated(n, rng)
-            return drawn.y, drawn.told[:, None]
-        y, logits = rng.integers(0, 10, n), rng.normal(0, 1, (n, 10))
-        logits[np.arange(n), y] += 2.4
-        return y, 2 * logits
-
-    def _scores(self, y: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores of the true classes (n,) and of all classes (n, K); for numbers, minus the error."""
-        if self.kind == "numbers":
-            return -np.abs(y) / 2, np.zeros(0)
-        scores = np.hstack([-outputs, outputs]) if outputs.shape[1] == 1 else run.margins_of(outputs)
-        return scores[np.arange(len(y)), y], scores
-
-    def more(self, simulations: int) -> None:
-        """Add simulations."""
-        for _ in range(simulations):
-            rng = np.random.default_rng([self.done, self.n, int(self.epsilon * 10)])
-            y, outputs = self._draw(self.n, rng)
-            own, _ = self._scores(y, outputs)
-            split = np.sort(own)[math.floor((1 - self.coverage) * (self.n + 1)) - 1]
-            stream = SeededStreams(self.done)
-            self.done += 1
-            if self.kind == "numbers":
-                noised = run.measure_numbers(y, outputs[:, 0], (-1, 1), self.release, stream, self.n).noised
-            else:
-                noised = run.measure_classes(y, outputs, self.release, stream, self.n).noised
-            try:
-                edge = sets.threshold(noised, KINDS[self.kind], self.coverage).edge
-            except ValueError:
-                self.refused += 1
-                continue
-            self.everything += edge is None
-            least = -math.inf if edge is None else -edge if self.kind == "numbers" else edge
-            self.sums += [self._covered(least), self._size(least), self._covered(split), self._size(split)]
-
-    def _covered(self, least: float) -> float:
-        return 1 - float(np.searchsorted(self.own, least)) / len(self.own)
-
-    def _size(self, least: float) -> float:
-        if self.kind == "numbers":
-            return min(-4 * least, 2.0)
-        return (len(self.every) - float(np.searchsorted(self.every, least))) / len(self.own)
-
-    def rows(self) -> Iterator[Row]:
-        """Yield the row of the cell."""
-        kept = max(self.done - self.refused, 1)
-        covered, size, split_covered, split_size = self.sums / kept
-        yield {
-            "sets": self.kind,
-            "stated": self.coverage,
-            "records": self.n,
-            "epsilon": self.epsilon,
-            "simulations": self.done,
-            "refused": self.refused,
-            "everything": self.everything,
-            "coverage": round(covered, 4),
-            "size": round(size, 4),
-            "split_coverage": round(split_covered, 4),
-            "split_size": round(split_size, 4),
-        }
-
-    def restore(self, rows: list[dict[str, str]]) -> None:
-        """Continue from the cell's row of a file."""
-        for row in rows:
-            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
-                self.done, self.refused, self.everything = (
-                    int(row[key]) for key in ("simulations", "refused", "everything")
-                )
-                names = ("coverage", "size", "split_coverage", "split_size")
-                self.sums = np.array([float(row[name]) for name in names]) * (self.done - self.refused)
-
-
 POPULATIONS: dict[str, Population] = {
     one.__name__: one for one in (calibrated, heavy, rare, four_classes, grouped, users, normal_errors, heavy_errors)
 }
-KINDS = {"ten classes": "classes", "two classes": "two-classes", "numbers": "numbers"}
 
 
-def cells_of(name: str) -> Sequence[Cell | SetCell]:
-    """Return the cells of a population, or of a kind of sets."""
-    if name in KINDS:
-        return [SetCell(name, n, epsilon, 0.9) for n in NUMBERS for epsilon in EPSILONS]
+def cells_of(name: str) -> Sequence[Cell]:
+    """Return the cells of a population."""
     draw = adult() if name == "adult" else POPULATIONS[name]
     large = draw(LARGE, np.random.default_rng(0))
     large = large.only(_of_group(large)) if large.held.groupings else large
@@ -412,35 +320,26 @@ def cells_of(name: str) -> Sequence[Cell | SetCell]:
 
 
 def page() -> str:
-    """Return the page of all files: findings, coverage of intervals, widths, prediction sets."""
+    """Return the page of all files: findings, coverage of intervals, widths."""
     files = {path.stem: list(csv.DictReader(path.open(encoding="utf-8"))) for path in sorted(OUT.glob("*.csv"))}
     intervals = [row for rows in files.values() for row in rows if "metric" in row]
-    of_sets = [row for rows in files.values() for row in rows if "sets" in row]
-    used = [row for row in of_sets if int(row["simulations"]) > int(row["refused"])]
     good = [row for row in intervals if float(row["coverage"]) >= 0.93]
     least = min(intervals, key=lambda row: float(row["coverage"]))
-    short = [row for row in used if float(row["coverage"]) < float(row["stated"])]
     fewest = min(int(row["simulations"]) for row in intervals)
-    large = [_one(used, kind, 2000, 1.0) for kind in KINDS]
-    larger = ", ".join(
-        f"{float(row['size']) / float(row['split_size']) - 1:+.1%} ({row['sets']})" for row in large if row
-    )
     lines = [
         "# Private evaluation: coverage",
         "",
         f"**Findings.** {len(good)} of {len(intervals)} cells (population, metric, number of held-out records,"
         f" epsilon; at least {fewest} simulations each) have 95% intervals that hold the truth in at least 93% of"
         f" simulations. The least coverage is {_percent(least['coverage'])}: {least['metric'].replace('_', ' ')} of"
-        f" {least['population']}, n {least['records']}, epsilon {least['epsilon']}. Prediction sets hold the truth less"
-        f" often than stated in {len(short)} of {len(used)} cells. At n 2,000 and epsilon 1 they are larger than those"
-        f" of split conformal prediction without privacy by {larger}.",
+        f" {least['population']}, n {least['records']}, epsilon {least['epsilon']}.",
         "",
         "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. `benchmarks/evaluation.py`"
         " describes the populations. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
         " 100. The truth of grouped records and of errors comes from 30,000 to 100,000 draws. Its own error takes up"
         " to four points from private and plain intervals alike at n 10,000.",
     ]
-    return "\n".join([*lines, *_coverage_table(intervals), *_widths_table(intervals), *_sets_table(of_sets), ""])
+    return "\n".join([*lines, *_coverage_table(intervals), *_widths_table(intervals), ""])
 
 
 def _coverage_table(intervals: list[dict[str, str]]) -> list[str]:
@@ -491,26 +390,6 @@ def _widths_table(intervals: list[dict[str, str]]) -> list[str]:
     return lines
 
 
-def _sets_table(of_sets: list[dict[str, str]]) -> list[str]:
-    """Return the lines of prediction sets and intervals."""
-    lines = [
-        "",
-        "## Prediction sets and intervals",
-        "",
-        "Stated coverage 90%. Refused: `predict --coverage` refuses so few records. Everything: no threshold was found,"
-        " so that sets hold all classes. Size: mean number of classes, or mean width of an interval.",
-        "",
-        "| sets | n | epsilon | simulations | refused | everything | covered | size | split: covered | split: size |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in of_sets:
-        some = int(row["simulations"]) > int(row["refused"])
-        measured = [row[key] if some else "-" for key in ("coverage", "size", "split_coverage", "split_size")]
-        counts = [row[key] for key in ("sets", "records", "epsilon", "simulations", "refused", "everything")]
-        lines.append(f"| {' | '.join([*counts, *measured])} |")
-    return lines
-
-
 WIDTHS = {
     "calibrated": ("accuracy", "log_loss", "auc", "average_precision"),
     "adult": ("accuracy", "auc"),
@@ -521,24 +400,19 @@ WIDTHS = {
 """Metrics of the table of widths."""
 
 
-def _one(rows: list[dict[str, str]], kind: str, n: int, epsilon: float) -> dict[str, str] | None:
-    wanted = (kind, str(n), str(epsilon))
-    return next((row for row in rows if (row["sets"], row["records"], row["epsilon"]) == wanted), None)
-
-
 def _percent(share: str) -> str:
     return f"{float(share):.1%}"
 
 
 def main() -> None:
     """Simulate in rounds over all populations, and write after each."""
-    names = [*POPULATIONS, "adult", *KINDS]
+    names = [*POPULATIONS, "adult"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("simulations", type=int, nargs="?", default=2000)
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     asked = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    every: dict[Path, Sequence[Cell | SetCell]] = {}
+    every: dict[Path, Sequence[Cell]] = {}
     for name in asked.only if asked.simulations else ():
         path, cells = OUT / f"{name.replace(' ', '-').replace('_', '-')}.csv", cells_of(name)
         if path.exists():

@@ -17,17 +17,13 @@ if TYPE_CHECKING:
     from dpsgd_cli.training.inference import Trained
 
 
-def _answers(
-    trained: Trained, rows: np.ndarray, trial: int, probabilities: bool, coverage: float | None
-) -> dict[str, Sequence[Any]]:
+def _answers(trained: Trained, rows: np.ndarray, trial: int, probabilities: bool) -> dict[str, Sequence[Any]]:
     """Return the columns of the answer. Those of tokens are computed in parts, whose outputs are not kept."""
     from dpsgd_cli.errors import UsageError
 
     if trained.by_place:
-        if probabilities or coverage is not None:
-            raise UsageError(
-                f"--probabilities and --coverage: are of one class a record, and data.task is {trained.data.task}"
-            )
+        if probabilities:
+            raise UsageError(f"--probabilities: are of one class a record, and data.task is {trained.data.task}")
         if trained.data.task != "next-token":
             return _columns(trained.predict(rows, trial), None)
         tokens, perplexities = trained.predict_tokens(rows, trial)
@@ -38,8 +34,6 @@ def _answers(
     if probabilities:
         shares = trained.probabilities(outputs)
         told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
-    if coverage is not None:
-        told |= {name: list(values) for name, values in trained.with_coverage(outputs, trial, coverage).items()}
     return told
 
 
@@ -63,12 +57,6 @@ def _columns(decided: np.ndarray, target: str | list[str] | None) -> dict[str, S
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column of NEW first; may be given again.")
 @click.option("--unknown", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
               help="Categories that the model does not know: no prediction, or one as for none of them.")  # fmt: skip
-@click.option(
-    "--coverage",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    metavar="P",
-    help="Add sets of classes, or intervals, that hold the truth with probability at least P.",
-)
 def command(
     result: Path,
     new: Path,
@@ -77,7 +65,6 @@ def command(
     probabilities: bool,
     keep: tuple[str, ...],
     unknown: str,
-    coverage: float | None,
 ) -> None:
     """Predict the class or target of the records in NEW with the model of a result.
 
@@ -116,7 +103,7 @@ def command(
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:
         click.echo(f"by the model of trial {trial} of {trained.trials}; --trial chooses another", err=True)
-    told = _answers(trained, rows, trial, probabilities, coverage)
+    told = _answers(trained, rows, trial, probabilities)
     twice = [name for name in (*told, "error") if name in columns]
     if twice:
         raise UsageError(f"--keep: the answer has a column {twice[0]!r} of its own; rename that of {new}")

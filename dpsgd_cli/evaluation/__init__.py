@@ -1,1 +1,1 @@
-"""Private measurement of a trained model on held-out records: one noisy release, metrics with intervals, and sets."""
+"""Private measurement of a trained model on held-out records: one noisy release, and metrics with intervals."""

@@ -119,12 +119,12 @@ class Group:
 class Measured:
     """Release of the held-out records, and the estimates that follow from it.
 
-    `kind`: two-classes, classes or numbers. `noised`: the counts of cells, from which sets of any coverage follow
-    (`sets.py`). `metrics`: estimates by name. `clamp`: the absolute error, in units of the target, at which MAE, RMSE
-    and R2 clamp errors; None for classes. `users`: a metric is a mean over users of the means of their rows. `groups`:
-    by column and value. `confusion`: by true class, the share that each class is predicted for; `classes` are their
-    public names, `f1` their F1 scores. `curve`: sensitivity and specificity of predicting the second class from each
-    probability. `released`: the noisy vectors that all else is computed from.
+    `kind`: two-classes, classes or numbers. `noised`: the counts of cells. `metrics`: estimates by name. `clamp`:
+    the absolute error, in units of the target, at which MAE, RMSE and R2 clamp errors; None for classes. `users`: a
+    metric is a mean over users of the means of their rows. `groups`: by column and value. `confusion`: by true
+    class, the share that each class is predicted for; `classes` are their public names, `f1` their F1 scores.
+    `curve`: sensitivity and specificity of predicting the second class from each probability. `released`: the noisy
+    vectors that all else is computed from.
     """
 
     kind: str

@@ -180,7 +180,7 @@ def measure_numbers(
 
 
 def margins_of(outputs: np.ndarray) -> np.ndarray:
-    """Return log(p / (1 - p)) of each class (n, K) for logits (n, K): a class's score in `sets.py`."""
+    """Return log(p / (1 - p)) of each class (n, K) for logits (n, K): the margins."""
     logits = outputs.astype(np.float64)
     logits = logits - logits.max(axis=1, keepdims=True)
     weights = np.exp(logits)

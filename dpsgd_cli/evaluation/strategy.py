@@ -111,7 +111,7 @@ def _weighed(law: np.ndarray, queries: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _failing(law: np.ndarray, edges: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the same for the edges of prediction sets, D = N(edge) - .9 n in `sets.py`, whose mean is not 0.
+    """Return the same for counts above an edge, D = N(edge) - .9 n, whose mean is not 0.
 
     Each noise deviation has to be small, also at edges that nearly all records pass: one failing edge there would
     include everything. So no edge counts as more certain than a variance of .02.
@@ -143,7 +143,7 @@ RIGHT = np.repeat([[1.0, 0.0], [0.0, 1.0]], BINS // 2, axis=1)
 def for_two_classes() -> Strategy:
     """Return the strategy of cells (class, bin of the margin of the second class): 128 cells, class by class.
 
-    The workload is accuracy, balanced accuracy, log loss, Brier score, AUC and the edges of prediction sets, at AUC
+    The workload is accuracy, balanced accuracy, log loss, Brier score, AUC and counts above edges, at AUC
     .65, .8 and .95 and prevalence .5 and .15.
     """
     total = np.zeros((2 * BINS, 2 * BINS))
@@ -173,7 +173,7 @@ def conforming(edge: int) -> np.ndarray:
 def for_many_classes() -> Strategy:
     """Return the strategy of cells (predicted right or not, bin of the true class's margin): 256 cells.
 
-    The margin of class y is log(p_y / (1 - p_y)). The workload is accuracy, log loss and the edges of prediction sets.
+    The margin of class y is log(p_y / (1 - p_y)). The workload is accuracy, log loss and counts above edges.
     The laws are those of two classes, with the first class as "predicted wrong".
     """
     total = np.zeros((2 * FINE, 2 * FINE))

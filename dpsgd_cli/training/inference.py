@@ -14,7 +14,6 @@ The other records are not protected: metrics on them have no noise.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -49,9 +48,6 @@ from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.evaluation import sets
-from dpsgd_cli.evaluation.estimates import LEAST_INFORMATION, Noised
-from dpsgd_cli.evaluation.strategy import strategy_of
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
@@ -401,35 +397,6 @@ class Trained:
                 " with loss: logistic"
             )
         return reading.probabilities(outputs)
-
-    def with_coverage(self, outputs: np.ndarray, trial: int, coverage: float) -> dict[str, list[Any]]:
-        """Return prediction sets, or the ends of intervals, that hold the truth with probability at least `coverage`.
-
-        The columns are `set` (classes joined by "; "), or `low` and `high` in units of the target. They follow from
-        what the result released of its held-out records (`evaluation/sets.py`), at no further price. Raises UsageError
-        for a result that released nothing of them, a model without probabilities, or noise that leaves no useful set.
-        """
-        released = (self.document or {}).get("evaluation")
-        if not released:
-            raise UsageError("--coverage: this result did not measure held-out records (data.evaluation: private)")
-        told = released[trial]
-        noised = Noised(np.array(told["cells"]), strategy_of(told["kind"]), told["noise"])
-        try:
-            if noised.information < LEAST_INFORMATION:
-                raise ValueError(f"about {max(noised.records, 0):.0f} held-out {told['unit']} are too few")
-            found = sets.threshold(noised, told["kind"], coverage, told["unit"] == "users").edge
-        except ValueError as error:
-            raise UsageError(f"--coverage: {error} at this epsilon: nearly every set would hold everything") from None
-        if self.classes is None:
-            assert isinstance(self.data.target_bounds, tuple)
-            low, high = sorted(self.data.target_bounds)
-            wide = math.inf if found is None else found * (high - low)
-            told_by = np.asarray(self.decided(outputs), dtype=np.float64).clip(low, high)
-            return {"low": list((told_by - wide).clip(low, high)), "high": list((told_by + wide).clip(low, high))}
-        odds = np.log(self.probabilities(outputs)) - np.log1p(-self.probabilities(outputs))
-        inside = odds >= (-math.inf if found is None else found)
-        names = np.array(self.classes, dtype=object)
-        return {"set": ["; ".join(map(str, names[own])) for own in inside]}
 
     def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
         """Return the task's metrics, by trial, on labelled records, as training measures them but without noise.

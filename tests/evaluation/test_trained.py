@@ -146,36 +146,6 @@ def test_trials_together_add_up_part_by_part() -> None:
     assert row["epsilon"] == pytest.approx(1.4652, abs=2e-4)
 
 
-def test_sets_hold_the_class_as_often_as_stated() -> None:
-    directory, _ = train("out")
-    new = table(5000)
-    new.to_csv("new.csv", index=False)
-    done = run("predict", str(directory), "new.csv", "--coverage", "0.9", "--out", "answers.csv")
-    assert done.exit_code == 0, done.output
-    sets = pd.read_csv("answers.csv", keep_default_na=False)["set"]
-    held = [truth in told.split("; ") for truth, told in zip(new["y"], sets, strict=True)]
-    assert 0.89 <= np.mean(held) <= 0.99
-
-
-def test_intervals_of_numbers_hold_the_target_as_often_as_stated() -> None:
-    def numbers(rows: int) -> pd.DataFrame:
-        rng = np.random.default_rng(rows)
-        made = table(rows).drop(columns="y")
-        return made.assign(y=(made.to_numpy() @ [1.0, -0.5, 0.5] + rng.normal(0, 0.3, rows)).round(3))
-
-    numbers(2000).to_csv("records.csv", index=False)
-    data = {**RECIPE["data"], "task": "regression", "target_bounds": [-8, 8]}
-    del data["classes"]
-    directory, document = train("out", data=data)
-    assert document["evaluation"][0]["clamp"] > 0
-    new = numbers(5000)
-    new.to_csv("new.csv", index=False)
-    done = run("predict", str(directory), "new.csv", "--coverage", "0.8", "--out", "answers.csv")
-    assert done.exit_code == 0, done.output
-    told = pd.read_csv("answers.csv")
-    assert 0.79 <= ((told["low"] <= new["y"]) & (new["y"] <= told["high"])).mean() <= 0.99
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
