@@ -42,8 +42,6 @@ def command(result: Path, out: Path | None, trial: int) -> None:
     click.echo(f"{result.name}: effect on the {found.unit}")
     for line in lines:
         click.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    for pair in found.pairs:
-        click.echo(f"  together: {' and '.join(pair.columns)}  {pair.size:.4f}")
     for text in (found.about_noise, found.about_intervals, *(f"left out: {text}" for text in found.left_out)):
         if text:
             click.echo(f"  {text}")

@@ -13,10 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
 from dpsgd_cli.cli import TRUST_CODE
-from dpsgd_cli.common.plugins import named
-from dpsgd_cli.common.text_format import count
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
@@ -229,62 +226,6 @@ def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
 
     for line in model_report(loaded):
         click.echo(line)
-
-
-@command.command("batching")
-@click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of records.")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Expected size if sizes vary.",
-)
-@click.option("--largest-batch", type=click.IntRange(min=1), help="For truncated-poisson. Default: the batch size.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws.")
-def show_batching(records: int, batch_size: int, largest_batch: int | None, seed: int) -> None:
-    """Show the batches of one epoch, by kind, and what each is charged.
-
-    Shuffled batches hold every record exactly once. In Poisson batches a record may be missing or appear several
-    times, and batches differ in size and may be empty. Amplification by sampling is proved for this randomness, which
-    shuffled batches lack (Yu et al. 2019, Table I). Truncated batches are Poisson batches, cut at the largest size.
-    Batches of fixed size are drawn anew at each step. Random allocation puts every record into one step, independently
-    of the others, so batches differ in size.
-
-    \b
-    Examples:
-      dpsgd recipe batching
-      dpsgd recipe batching --records 12 --batch-size 3 --seed 1
-    """
-    if batch_size > records:
-        raise click.UsageError(f"--batch-size is {batch_size}, more than the {records} records")
-    if largest_batch is not None and largest_batch < batch_size:
-        raise click.UsageError(f"--largest-batch is {largest_batch}, less than --batch-size {batch_size}")
-    for kind, batches in draw(records, batch_size, seed, largest_batch).items():
-        shown = " ".join(f"[{' '.join(map(str, sorted(batch)))}]" for batch in batches)
-        seen = [number for batch in batches for number in batch]
-        missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
-        width = max(map(len, BATCHINGS))
-        click.echo(f"{kind:<{width}} {shown}")
-        click.echo(
-            f"{'':<{width}} {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}"
-        )
-
-
-def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = None) -> dict[Batching, list[list[int]]]:
-    """Return the batches of the first epoch by kind of batching, each as record numbers from 0."""
-    from dpsgd_cli.engine.streams import SeededStreams
-
-    streams = SeededStreams(seed)
-    found: dict[Batching, list[list[int]]] = {}
-    for name, kind in BATCHINGS.items():
-        if kind.sampler is None:
-            continue
-        truncation = {"largest_batch": largest_batch or batch_size} if kind.recorded == "truncated" else {}
-        sampler = named(kind.sampler)([streams], records, batch_size, **truncation)
-        batches = [sampler.batch(step) for step in range(-(-records // batch_size))]
-        found[name] = [batch.rows[0].tolist() for batch in batches]
-    return found
 
 
 def implied_settings(recipe: Recipe, base: Path = Path()) -> list[str]:

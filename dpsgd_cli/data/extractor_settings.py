@@ -111,21 +111,7 @@ class HuggingFaceFeatures(Declared):
     )
 
 
-class PythonFeatures(Declared):
-    """A frozen network of the user's own. It is called with one record at a time, so it cannot look at another."""
-
-    kind: Literal["python"] = "python"
-    file: str = Field(description="A Python file, relative to the recipe.", examples=["network.py"])
-    function: str = Field("build", description="Function `(input_shape) -> network` in it; a network maps (1, ...).")
-
-
 Features = Annotated[
-    ScatteringFeatures
-    | PatchFeatures
-    | HogFeatures
-    | ColourFeatures
-    | PretrainedFeatures
-    | HuggingFaceFeatures
-    | PythonFeatures,
+    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures | HuggingFaceFeatures,
     Field(discriminator="kind"),
 ]

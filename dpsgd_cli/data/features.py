@@ -3,8 +3,7 @@
 Guarantee: the extractor is fixed before the training rows are read, so the features of a record depend on that record
 only, neighbouring data sets stay neighbouring, and the features cost no privacy. This holds because the extractor is
 made from public information: nothing at all (scattering, hog, colour-means), images that a public seed draws (patches),
-or numbers that the recipe declares public (pretrained, huggingface, python). The result's declarations list these. A
-network of the user's own is called with one record at a time.
+or numbers that the recipe declares public (pretrained, huggingface). The result's declarations list these.
 
 Features are cached for the user, by the content of the rows and of the extractor. `image_transforms.py`
 computes the transforms of images.
@@ -25,7 +24,6 @@ from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional
 
 from dpsgd_cli.common.package_files import files_of
-from dpsgd_cli.common.plugins import load_attribute
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step
@@ -36,7 +34,6 @@ from dpsgd_cli.data.extractor_settings import (
     HuggingFaceFeatures,
     PatchFeatures,
     PretrainedFeatures,
-    PythonFeatures,
     ScatteringFeatures,
 )
 from dpsgd_cli.data.fingerprint import sha256
@@ -58,8 +55,6 @@ class Extract(Step, stated=False):
     """Step from rows (N, C, side, side) or (N, D) to features. Subclasses define the network."""
 
     rows_at_once = ROWS_AT_ONCE
-    probed = False
-    """The network is made of more than `made_from` says, so the cache's key has its features of a fixed record."""
 
     def bounded(self, length: Length, before: Layout) -> Length:
         """Return no bound: a network's features have none that is public."""
@@ -95,9 +90,6 @@ class Extract(Step, stated=False):
         def transform(x: np.ndarray) -> np.ndarray:
             nonlocal network
             told = [VERSION, self.settings.model_dump(), self.made_from, x.shape, str(x.dtype)]
-            if self.probed:
-                network = network or [self.network(layout.shape)]
-                told.append(_probe(self, network[0], layout))
             place = cache.place("features", told, [x])
             out = cache.load(place)
             if out is None:
@@ -132,14 +124,6 @@ class Extract(Step, stated=False):
                     f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
                 ) from error
             return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
-
-
-def _probe(step: Extract, network: Network, layout: Layout) -> str:
-    """Return the SHA-256 of the features of a record that is the same for all data sets."""
-    drawn = np.random.default_rng(0)
-    whole = layout.integers
-    record = drawn.integers(0, 2, (1, *layout.shape)) if whole else drawn.random((1, *layout.shape), np.float32)
-    return hashlib.sha256(step.extract(network, record).tobytes()).hexdigest()
 
 
 def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
@@ -312,37 +296,6 @@ class Transformer(Extract):
         return mean_state
 
 
-class OwnNetwork(Extract):
-    """A network that a function of the user's own makes, called with one record at a time."""
-
-    settings: PythonFeatures
-    fitted_on = "nothing"
-    probed = True
-
-    def __init__(self, settings: PythonFeatures, base: Path) -> None:
-        super().__init__(settings, base)
-        self.declaration = f"The features are those of the network in {settings.file}, which is declared public."
-
-    def weights(self) -> Path:
-        return self.base / self.settings.file
-
-    def network(self, shape: tuple[int, ...]) -> Network:
-        made = load_attribute(self.weights(), self.settings.function)(shape)
-        if isinstance(made, torch.nn.Module):
-            made = made.eval().requires_grad_(False)
-
-        def alone(x: torch.Tensor) -> torch.Tensor:
-            found = torch.cat([made(row) for row in x.split(1)])
-            if len(x) > 1 and not torch.equal(made(x[:1]), found[:1]):
-                raise DataError(
-                    f"data.features.file: the network of {self.settings.file} gives other features for a record after"
-                    " it has seen others: it keeps something of them, or draws random numbers"
-                )
-            return found
-
-        return alone
-
-
 def _model_of(recipe: Path) -> Model:
     """Return the `model:` section of a result's recipe; DataError if it cannot be read, or names a user's own class."""
     tree, problems = read_tree(recipe.read_text(encoding="utf-8"), SourceLocation(str(recipe), 1))
@@ -363,7 +316,6 @@ EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
     "colour-means": ColourMeans,
     "pretrained": Pretrained,
     "huggingface": Transformer,
-    "python": OwnNetwork,
 }
 
 
@@ -401,7 +353,6 @@ class Join(Step):
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             told = [VERSION, [part.settings.model_dump() for part in self.parts], self.made_from, x.shape, str(x.dtype)]
-            told += [_probe(part, part.network(layout.shape), layout) for part in self.parts if part.probed]
             place = cache.place("features", told, [x])
             out = cache.load(place)
             if out is None:

@@ -26,7 +26,6 @@ from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation
 from dpsgd_cli.data.extractor_settings import (
     HuggingFaceFeatures,
     PretrainedFeatures,
-    PythonFeatures,
 )
 from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError, UsageError
@@ -199,7 +198,6 @@ def own_code(recipe: Recipe) -> list[str]:
     sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
     loss = getattr(recipe.model, "loss", None)
     own = [loss.python] if isinstance(loss, PythonLoss) else []
-    own += [one.file for one in recipe.data.extractors if isinstance(one, PythonFeatures)]
     return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)] + own
 
 

@@ -60,13 +60,6 @@ class Coefficient(_Part):
     note: str = ""
 
 
-class Pair(_Part):
-    """Two columns, and the standard deviation over both of the effect that they have only together."""
-
-    columns: tuple[str, str]
-    size: float
-
-
 class TestCurves(_Part):
     """Curves on the test records of a result, which are declared public.
 
@@ -90,7 +83,6 @@ class Explained(_Part):
     about_intervals: str = ""
     coefficients: list[Coefficient] = []
     shapes: list[Shape]
-    pairs: list[Pair]
     curves: TestCurves
     left_out: list[str]
 
@@ -174,12 +166,6 @@ def blocks(explained: Explained) -> list[Block]:
         told += [Heading("Coefficients with 95% intervals"), Text(explained.about_intervals)]
         listed = coefficient_rows(explained.coefficients[:MOST_COEFFICIENTS])
         told.append(TableBlock(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
-    if explained.pairs:
-        pairs = [(" and ".join(pair.columns), metric_text(pair.size)) for pair in explained.pairs]
-        told += [
-            Text("Pairs of columns whose joint effect is more than the sum:"),
-            TableBlock(("columns", "size"), pairs),
-        ]
     if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
     curves = explained.curves

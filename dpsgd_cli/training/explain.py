@@ -1,4 +1,4 @@
-"""Explanation of a trained model of a table: the shape of each column, pairs, coefficients, and curves on test records.
+"""Explanation of a trained model of a table: the shape of each column, coefficients, and curves on test records.
 
 Everything is computed from released weights and public facts (bounds, values, settings, the ledger), so it is
 post-processing and costs nothing. Test curves are of records that the result declares public.
@@ -29,7 +29,6 @@ of a calibration (`calibration/run.py`), whose own noise is left out.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -51,7 +50,7 @@ from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.results import provenance, shapes, store
-from dpsgd_cli.results.shapes import Coefficient, Explained, Pair, Shape, TestCurves
+from dpsgd_cli.results.shapes import Coefficient, Explained, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training import intervals as of_coefficients
 from dpsgd_cli.training.evaluation import reading_of
@@ -60,11 +59,8 @@ from dpsgd_cli.training.intervals import Inference
 
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
-_MOST_COLUMNS, _MOST_IN_PAIRS, _MOST_PAIRS = 200, 24, 5
-_PAIRS_AT_ONCE = 32
+_MOST_COLUMNS, _FEW_COLUMNS = 200, 24
 """Pairs whose outputs are computed together: some thousand rows."""
-_LEAST_PAIR = 0.02
-"""Least size of a pair that is reported, as a share of the largest column's."""
 _MOST_RECORDS = 200_000
 _MOST_ROC = 200
 
@@ -87,20 +83,17 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     elif len(usable) > _MOST_COLUMNS:
         left.append(f"all but the first {_MOST_COLUMNS} of {len(usable)} columns")
     deviation, about = deviation_of_noise(trained, trial)
-    others = _references(columns, _OTHERS if len(columns) <= _MOST_IN_PAIRS else _FEWEST_OTHERS)
+    others = _references(columns, _OTHERS if len(columns) <= _FEW_COLUMNS else _FEWEST_OTHERS)
     inference = _inference(trained, trial)
     effects = _effects(trained, trial, usable[:_MOST_COLUMNS], others)
     found = [_shape(trained, trial, at, *own, deviation, inference) for at, own in effects]
     found.sort(key=lambda shape: -shape.size)
-    pairs = _pairs(trained, trial, [at for at in usable if len(usable) <= _MOST_IN_PAIRS], others)
-    least = _LEAST_PAIR * max((shape.size for shape in found), default=0.0)
-    strongest = sorted((pair for pair in pairs if pair.size > least), key=lambda pair: -pair.size)[:_MOST_PAIRS]
     curves = _curves(trained, trial) if with_curves else TestCurves()
     weights, about_intervals = [] if inference is None else coefficients(trained, trial), ""
     if inference is not None:
         about, about_intervals = "Bands are 95% intervals.", of_coefficients.about(weights)
     return Explained(
-        trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, pairs=strongest, curves=curves,
+        trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, curves=curves,
         left_out=left, coefficients=weights, about_intervals=about_intervals,
     )  # fmt: skip
 
@@ -358,31 +351,6 @@ def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: floa
     elif known == 2 and next(iter(trained.bundle.weights[trial].values())).shape[0] == 2:
         scale = math.sqrt(2)
     return np.asarray(scale * deviation * np.linalg.norm(directions, axis=1))
-
-
-def _pairs(trained: Trained, trial: int, columns: Sequence[int], others: np.ndarray) -> list[Pair]:
-    """Return the size of what each pair of columns does only together, at five values of each."""
-    found, known = [], trained.layout.columns or ()
-    few = others[:: max(1, len(others) // 8)]
-    points = {at: np.array(_grid(known[at]) or [])[_five(len(_grid(known[at]) or []))] for at in columns}
-    pairs = list(itertools.combinations(columns, 2))
-    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-        some, rows = pairs[start : start + _PAIRS_AT_ONCE], []
-        for one, other in some:
-            grid = np.array(list(itertools.product(points[one], points[other])))
-            own = np.tile(few, (len(grid), 1, 1))
-            own[:, :, one], own[:, :, other] = grid[:, :1], grid[:, 1:]
-            rows.append(own.reshape(-1, few.shape[1]))
-        told = _explained(trained, trained.outputs(np.concatenate(rows), trial, exactly=True))
-        for (one, other), its in zip(some, np.split(told, np.cumsum([len(own) for own in rows])[:-1]), strict=True):
-            table = its.reshape(len(points[one]), len(points[other]), len(few), -1).mean(axis=2)
-            table = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean(axis=(0, 1))
-            found.append(Pair(columns=(known[one].name, known[other].name), size=float(table.std(axis=(0, 1)).max())))
-    return found
-
-
-def _five(points: int) -> np.ndarray:
-    return np.unique(np.linspace(0, points - 1, 5).round().astype(int))
 
 
 def _curves(trained: Trained, trial: int) -> TestCurves:

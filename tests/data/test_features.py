@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout, Step
 from dpsgd_cli.data.extractor_settings import (
@@ -20,10 +19,8 @@ from dpsgd_cli.data.extractor_settings import (
     HogFeatures,
     PatchFeatures,
     PretrainedFeatures,
-    PythonFeatures,
     ScatteringFeatures,
 )
-from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -226,66 +223,3 @@ def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
 def test_a_private_network_is_no_free_extractor() -> None:
     with pytest.raises(ValueError, match="trained on private data is no free extractor"):
         PretrainedFeatures(result="somewhere")
-
-
-OWN = """
-import torch
-
-def build(shape):
-    return lambda x: x.flatten(1)[:, :2] - x.mean(0).flatten()[:2]
-"""
-
-
-KEEPS = """
-seen = []
-
-def build(shape):
-    def network(x):
-        seen.append(x.sum())
-        return x.flatten(1)[:, :2] + sum(seen)
-    return network
-"""
-
-
-def test_a_network_of_the_users_own_sees_one_record(tmp_path: Path) -> None:
-    """It takes away the mean of the batch, which is a record's own: nothing is left of any."""
-    (tmp_path / "net.py").write_text(OWN)
-    settings = PythonFeatures(file="net.py", public=True)
-    with trusting():
-        step = extractor(settings, tmp_path)
-        rows = images(3)
-        assert transform_of(step, rows.shape[1:])(rows).tolist() == [[0.0, 0.0]] * 3
-        (tmp_path / "keeps.py").write_text(KEEPS)
-        keeps = extractor(PythonFeatures(file="keeps.py", public=True), tmp_path)
-        with pytest.raises(DataError, match="it keeps something of them"):
-            transform_of(keeps, rows.shape[1:])(rows)
-    assert step.made_from == {"features": sha256(tmp_path / "net.py")}
-    assert step.declaration is not None and "net.py" in step.declaration
-    with pytest.raises(ValueError, match="no free extractor"):
-        PythonFeatures(file="net.py", public=False)
-
-
-BESIDE = """
-import json
-import pathlib
-
-def build(shape):
-    scale = json.loads((pathlib.Path(__file__).parent / "scale.json").read_text())
-    return lambda x: x.flatten(1)[:, :1] * scale
-"""
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_features_follow_what_a_network_reads_beside_its_file(tmp_path: Path, joined: bool) -> None:
-    """The cache knows nothing of what a file loads, so its key has what the network makes of a record."""
-    (tmp_path / "net.py").write_text(BESIDE)
-    told = {"kind": "python", "file": "net.py", "public": True}
-    rows, found = images(3), []
-    for scale in (1.0, 2.0):
-        (tmp_path / "scale.json").write_text(str(scale))
-        data_section = Data.model_validate({"name": "digits", "features": [told] if joined else told})
-        with trusting():
-            step = features.step_of(data_section, tmp_path)
-            assert step is not None
-            found.append(step.transform(Layout(rows.shape[1:]), None)(rows))
-    assert np.allclose(found[1], 2 * found[0], rtol=1e-2) and found[0].any()

@@ -67,14 +67,14 @@ def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
     for shape, slope in zip(found.shapes, (200, 10), strict=True):
         values = np.array(shape.values, float)
         assert np.array(shape.effects)[:, 0] == pytest.approx(slope * (values - values.mean()), abs=2)
-    assert found.pairs == [] and "no noise" in found.about_noise
+    assert "no noise" in found.about_noise
     groups = np.array(found.curves.predicted)
     assert groups[:, 0] == pytest.approx(groups[:, 1], abs=4) and (groups[:, 2] <= groups[:, 1]).all()
     names = {row.feature: row.weight for row in explain.coefficients(Trained.load(directory), 0)}
     assert names["a"] == pytest.approx(1, abs=0.02) and set(names) == {"a", "b", "the model's own constant"}
 
 
-def test_shapes_and_pairs_of_categories(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+def test_shapes_of_categories(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
     data = table_of(tmp_path) | {"preprocess": [{"bin": {"pairs": 4}}]}
     method = {"kind": "sgd", "batching": "full", "learning_rate": 20}
     directory = train(write_recipe(data=data, epochs=100, repeats=1, privacy=None, method=method), save_models=True)
@@ -87,7 +87,6 @@ def test_shapes_and_pairs_of_categories(write_recipe: WriteRecipe, train: Train,
     assert effects[1] > 0 > effects[0] and sum(effects) == pytest.approx(0, abs=1e-9)
     ages = [effect[0] for effect in by_name["age"].effects]
     assert ages[-1] > ages[0] + 2
-    assert [pair.columns for pair in found.pairs] == [("age", "job")]
     rates = np.array(found.curves.roc)
     metrics = store.read_document(directory)["metrics"]
     assert auc(rates[:, 0], rates[:, 1]) == pytest.approx(metrics["test_auc"]["mean"], abs=1e-9)
