@@ -247,7 +247,9 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
         return TableFormat(encoding=encoding, separator=separator, skip=int(told is not None))
     is_head, _, _, separator, before, cells, body = max(found, key=lambda one: one[:3])
     header = is_head or not target.isdecimal() or int(target) > len(cells)
-    blank = any(name.startswith(" ") for name in cells) or not any(c.startswith(" ") for row in body for c in row)
+    blank = any(name.startswith(" ") for name in cells) or not any(
+        cell.startswith(" ") and cell.strip() for row in body for cell in row
+    )
     skip = before * is_head + int(told is not None)
     return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip)
 

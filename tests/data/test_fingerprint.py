@@ -35,11 +35,6 @@ def counted(path: Path, question: str = "?") -> tuple[dict[str, Any], int]:
     return fingerprint.found(path, question, read), reads
 
 
-def forget() -> None:
-    """Be another process."""
-    fingerprint._answers.clear()
-
-
 def test_pieces_are_the_file_in_order(file: Path) -> None:
     pieces: list[tuple[int, bytes]] = []
     digest = fingerprint.read_through(file, lambda offset, piece: pieces.append((offset, bytes(piece))))
@@ -63,22 +58,3 @@ def test_an_answer_is_used_again_while_the_file_is_the_same(file: Path) -> None:
 def test_a_file_that_was_just_written_is_read_again(file: Path) -> None:
     os.utime(file)
     assert [counted(file)[1] for _ in range(2)] == [1, 1]
-
-
-def test_answers_about_large_files_outlive_the_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones do not; a damaged note, or a folder that takes none, costs another reading."""
-    monkeypatch.setattr(fingerprint, "_LARGE", 1 << 20)
-    answer, _ = counted(file)
-    forget()
-    assert counted(file) == (answer, 0)
-    notes = list((Path(os.environ["XDG_CACHE_HOME"]) / "dpsgd" / "files").glob("*.json"))
-    for note in notes:
-        note.write_text("{", encoding="utf-8")
-    forget()
-    assert counted(file) == (answer, 1)
-    monkeypatch.setattr(fingerprint, "_place", lambda state: file / "no folder" / "note.json")
-    forget()
-    assert counted(file) == (answer, 1)
-    monkeypatch.setattr(fingerprint, "_LARGE", 1 << 40)
-    forget()
-    assert counted(file) == (answer, 1)
