@@ -83,7 +83,6 @@ LONG = (
     "test_pages.py::test_a_page_is_what_its_rows_say[yu2019]",
     "test_recipes_run.py::test_a_recipe_trains[beyond/cifar10-",
     "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-allocation",
-    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-buffered",
     "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-normalised",
     "test_recipes_run.py::test_a_recipe_trains[frontier/cifar10]",
     "test_recipes_run.py::test_a_recipe_trains[pate/mnist-confident]",

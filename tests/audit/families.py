@@ -46,7 +46,6 @@ FAMILIES: dict[str, list[str]] = {
     "tabular/adult": ["privacy.budget.epsilon=4"],
     "beyond/adult-influence": [],
     "beyond/mnist-banded": ["epochs=2"],
-    "beyond/mnist-buffered": ["epochs=2", "privacy.noise.bands=3"],
     "beyond/cifar10-allocated": ["epochs=2", "privacy.noise.bands=2"],
     "beyond/adult-histogram": SHORT,
     "beyond/mnist-automatic": [*SMALL, "epochs=1"],
