@@ -58,11 +58,9 @@ IDEAS: Mapping[str, Idea] = {
     "banded noise, allocated, averaged": Idea((*ALLOCATED, AVERAGE), "average of the last half"),
     "full batches, 60 steps": Idea((INDEPENDENT, "method.batching=full", "method.batch_size=null"), epochs=60),
     "automatic clipping": Idea((INDEPENDENT, "privacy.clipping={kind: automatic, norm: 0.5}")),
-    "normalised gradients": Idea((INDEPENDENT, "privacy.clipping={kind: normalised, norm: 0.5}")),
     "quantile clipping": Idea(
         (INDEPENDENT, "privacy.clipping={kind: quantile, quantile: 0.5, count_noise: 25.6, initial: 0.5}")
     ),
-    "histogram clipping": Idea((INDEPENDENT, "privacy.clipping={kind: histogram, quantile: 0.5}")),
     "truncated batches": Idea((INDEPENDENT, "method.batching=truncated-poisson", "method.largest_batch=600")),
     "random allocation": Idea((INDEPENDENT, "method.batching=random-allocation")),
     REPLACED: Idea((INDEPENDENT, "privacy.adjacency=replace-one"), REPLACED),

@@ -41,7 +41,6 @@ from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.calibration.price import with_calibration
-from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
@@ -117,7 +116,7 @@ def gradient_together(recipe: Recipe, facts: Facts, together: Together | None) -
     _check_sampler(sampling, privacy.accountant)
     before = with_preconditioner(recipe, facts.preprocessing_releases)
     before = with_calibration(recipe, with_intervals(recipe, before))
-    facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
+    facts = replace(facts, preprocessing_releases=before)
     draft = _Draft(recipe, privacy, sampling, facts, together)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
