@@ -79,11 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "method": _SHUFFLED,
         "privacy": _FIXED | {"clipping": {"kind": "quantile", "count_noise": 8}},
     },
-    "buffered, shuffled": {"method": _SHUFFLED, "privacy": _FIXED | {"noise": {"kind": "buffered", "bands": 3}}},
-    "inverse-banded, shuffled": {
-        "method": _SHUFFLED,
-        "privacy": _FIXED | {"noise": {"kind": "inverse-banded", "bands": 2}},
-    },
+    "banded, shuffled": {"method": _SHUFFLED, "privacy": _FIXED | {"noise": {"kind": "banded", "bands": 2}}},
     "banded": {"privacy": _FIXED | {"noise": {"kind": "banded", "bands": 2}}},
     "pate, lnmax": _PATE | {"method": _VOTES | {"aggregation": {"kind": "lnmax", "noise": 20}}},
     "pate, gnmax": _PATE | {"method": _VOTES | {"aggregation": {"kind": "gnmax", "noise": 40}}},

@@ -80,8 +80,6 @@ LONG = (
     "test_pages.py::test_a_page_is_what_its_rows_say[yu2019]",
     "test_recipes_run.py::test_a_recipe_trains[beyond/cifar10-",
     "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-allocation",
-    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-buffered",
-    "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-normalised",
     "test_recipes_run.py::test_a_recipe_trains[frontier/cifar10]",
     "test_recipes_run.py::test_a_recipe_trains[pate/mnist-confident]",
     "test_sklearn.py::test_a_search_over_parameters_is_refused[2]",
@@ -300,17 +298,6 @@ WAYS: dict[str, dict[str, Any]] = {
             "budget": {"epsilon": 4, "delta": 1e-3},
             "clipping": {"kind": "quantile", "count_noise": 3, "learning_rate": 0.5},
         },
-    },
-    "full-histogram-convex": {
-        "data": {"name": "breast-cancer"},
-        "model": {"kind": "convex"},
-        "method": {"kind": "dp-gd", "learning_rate": 1},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "clipping": {"kind": "histogram", "share": 0.1}},
-        "epochs": 4,
-    },
-    "shuffle-histogram": {
-        "method": GRADIENT | {"batching": "shuffle"},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "clipping": {"kind": "histogram", "share": 0.1}},
     },
     "shuffle-validation": {
         "data": OWN | {"validation": {"records": 12, "noise_multiplier": 8}},

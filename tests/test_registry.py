@@ -80,16 +80,6 @@ ADDITIONS = {
             "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
         },
     ),
-    # noise/settings.py: "its name in `StrategyKind`, its record in `STRATEGIES`"
-    "kind of noise": Addition(
-        edited="dpsgd_cli/noise/settings.py",
-        edits={
-            '"banded", "inverse-banded", "buffered"]': '"short", ',
-            '"buffered": StrategyRecord(': (
-                '"short": StrategyRecord(batchings=("shuffle",), made="dpsgd_cli.noise.weights:banded"),\n    '
-            ),
-        },
-    ),
     # engine/loss_bounds.py: "its name in `Loss`, its record in `LOSSES`, and a class of `MarginLoss`"
     "convex loss": Addition(
         files={

@@ -46,7 +46,6 @@ AVERAGE = "method.averaging={kind: tail}"
 REPLACED = "DP-SGD, replace-one"
 INDEPENDENT = "privacy.noise={kind: independent}"
 ALLOCATED = ("method.batching=random-allocation", "method.batch_size=500")
-ONE_ORDER = ("method.batching=shuffle", "privacy.adjacency=zero-out")
 IDEAS: Mapping[str, Idea] = {
     PLAIN: Idea((INDEPENDENT,)),
     "average of the last half": Idea((INDEPENDENT, AVERAGE)),
@@ -57,26 +56,11 @@ IDEAS: Mapping[str, Idea] = {
     "banded noise": Idea(),
     "banded noise, averaged": Idea((AVERAGE,), "average of the last half"),
     "banded noise, allocated, averaged": Idea((*ALLOCATED, AVERAGE), "average of the last half"),
-    "the same, weights for the average": Idea(
-        (*ALLOCATED, AVERAGE, "privacy.noise={kind: banded, workload: average}"), "average of the last half"
-    ),
-    "BISR, one order, averaged": Idea(
-        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: inverse-banded}"), "average of the last half"
-    ),
-    "one vector, one order, averaged": Idea(
-        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: inverse-banded, bands: 2, workload: average}"),
-        "average of the last half",
-    ),
-    "BLT, one order, averaged": Idea(
-        (*ONE_ORDER, AVERAGE, "privacy.noise={kind: buffered, bands: 5}"), "average of the last half"
-    ),
     "full batches, 60 steps": Idea((INDEPENDENT, "method.batching=full", "method.batch_size=null"), epochs=60),
     "automatic clipping": Idea((INDEPENDENT, "privacy.clipping={kind: automatic, norm: 0.5}")),
-    "normalised gradients": Idea((INDEPENDENT, "privacy.clipping={kind: normalised, norm: 0.5}")),
     "quantile clipping": Idea(
         (INDEPENDENT, "privacy.clipping={kind: quantile, quantile: 0.5, count_noise: 25.6, initial: 0.5}")
     ),
-    "histogram clipping": Idea((INDEPENDENT, "privacy.clipping={kind: histogram, quantile: 0.5}")),
     "truncated batches": Idea((INDEPENDENT, "method.batching=truncated-poisson", "method.largest_batch=600")),
     "random allocation": Idea((INDEPENDENT, "method.batching=random-allocation")),
     REPLACED: Idea((INDEPENDENT, "privacy.adjacency=replace-one"), REPLACED),

@@ -217,6 +217,6 @@ def _unit(made: Sequence[LedgerEntry]) -> str | None:
 
 def noise_text(noise: PlannedNoise) -> str:
     """Describe correlated noise in words, with its predicted error and its `ratio`, as far as they are known."""
-    said = f"{noise.strategy.kind}, correlated over {count(noise.strategy.reach, 'step')}"
+    said = f"banded, correlated over {count(noise.strategy.reach, 'step')}"
     beside = "" if noise.ratio is None else f", {noise.ratio:.4g} of that of independent noise"
     return f"{said}; predicted error {noise.error:.6g}{beside}"

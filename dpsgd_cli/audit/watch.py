@@ -82,7 +82,7 @@ class Watch(AuditHook):
         shapes = [None if correlated is None else correlated.strategy] * trials
         self._fresh = step_noise(shapes, pack.size, pack.values.device)
         self.scores = np.zeros(staged.inside.shape)
-        if correlated is not None and sampling.kind.sampled and correlated.strategy.kind == "banded":
+        if correlated is not None and sampling.kind.sampled:
             own = correlated.strategy
             self._blocks = Blocks((own.column[: own.reach] / own.norm).tolist(), staged.inside.shape)
 

@@ -7,27 +7,20 @@ Clipped sums are in `clipping/run.py`, noise on the sums in `methods/dp_sgd/run.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.price import released_histogram
 from dpsgd_cli.clipping.run import Clipping
-from dpsgd_cli.clipping.settings import ClippingKind, HistogramClipping, QuantileClipping
+from dpsgd_cli.clipping.settings import ClippingKind, QuantileClipping
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.noise.run import Grid, NoiseSource, add_noise, gaussian
-
-Visit = Callable[[Clipping], None]
-"""Function that computes the gradients of this process's part of all training records at the current weights.
-
-It passes the gradients' norms to the clipping's `on_norms` callback and drops the sums."""
+from dpsgd_cli.noise.run import Grid, NoiseSource, add_noise
 
 
 class Bounds:
@@ -50,9 +43,6 @@ class Bounds:
         self.clipping = Clipping(norms, not first.by_layer, partial(factors, **settings) if settings else factors)
         self.sensitivities = self.clipping.sensitivities
         self.kept: dict[str, Tensor] = {}
-
-    def prepare(self, visit: Visit) -> None:
-        """Release the statistics that the bounds need before the first step, unless done; `visit` reads all records."""
 
     def begin(self) -> None:
         """Start a step: set its bounds from earlier releases."""
@@ -146,83 +136,6 @@ class QuantileBounds(Bounds):
 
     def side_unit(self, multipliers: Tensor) -> Tensor:
         return self._noise / multipliers
-
-    def published(self) -> dict[str, list[float]]:
-        return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}
-
-
-class HistogramBounds(Bounds):
-    """One bound C: a quantile of the gradients' norms at the initial weights, from a noisy histogram of the norms.
-
-    Released, once, before the first step: counts h_k of the training records i with |g_i| in bin k, plus N(0, s^2) on
-    every count. The bins are public, of equal ratio between two bounds. The first bin also counts all shorter norms,
-    the last one all longer or non-finite norms. C is the point at which the cumulative noisy counts reach `quantile` of
-    the public number of records. It is a function of the release and of public numbers, within the bounds of the bins.
-
-    Sensitivity: a present record is in one bin; an absent record and the null record are in none; no record's bin
-    depends on other records. So the counts move by 1 (add-remove, zero-out) or sqrt(2) (replace-one) in the L2 norm.
-
-    Price: with s = z times this sensitivity it is a Gaussian mechanism on all records, of noise multiplier z, charged
-    before training (`clipping/price.py`). The sums of the steps, clipped at C, are charged in units of C, which
-    is fixed before the first step (adaptive composition): the noise is z_t C moves on a sum that one record moves by
-    C moves.
-    """
-
-    def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
-        super().__init__(context, kinds)
-        self._context = context
-        self._kinds = [kind for kind in kinds if isinstance(kind, HistogramClipping)]
-        if len({(kind.bins, kind.range) for kind in self._kinds}) > 1 or len(self._kinds) < len(kinds):
-            raise PrivacyError("trials that train together share the bins of privacy.clipping histogram")
-        (low, high), bins = self._kinds[0].range, self._kinds[0].bins
-        device = context.pack.values.device
-        self._edges = low * (high / low) ** (torch.arange(bins + 1, dtype=PRECISION, device=device) / bins)
-        self._counts = torch.zeros(context.trials, bins, dtype=PRECISION, device=device)
-        self.kept = {"clip": torch.full((context.trials, 1), math.nan, dtype=PRECISION, device=device)}
-
-    def prepare(self, visit: Visit) -> None:
-        if bool(self.kept["clip"].isnan().any()):
-            visit(Clipping(torch.ones_like(self.clipping.norms), on_norms=self._count))
-            self._context.team.add_up(self._counts)
-            if self._context.team.first:
-                self._release()
-            self._context.team.share(self._counts)
-            clips = [self._read_off(trial, kind.quantile) for trial, kind in enumerate(self._kinds)]
-            self.kept["clip"].copy_(torch.stack(clips).unsqueeze(1))
-            self._counts.zero_()
-        norms = self.kept["clip"].T.to(self.clipping.norms)
-        self.clipping, self.unit = replace(self.clipping, norms=norms), norms.T
-
-    def _count(self, squares: Tensor, mask: Tensor | None) -> None:
-        """Add 1 to the bin of each gradient's norm."""
-        norms = squares.sum(dim=0).sqrt().to(PRECISION)
-        inner = self._edges[1:-1].contiguous()
-        # a NaN norm counts as infinite
-        bins = torch.bucketize(norms.nan_to_num(nan=math.inf, posinf=math.inf), inner)
-        there = torch.ones_like(norms) if mask is None else mask.to(PRECISION)
-        self._counts.scatter_add_(1, bins, there)
-
-    def _release(self) -> None:
-        """Add noise to the counts in place, so that they may be released."""
-        context, watcher = self._context, self._context.watcher
-        exact = None if watcher is None else self._counts.clone()
-        mechanisms = [released_histogram(plan) for plan in context.plans if plan is not None]
-        for stream, counts, mechanism in zip(context.streams, self._counts, mechanisms, strict=True):
-            noisy = gaussian(stream, "norm-histogram", 0, counts.cpu().numpy(), mechanism, context.table.summed)
-            counts.copy_(torch.from_numpy(noisy))
-        if watcher is not None and exact is not None:
-            watcher.prepared(mechanisms[0], exact, self._counts)
-
-    def _read_off(self, trial: int, quantile: float) -> Tensor:
-        """Return the norm at which cumulative noisy counts reach `quantile`; geometric interpolation within a bin."""
-        reached = self._counts[trial].cumsum(dim=0)
-        wanted = quantile * len(self._context.table)
-        at = int((reached < wanted).cumprod(dim=0).sum())
-        if at == len(reached):
-            return self._edges[-1]
-        before = reached[at - 1] if at else reached.new_zeros(())
-        part = ((wanted - before) / (reached[at] - before)).clamp(0, 1)
-        return self._edges[at] * (self._edges[at + 1] / self._edges[at]) ** part
 
     def published(self) -> dict[str, list[float]]:
         return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}

@@ -106,16 +106,6 @@ def automatic(bounds: Tensor, norms: Tensor, stability: float) -> Tensor:
     return bounds / (norms + stability)
 
 
-SHORTEST = 1e-10
-"""The smallest norm by which `normalised` divides. Squares of much smaller numbers underflow in float32: the computed
-norm would be less than the true one, and the divided gradient would exceed its bound."""
-
-
-def normalised(bounds: Tensor, norms: Tensor) -> Tensor:
-    """Return the factor C / max(|g|, `SHORTEST`); a zero gradient stays 0."""
-    return bounds / norms.clamp(min=SHORTEST)
-
-
 @dataclass(frozen=True)
 class Clipping:
     """L2 bounds on one example's gradient for each trial: one over all parameters if `flat`, else one per layer.

@@ -11,9 +11,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from dpsgd_cli.common.sections import Auto, Fraction, Positive, Section
+from dpsgd_cli.common.sections import Auto, Positive, Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import PrivacyError
 
@@ -47,11 +47,6 @@ class ClippingKind(Section):
     def factor_settings(self) -> Mapping[str, float]:
         """Return the keyword arguments of `factors` besides bounds and norms."""
         return {}
-
-    @property
-    def share_before(self) -> float | None:
-        """Return the share of the budget's mu^2 for a histogram of norms before training; None without histogram."""
-        return None
 
     @abstractmethod
     def bounds(self, layers: int | None) -> list[float]:
@@ -138,18 +133,32 @@ class PerLayerClipping(ClippingKind):
         return self.noise == "as-published"
 
 
-class OneLength(ClippingKind):
-    """Gradients scaled to about one length C, short ones lengthened, so that no bound has to be found.
+class AutomaticClipping(ClippingKind):
+    """Gradients C g / (|g| + gamma), of norm C |g| / (|g| + gamma) < C (Bu et al. 2022, arXiv 2206.07136, AUTO-S).
 
-    The update is learning rate x (sum of such gradients + noise z C) / batch, so C and the learning rate are one
-    setting: their product is the distance by which a record in a batch of one would move the weights. Leave C at 1 and
-    choose the learning rate. It is then about C |g| times that of plain clipping, for typical gradients of norm
-    |g| < C.
+    Gradients have about one length C, short ones are lengthened, so that no bound has to be found. The update is
+    learning rate x (sum of such gradients + noise z C) / batch, so C and the learning rate are one setting: their
+    product is the distance by which a record in a batch of one would move the weights. Leave C at 1 and choose the
+    learning rate. It is then about C |g| times that of plain clipping, for typical gradients of norm |g| < C.
+
+    Sensitivity: C under add-remove and zero-out, 2 C under replace-one, as with plain clipping; never attained.
     """
 
+    factors = "dpsgd_cli.clipping.run:automatic"
+    plain = False
+    held = "dpsgd_cli.clipping.bounds:Bounds"
+    in_units = False
+    moves = False
+    kind: Literal["automatic"] = "automatic"
     norm: Positive = Field(1.0, description="L2 bound C of one record's gradient; tune it with the learning rate.")
     layers: Literal["together", "apart"] = Field(
         "together", description="The whole gradient has one length, or each layer's its own, C / sqrt(layers)."
+    )
+    stability: float = Field(
+        0.01,
+        ge=1e-6,
+        le=1e6,
+        description="gamma, added to every norm: gradients far below it stay as short as they are.",
     )
 
     @property
@@ -168,44 +177,9 @@ class OneLength(ClippingKind):
         del layers
         return self.norm
 
-
-class AutomaticClipping(OneLength):
-    """Gradients C g / (|g| + gamma), of norm C |g| / (|g| + gamma) < C (Bu et al. 2022, arXiv 2206.07136, AUTO-S).
-
-    Sensitivity: C under add-remove and zero-out, 2 C under replace-one, as with plain clipping; never attained.
-    """
-
-    factors = "dpsgd_cli.clipping.run:automatic"
-    plain = False
-    held = "dpsgd_cli.clipping.bounds:Bounds"
-    in_units = False
-    moves = False
-    kind: Literal["automatic"] = "automatic"
-    stability: float = Field(
-        0.01,
-        ge=1e-6,
-        le=1e6,
-        description="gamma, added to every norm: gradients far below it stay as short as they are.",
-    )
-
     @property
     def factor_settings(self) -> Mapping[str, float]:
         return {"stability": self.stability}
-
-
-class NormalisedClipping(OneLength):
-    """Gradients C g / |g|, of norm C, and 0 where g is 0.
-
-    Sensitivity: C under add-remove and zero-out, 2 C under replace-one; attained. A gradient of norm below 10^-10,
-    where float32 is no longer accurate, becomes C g / 10^-10: shorter than C.
-    """
-
-    factors = "dpsgd_cli.clipping.run:normalised"
-    plain = False
-    held = "dpsgd_cli.clipping.bounds:Bounds"
-    in_units = False
-    moves = False
-    kind: Literal["normalised"] = "normalised"
 
 
 class QuantileClipping(ClippingKind):
@@ -256,44 +230,7 @@ def _ample(noise_multiplier: float) -> str:
     return f"{2 * noise_multiplier:.3g}"
 
 
-class HistogramClipping(ClippingKind):
-    """A bound at a quantile of the gradients' norms, from a noisy histogram that is charged before the first step.
-
-    After DC-SGD (Wei et al. 2025, arXiv 2503.22988), which makes such histograms repeatedly; this one is made once, at
-    the initial weights, of all training records. The proof is at `HistogramBounds` in `clipping/bounds.py`. One
-    bound for the whole gradient.
-    """
-
-    factors = "dpsgd_cli.clipping.run:at_most"
-    plain = False
-    held = "dpsgd_cli.clipping.bounds:HistogramBounds"
-    in_units = True
-    moves = False
-    kind: Literal["histogram"] = "histogram"
-    quantile: float = Field(0.5, gt=0, lt=1, description="The share of gradients to be within the bound at the start.")
-    share: Fraction = Field(0.02, description="Share of the budget's mu^2 (or rho) that the histogram gets.")
-    bins: int = Field(60, ge=2, le=10_000, description="Bins of equal ratio between the bounds of `range`.")
-    range: tuple[Positive, Positive] = Field(
-        (1e-3, 1e3), description="The least and the largest bound: shorter and longer gradients are in the outer bins."
-    )
-
-    @model_validator(mode="after")
-    def _range_goes_up(self) -> HistogramClipping:
-        if not self.range[0] < self.range[1]:
-            raise ValueError(f"range: goes from {self.range[0]:g} to {self.range[1]:g}; give the smaller bound first")
-        return self
-
-    @property
-    def share_before(self) -> float:
-        return self.share
-
-    def bounds(self, layers: int | None) -> list[float]:
-        """Return the bound in units of itself: 1."""
-        del layers
-        return [1.0]
-
-
 Clipping = Annotated[
-    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping | QuantileClipping | HistogramClipping,
+    FlatClipping | PerLayerClipping | AutomaticClipping | QuantileClipping,
     Field(discriminator="kind"),
 ]

@@ -10,11 +10,9 @@ rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part
 back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So y_t = floor(N_t
 2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism. A record moves its
 centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps,
-where c_0 = 1. An inverse-banded strategy stores v_t = w_t + b_t, with b_t as it was before it was rounded, so b_t is
-the sum of the same c_j w_{t-j}. `NoiseStrategy.moved_by_rounding` computes this sum, with what float64 loses of b_t.
-While |w| and |v| are below 2^47, which is beyond 30 standard deviations, a sum of k products loses less than k 2^-5,
-which C multiplies by at most |c|_1, and a buffer of decay l less than 2^-5 / (1 - l)^2. The stored numbers are the w or
-v times their steps, in float64.
+where c_0 = 1. `NoiseStrategy.moved_by_rounding` computes this sum, with what float64 loses of b_t. While |w| is below
+2^47, which is beyond 30 standard deviations, a sum of k products loses less than k 2^-5, which C multiplies by at most
+|c|_1. The stored numbers are the w times their steps, in float64.
 
 `noise/price.py` defines strategies and their charges; `accounting/mechanism.py` proves the price.
 """
@@ -65,18 +63,12 @@ class CorrelatedStepNoise(StepNoise):
 
     def __init__(self, shapes: Sequence[NoiseStrategy], size: int, device: torch.device) -> None:
         self._next = 0
-        self._of_fresh = shapes[0].of_fresh
         longest = max(len(shape.taken) for shape in shapes)
-
-        def table(rows: Sequence[Sequence[float]]) -> Tensor:
-            padded = [[*row, *[0.0] * (longest - len(row))] for row in rows]
-            return torch.tensor(padded, dtype=torch.float64, device=device)
-
+        padded = [[*shape.taken, *[0.0] * (longest - len(shape.taken))] for shape in shapes]
         self._unit = torch.tensor([[shape.norm] for shape in shapes], dtype=torch.float64, device=device)
         """|c| (R, 1)"""
-        self._taken = table([shape.taken for shape in shapes])
-        self._decays = table([shape.decays for shape in shapes]) if shapes[0].kind == "buffered" else None
-        # buffers; or v_{t-1}, v_{t-2}, ... in a ring: that of step t is at t mod its length
+        self._taken = torch.tensor(padded, dtype=torch.float64, device=device)
+        # x_{t-1}, x_{t-2}, ... in a ring: that of step t is at t mod its length
         self._past = torch.zeros(len(shapes), longest, size, dtype=torch.float64, device=device)
 
     def add(self, sums: Tensor, step: int, source: NoiseSource, scale: Tensor, grid: Grid | None) -> None:
@@ -93,12 +85,12 @@ class CorrelatedStepNoise(StepNoise):
             whole = grid.shortened(fresh) - torch.div(back, size).round_().to(torch.int64)
             put_on_grid(sums, whole, size)
             made = whole * size
-        self._keep(step, made, back)
+        self._keep(step, made)
 
     def fresh(self, step: int, made: Tensor) -> Tensor:
         self._begin(step)
         made, back = made.to(torch.float64), self._taken_back(step)
-        self._keep(step, made, back)
+        self._keep(step, made)
         return (made + back) / self._unit
 
     def _begin(self, step: int) -> None:
@@ -111,16 +103,13 @@ class CorrelatedStepNoise(StepNoise):
         """Return b of `step`, shape (R, P)."""
         length = max(1, self._past.shape[1])
         # with at = step mod length, column i of the ring is (at - i) mod length steps back, or length if i = at
-        turned = self._taken if self._decays is not None else torch.roll(self._taken.flip(1), step % length, dims=1)
+        turned = torch.roll(self._taken.flip(1), step % length, dims=1)
         return torch.bmm(turned.unsqueeze(1), self._past).squeeze(1)
 
-    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
-        """Store what later steps take back of `made`, the noise x of `step`; `back` is what `step` took back."""
-        kept = made + back if self._of_fresh else made
-        if self._decays is not None:
-            self._past.mul_(self._decays.unsqueeze(2)).add_(kept.unsqueeze(1))
-        elif self._past.shape[1]:
-            self._past[:, step % self._past.shape[1]] = kept
+    def _keep(self, step: int, made: Tensor) -> None:
+        """Store `made`, the noise x of `step`, of which later steps take some back."""
+        if self._past.shape[1]:
+            self._past[:, step % self._past.shape[1]] = made
 
     def state(self) -> dict[str, Tensor]:
         return {"next": torch.tensor(self._next), "past": to_host(self._past)}
@@ -133,11 +122,11 @@ class CorrelatedStepNoise(StepNoise):
 def step_noise(shapes: Sequence[NoiseStrategy | None], size: int, device: torch.device) -> StepNoise:
     """Return the StepNoise for sums (R, `size`) of trials with strategies `shapes` (None: independent noise).
 
-    Raises PrivacyError unless all trials have one kind of strategy.
+    Raises PrivacyError unless all trials have a strategy, or none has.
     """
     kept = [shape for shape in shapes if shape is not None]
     if not kept:
         return StepNoise()
-    if len(kept) < len(shapes) or len({shape.kind for shape in kept}) > 1:
+    if len(kept) < len(shapes):
         raise PrivacyError("trials that train together share one kind of privacy.noise")
     return CorrelatedStepNoise(kept, size, device)

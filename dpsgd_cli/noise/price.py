@@ -9,7 +9,8 @@ Purpose: descent adds gradients up. The noise of a sum of the first t steps, sum
 after t steps of one length. The predicted error is the root mean square of its standard deviation over all t, in units
 of one sum's sensitivity. It ignores momentum, averages and changing learning rates, and accuracy need not follow it.
 
-Sources: Choquette-Choo et al. 2023 (arXiv 2306.08153; banded matrices); those of `noise/weights.py`.
+Sources: Choquette-Choo et al. 2023 (arXiv 2306.08153; banded matrices); Fichtenberger, Henzinger and Upadhyay 2023
+(coefficients of (1 - x)^(-1/2)).
 """
 
 from __future__ import annotations
@@ -17,16 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsgd_cli.accounting.adjacency import Batching
-from dpsgd_cli.common.plugins import named
-from dpsgd_cli.noise.settings import STRATEGIES, CorrelatedNoise, StrategyKind, Workload
-from dpsgd_cli.noise.weights import Numbers, Wanted, seen_by
+from dpsgd_cli.noise.settings import CorrelatedNoise
 
 Floats = NDArray[np.float64]
 
@@ -47,36 +46,17 @@ class Charge(NamedTuple):
 class NoiseStrategy:
     """Noise x_t = |c| y_t - b_t, where b_t is past noise that is taken back, over `steps` steps.
 
-    Of x_1, x_2, ... (banded, buffered) or of u_t = |c| y_t (inverse-banded), call them v:
-    - without decays b_t = sum_j taken_j v_(t-j): C has the coefficients 1, taken_1, ..., or C^-1 has 1, -taken_1, ...
-    - with decays l_i, b_t = sum_i taken_i sum_(j >= 1) l_i^(j-1) v_(t-j): C has 1, sum_i taken_i l_i^(j-1).
-    All coefficients of C are divided by |c|, the norm of its first column.
+    b_t = sum_j taken_j x_(t-j), so C has the coefficients 1, taken_1, ..., divided by |c|, their norm.
     """
 
-    kind: StrategyKind
     steps: int
     taken: tuple[float, ...] = ()
-    decays: tuple[float, ...] = ()
-
-    @property
-    def of_fresh(self) -> bool:
-        """True if what is taken back is a sum of past fresh noise, not of past added noise."""
-        return self.kind == "inverse-banded"
 
     @cached_property
     def column(self) -> Floats:
         """First column (steps,) of C before it is divided by its norm."""
-        from scipy.signal import lfilter  # takes .3 s to import; most noise is not correlated
-
         found = np.zeros(self.steps)
-        found[0] = 1.0
-        if self.of_fresh:
-            whole: Floats = lfilter([1.0], [1.0, *(-one for one in self.taken)], found)
-            return whole
-        own = np.asarray(self.taken)
-        if self.decays:
-            own = own @ np.asarray(self.decays)[:, None] ** np.arange(self.steps - 1)
-        found[1 : 1 + len(own)] = own[: self.steps - 1]
+        found[: self.reach] = (1.0, *self.taken)[: self.reach]
         return found
 
     @cached_property
@@ -87,7 +67,7 @@ class NoiseStrategy:
     @property
     def reach(self) -> int:
         """Number of steps over which noise is correlated."""
-        return min(self.steps, 1 + len(self.taken)) if self.kind == "banded" else self.steps
+        return min(self.steps, 1 + len(self.taken))
 
     @cached_property
     def products(self) -> Floats:
@@ -96,16 +76,8 @@ class NoiseStrategy:
         The product is largest for s = 0, for which the columns are cut last: sum_u |c_u| |c_(u + d)| / |c|^2. 0 where
         the columns of a band no longer meet.
         """
-        from scipy.signal import fftconvolve
-
-        size = np.abs(self.column) / self.norm
-        if self.kind == "banded":
-            own = size[: self.reach]
-            found = np.zeros(self.steps)
-            found[: self.reach] = np.correlate(own, own, "full")[self.reach - 1 :]
-        else:
-            # rounding errors of the transform, from above
-            found = np.maximum(fftconvolve(size, size[::-1])[self.steps - 1 :], 0.0) + 1e-14 * self.steps
+        size, found = np.abs(self.column[: self.reach]) / self.norm, np.zeros(self.steps)
+        found[: self.reach] = np.correlate(size, size, "full")[self.reach - 1 :]
         found[0] = 1.0
         largest: Floats = np.maximum.accumulate(found[::-1])[::-1]
         return largest
@@ -117,9 +89,7 @@ class NoiseStrategy:
     @property
     def moved_by_rounding(self) -> float:
         """Grid steps by which rounding to integers moves a coordinate of C g, in one step (`noise/correlation.py`)."""
-        total = math.fsum(np.abs(self.column))
-        buffers = math.fsum(abs(a) / (1 - decay) ** 2 for a, decay in zip(self.taken, self.decays, strict=False))
-        return 1 + total * (1 + (1 + len(self.taken)) / 8) + buffers / 8
+        return 1 + math.fsum(np.abs(self.column)) * (1 + (1 + len(self.taken)) / 8)
 
     def charges(self, batching: Batching, multipliers: Sequence[float], steps: int, groups: int) -> list[list[Charge]]:
         """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers.
@@ -162,27 +132,16 @@ class NoiseStrategy:
             found.append(float(own @ (own + 2 * earlier)))
         return found
 
-    def variances(self, workload: Workload) -> Floats:
-        """Return variances (steps,) of what the noise of the first 1, 2, ... steps adds, if y has variance 1."""
-        from scipy.signal import lfilter
-
-        impulse = np.zeros(self.steps)
-        impulse[0] = 1.0
-        if self.of_fresh:
-            inverse = impulse
-            inverse[1 : 1 + len(self.taken)] = -np.asarray(self.taken)[: self.steps - 1]
-        else:
-            inverse = lfilter([1.0], self.column[: self.reach], impulse)
-        found: Floats = np.cumsum(np.square(self.norm * seen_by(workload, inverse)))
-        return found
-
-    def error(self, multipliers: Sequence[float], workload: Workload) -> float:
-        """Return the root mean square, over all steps, of the standard deviation of what noise adds to the workload.
+    def error(self, multipliers: Sequence[float]) -> float:
+        """Return the root mean square, over all steps, of the standard deviation of what noise adds to the weights.
 
         `multipliers` has one entry for each epoch, of equally many steps. The unit is the sensitivity of one sum.
         """
+        from scipy.signal import lfilter  # takes .3 s to import; most noise is not correlated
+
         squares = np.square(np.asarray(multipliers, dtype=np.float64))
-        left = self.variances(workload)[::-1]
+        inverse = lfilter([1.0], self.column[: self.reach], np.eye(1, self.steps)[0])
+        left = np.cumsum(np.square(self.norm * np.cumsum(inverse)))[::-1]
         return math.sqrt(float(np.repeat(squares, self.steps // len(squares)) @ left) / self.steps)
 
 
@@ -210,17 +169,11 @@ def by_cycle(multipliers: Sequence[float], steps: int, bands: int) -> list[list[
     return found
 
 
-def strategy(noise: CorrelatedNoise, batching: Batching, epochs: int, steps: int) -> NoiseStrategy:
-    """Return the strategy for `epochs` epochs of `steps` steps; `noise.bands` must be a number."""
+def strategy(noise: CorrelatedNoise, steps: int) -> NoiseStrategy:
+    """Return the strategy for a training of `steps` steps; `noise.bands` must be a number.
+
+    Its numbers are c_1, ..., c_(b-1) of (1 - x)^(-1/2): c_0 = 1, c_k = c_{k-1} (2 k - 1) / (2 k).
+    """
     assert isinstance(noise.bands, int)
-    # uses of a record are charged by themselves, unless columns of C reach from one to the next
-    alone = batching == "poisson" or (batching == "random-allocation" and noise.kind == "banded")
-    total = epochs * steps
-    wanted = Wanted(min(noise.bands, total), total, total if alone else steps, noise.weights, noise.workload)
-    return NoiseStrategy(noise.kind, total, *_numbers(STRATEGIES[noise.kind].made, wanted))
-
-
-@lru_cache(maxsize=64)
-def _numbers(made: str, wanted: Wanted) -> Numbers:
-    found: Numbers = named(made)(wanted)
-    return found
+    k = np.arange(1, min(noise.bands, steps))
+    return NoiseStrategy(steps, tuple(np.cumprod((2 * k - 1) / (2 * k)).tolist()))

@@ -335,7 +335,7 @@ def _rows_of_users(recipe: Recipe, unit: Unit) -> list[str]:
         problems.append(f"{where}: folds are cut by users; leave folds out, or use sampling: users")
     if privacy.correlated is not None:
         problems.append(f"{where}: correlated noise is proved for one row a user; leave privacy.noise out")
-    if privacy.clipping.moves or privacy.clipping.share_before is not None:
+    if privacy.clipping.moves:
         problems.append(
             f"{where}: the release that privacy.clipping {privacy.clipping.kind} reads bounds from is charged for one"
             " row; use flat or per-layer"
@@ -475,15 +475,6 @@ def _clipping(recipe: Recipe) -> list[str]:
         problems.append(
             f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
         )
-    if recipe.privacy.clipping.share_before is None:
-        return problems
-    where = "privacy.clipping.share"
-    if recipe.privacy.budget is None:
-        problems.append(f"{where}: is one of privacy.budget, which is missing; give it, or use another kind")
-    if recipe.privacy.budget_covers == "training":
-        problems.append(f"privacy.budget_covers: {where} is one of the whole budget; use total")
-    if recipe.runtime.dtype in ("bfloat16", "tf32"):
-        problems.append(f"runtime.dtype: the histogram of privacy.clipping {kind} needs float32 or float64")
     return problems
 
 

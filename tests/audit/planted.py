@@ -17,12 +17,9 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting import group_pairs, sampled_pairs
-from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
-from dpsgd_cli.clipping import bounds
-from dpsgd_cli.clipping import price as norm_histogram
 from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
@@ -224,17 +221,6 @@ def free_count(patch: Patch, folder: Path) -> None:
     patch.setattr(QuantileClipping, "applied", lambda self, noise_multiplier: noise_multiplier)
 
 
-def bare_histogram(patch: Patch, folder: Path) -> None:
-    own = norm_histogram.released_histogram
-    patch.setattr(bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=1e-6))
-
-
-def free_histogram(patch: Patch, folder: Path) -> None:
-    patch.setattr(gradient_plan, "with_histogram", lambda recipe, before: before)
-    patch.setattr(bounds, "released_histogram", lambda plan: GaussianSum(5.0, "add-remove", label="norm-histogram"))
-
-
-HISTOGRAM = [*POISSON, "privacy.clipping={kind: histogram}"]
 QUANTILE = [*POISSON, "privacy.clipping={kind: quantile, count_noise: 1}"]
 PCA = [*FULL, "data.preprocess=[{pca: {components: 4, noise_multiplier: 20}}]"]
 LOOKS = [
@@ -318,8 +304,6 @@ BUGS: dict[str, Bug] = {
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
     "a count of clipped gradients without its charge": Bug(QUANTILE, free_count, "D"),
-    "a histogram of norms without noise": Bug(HISTOGRAM, bare_histogram, "C"),
-    "a histogram of norms without its charge": Bug(HISTOGRAM, free_histogram, "D"),
     "a schedule off by an epoch": Bug(DECAYS, off_by_one, "C"),
     "pca without its charge": Bug(PCA, free_pca, "D"),
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),

@@ -1,4 +1,4 @@
-"""`dpsgd recipe list | show | validate | schema | batching`, and what is said of what a recipe leaves open."""
+"""`dpsgd recipe list | show | validate | schema`, and what is said of what a recipe leaves open."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS
-from dpsgd_cli.cli.recipe import draw, implied_settings
+from dpsgd_cli.cli.recipe import implied_settings
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
@@ -82,38 +81,6 @@ def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
     assert {"name", "data", "model", "method", "privacy", "runtime"} <= set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert "description" in schema["$defs"]["Privacy"]["properties"]["budget"]
-
-
-@pytest.mark.parametrize(("records", "size"), [(10, 1), (12, 3), (7, 2)])
-def test_shuffled_batches_hold_each_record_once_and_poisson_batches_do_not(records: int, size: int) -> None:
-    found = draw(records, size, 0)
-    assert sorted(n for batch in found["shuffle"] for n in batch) == list(range(records))
-    assert {len(batch) for batch in found["fixed"]} == {size}
-    steps = len(found["shuffle"])
-    assert max(len(batch) for batch in found["truncated-poisson"]) <= size
-    assert sorted(n for batch in found["random-allocation"] for n in batch) == list(range(records))
-    assert [len(batches) for batches in found.values()] == [steps] * 5
-    assert len({len(batch) for batch in found["poisson"]}) > 1
-    assert set(found) < set(BATCHINGS)
-
-
-def test_the_command_shows_every_kind_that_draws() -> None:
-    result = run("batching", "--seed", "3")
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
-    drawn = ["poisson", "shuffle", "fixed", "truncated-poisson", "random-allocation"]
-    assert [line.split()[0] for line in lines[::2]] == drawn
-    assert lines[0].count("[") == lines[2].count("[") == lines[4].count("[") == 10
-    assert "  0 records in no batch, 0 in several; an epoch is one Gaussian" in lines[3]
-    assert "  0 records in no batch, 0 in several; an epoch is one draw of a step" in lines[9]
-    again = run("batching", "--seed", "3")
-    assert again.output == result.output
-
-
-def test_a_batch_larger_than_the_data_is_refused() -> None:
-    result = run("batching", "--batch-size", "11")
-    assert result.exit_code == 2
-    assert "more than the 10 records" in result.output
 
 
 OWN = """\

@@ -49,7 +49,6 @@ ALONE = {
     "shuffle-validation": "privacy.schedule validation looks at records between epochs",
     "private-selection": "method private-selection trains in one process, not in 2",
     "dp-agd": "method dp-agd trains in one process, not in 2",
-    "full-histogram-convex": "method dp-gd trains in one process, not in 2",
 }
 TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd", "on-disk", "augmented"]
 CONVEX: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "convex"}, "runtime": {"device": "cpu"}}

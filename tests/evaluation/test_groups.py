@@ -10,7 +10,7 @@ from sklearn import metrics as plain
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.evaluation import groups, metrics, run, sets, strategy
+from dpsgd_cli.evaluation import groups, metrics, run, strategy
 from dpsgd_cli.evaluation.estimates import Measured
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
@@ -230,22 +230,3 @@ def test_an_average_precision_is_covered_as_stated() -> None:
         found = run.measure_classes(y, margin[:, None], release, SeededStreams(seed), 1000).metrics["average_precision"]
         held += found.low <= truth <= found.high
     assert held >= 180
-
-
-def test_the_bound_of_users_holds_for_a_random_row_of_a_new_user() -> None:
-    """Users of 1 to 4 rows that are nearly alike; with almost no noise the bound is ceil(.8 n) - 1 over n + 1."""
-    assert sets.coverage_bound(-1e-6, 0.8, 100, 1e-9, 1e-9, users=True) == pytest.approx(79 / 101)
-    rng, n, deviation, constant = np.random.default_rng(0), 40, 2.0, 3.0
-    edges, held = np.linspace(0, 1, 101), 0
-    for _ in range(8000):
-        rows = rng.integers(1, 5, n + 1)
-        whose = np.repeat(np.arange(n + 1), rows)
-        scores = (rng.random(n + 1)[whose] + 0.1 * rng.random(len(whose))) / 1.1
-        new = scores[whose == n][0]
-        above = ((scores[:, None] >= edges) / rows[whose][:, None])[whose < n].sum(axis=0)
-        excess = above - 0.8 * n + rng.normal(0, deviation, 101)
-        fails = np.flatnonzero(excess[1:] < constant)
-        held += new >= edges[fails[0] if len(fails) else 100]
-    bound = sets.coverage_bound(constant, 0.8, n, deviation, deviation, users=True)
-    assert held / 8000 >= bound - 0.013
-    assert bound < sets.coverage_bound(constant, 0.8, n, deviation, deviation)

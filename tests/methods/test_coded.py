@@ -119,7 +119,6 @@ CASES = {
     "numbers": {},
     "bias": {"model": {"kind": "linear", "bias": True}},
     "no map": {"method": {"kind": "dp-sgd", "batching": "full", "preconditioner": None}},
-    "histogram": {"privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "clipping": {"kind": "histogram"}}},
     "poisson": {"method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 50}},
 }
 

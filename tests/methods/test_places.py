@@ -140,11 +140,6 @@ NOISED: dict[str, dict[str, Any]] = {
                    "learning_rate": 1},
     },
     "full": {**LINEAR, "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1}},
-    "histogram": {
-        **LINEAR,
-        "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1},
-        "privacy": {"clipping": {"kind": "histogram"}},
-    },
     "preconditioned": {
         **LINEAR,
         "method": {"kind": "dp-gd", "learning_rate": 1, "preconditioner": {"kind": "second-moment"}},

@@ -20,28 +20,23 @@ from tests.methods.small_network import RECORDS, context, recipe, records
 from tests.methods.test_dp_sgd import CLIPPINGS, LAYERS, NOTHING, accepted, method_of, noise_of
 from tests.noise.test_price import matrix
 
-BATCHINGS = {"banded": "poisson", "inverse-banded": "shuffle", "buffered": "shuffle"}
 
-
-def made(kind: str, clipping: str = "flat", **changes: Any) -> Any:
-    noise: dict[str, Any] = {"kind": kind, "bands": 3} | changes.pop("noise", {})
+def made(clipping: str = "flat", **changes: Any) -> Any:
+    noise: dict[str, Any] = {"kind": "banded", "bands": 3} | changes.pop("noise", {})
     adjacency = {"adjacency": changes.pop("adjacency")} if "adjacency" in changes else {}
     schedule = {"schedule": changes.pop("schedule")} if "schedule" in changes else {}
     return recipe(
-        method={"batching": changes.pop("batching", BATCHINGS[kind]), "batch_size": 7},
+        method={"batching": changes.pop("batching", "poisson"), "batch_size": 7},
         privacy={"clipping": CLIPPINGS[clipping], "noise": noise, **adjacency, **schedule},
         **changes,
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "clipping"),
-    [*(("banded", clipping) for clipping in CLIPPINGS), ("inverse-banded", "as-published"), ("buffered", "flat")],
-)
-def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(kind: str, clipping: str) -> None:
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(clipping: str) -> None:
     """On every layer, in every epoch of a falling schedule; 2/3 and 3/2 of it are rejected, and the noise as it is."""
     epochs = 40
-    one = made(kind, clipping, schedule={"kind": "step", "initial": 2.0, "decay": 0.5, "period": 20}, epochs=epochs)
+    one = made(clipping, schedule={"kind": "step", "initial": 2.0, "decay": 0.5, "period": 20}, epochs=epochs)
     trained = context([one], data=NOTHING)
     plan = trained.plans[0]
     assert plan is not None and plan.correlated is not None
@@ -67,8 +62,7 @@ def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(kind: str, c
     unit = whole * fraction
     assert first.noise_multiplier * first.sensitivity == pytest.approx(2.0 * unit)
     assert last.noise_multiplier * last.sensitivity == pytest.approx(unit)
-    if kind == "banded":
-        assert first.sensitivity == pytest.approx(whole)
+    assert first.sensitivity == pytest.approx(whole)
 
 
 def sums_of(trained: Any, steps: int, values: Tensor) -> Tensor:
@@ -86,13 +80,13 @@ def sums_of(trained: Any, steps: int, values: Tensor) -> Tensor:
 @pytest.mark.parametrize("row", range(0, RECORDS, 6))
 def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int) -> None:
     """Over 24 steps of 3 bands, whose rate is 21 / 30: steps of one group only, and blocks that do not meet."""
-    trained = context([made("banded", epochs=5)])
+    trained = context([made(epochs=5)])
     plan = trained.plans[0]
     assert plan is not None and plan.correlated is not None
     values = trained.pack.values.clone()
     x, y = records()
     x[row] = np.nan
-    moved = sums_of(trained, 24, values) - sums_of(context([made("banded", epochs=5)], data=(x, y)), 24, values)
+    moved = sums_of(trained, 24, values) - sums_of(context([made(epochs=5)], data=(x, y)), 24, values)
     steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
     assert len({step % 3 for step in steps}) == 1 and 2 <= len(steps) <= 8
     rows = torch.from_numpy(matrix(plan.correlated.strategy)[:24, :24]) @ moved
@@ -104,17 +98,16 @@ def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int)
         assert float(rows[start : start + 3].norm()) <= mechanism.sensitivity * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", ["banded", "inverse-banded", "buffered"])
-def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged(kind: str) -> None:
+def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged() -> None:
     """Batches of every epoch are the same: steps of a record are 5 apart."""
     changes: dict[str, Any] = {"batching": "shuffle", "epochs": 4}
-    trained = context([made(kind, **changes)])
+    trained = context([made(**changes)])
     plan = trained.plans[0]
     assert plan is not None and plan.correlated is not None
     values = trained.pack.values.clone()
     x, y = records()
     x[3] = np.nan
-    moved = sums_of(trained, 20, values) - sums_of(context([made(kind, **changes)], data=(x, y)), 20, values)
+    moved = sums_of(trained, 20, values) - sums_of(context([made(**changes)], data=(x, y)), 20, values)
     steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
     assert len(steps) == 4 and set(np.diff(steps)) == {5}
     charged = [(one.mechanism.sensitivity, one.count) for one in plan.releases]  # type: ignore[union-attr]
@@ -123,10 +116,9 @@ def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged(kind: str) -
     assert plan.sensitivity**2 * 0.5 < square <= sum(own**2 for own, _ in charged) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("kind", "groups"), [("banded", 5), ("buffered", 5), ("inverse-banded", 1)])
-def test_a_record_of_a_group_is_in_one_step_of_each_epoch(kind: str, groups: int) -> None:
-    noise = {"bands": 5} if kind == "banded" else {"groups": groups}
-    trained = context([made(kind, batching="random-allocation", noise=noise, epochs=40)])
+def test_a_record_of_a_group_is_in_one_step_of_each_epoch() -> None:
+    groups = 5
+    trained = context([made(batching="random-allocation", noise={"bands": groups}, epochs=40)])
     sampler, found = method_of(trained).batches.sampler, []
     for step in range(5 * 40):
         batch = sampler.batch(step)
@@ -143,7 +135,7 @@ def test_a_record_of_a_group_is_in_one_step_of_each_epoch(kind: str, groups: int
 
 
 def test_one_trial_ends_the_same_beside_others_with_other_bands() -> None:
-    recipes = [made("banded", noise={"bands": bands}, seed=bands, epochs=3) for bands in (1, 2, 4)]
+    recipes = [made(noise={"bands": bands}, seed=bands, epochs=3) for bands in (1, 2, 4)]
     together = context(recipes)
     for epoch in range(3):
         if epoch == 0:
@@ -159,7 +151,7 @@ def test_one_trial_ends_the_same_beside_others_with_other_bands() -> None:
 
 def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
     """Of 20 trials: multiplied by C, what two processes add is fresh noise, in the steps between them, too."""
-    one, secure = made("banded", seed=None, epochs=4), [SecureStreams() for _ in range(20)]
+    one, secure = made(seed=None, epochs=4), [SecureStreams() for _ in range(20)]
     first = context([one] * 20, data=NOTHING, streams=secure)
     second = replace(context([one] * 20, data=NOTHING, streams=secure), ledgers=first.ledgers)
     plan, found = first.plans[0], []
@@ -189,7 +181,7 @@ def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
 
 
 def test_groups_are_found_again_by_a_run_without_a_seed() -> None:
-    trained = context([made("banded", seed=None)], streams=[SecureStreams()])
+    trained = context([made(seed=None)], streams=[SecureStreams()])
     first, second = (method_of(trained).batches.sampler for _ in range(2))
     for group in (0, 1, 2):
         of = [

@@ -11,7 +11,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.noise.run import NoiseSource
-from tests.noise.test_price import KINDS, made, matrix, strange
+from tests.noise.test_price import made, matrix, strange
 
 CPU = torch.device("cpu")
 
@@ -40,18 +40,16 @@ def impulses(own: NoiseStrategy, steps: int) -> np.ndarray:
     return np.array(columns).T
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bands", [1, 2, 7])
-def test_multiplied_by_the_matrix_it_is_fresh_noise(kind: str, bands: int) -> None:
-    """C has columns of norm at most 1, and a banded one nothing `bands` or more below its diagonal."""
-    for own in (made(kind, bands, 6, 3), strange(kind, 18)):
+def test_multiplied_by_the_matrix_it_is_fresh_noise(bands: int) -> None:
+    """C has columns of norm at most 1, and nothing `bands` or more below its diagonal."""
+    for own in (made(bands, 6, 3), strange(18)):
         inverse = impulses(own, 18)
         np.testing.assert_allclose(matrix(own) @ inverse, np.eye(18), atol=1e-10)
         strategy = np.linalg.inv(inverse)
         assert np.linalg.norm(strategy, axis=0).max() <= 1 + 1e-10
         assert np.abs(np.triu(strategy, 1)).max() < 1e-10
-        if kind == "banded":
-            assert np.abs(np.tril(strategy, -own.reach)).max() < 1e-10
+        assert np.abs(np.tril(strategy, -own.reach)).max() < 1e-10
 
 
 def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -> Tensor:
@@ -63,17 +61,13 @@ def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -
     return torch.stack(found)
 
 
-SHAPES: dict[str, list[NoiseStrategy]] = {
-    kind: [made(kind, 4, 20, weights="sqrt"), made(kind, 6, 20), NoiseStrategy(kind, 20)]  # type: ignore[arg-type]
-    for kind in KINDS
-}
+SHAPES = [made(4, 20), made(6, 20), NoiseStrategy(20)]
 
 
-@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("stop", [1, 5, 9, 14])
-def test_noise_goes_on_where_it_was_alone_and_in_a_pack(kind: str, stop: int) -> None:
+def test_noise_goes_on_where_it_was_alone_and_in_a_pack(stop: int) -> None:
     """Stopped in the middle of a band, a cycle or an epoch; trials of other weights beside it."""
-    shapes, normals, scale = SHAPES[kind], torch.randn(20, 3, 5), torch.tensor([[1.0], [2.0], [0.5]])
+    shapes, normals, scale = SHAPES, torch.randn(20, 3, 5), torch.tensor([[1.0], [2.0], [0.5]])
     whole = steps_of(step_noise(shapes, 5, CPU), normals, scale)
     first = step_noise(shapes, 5, CPU)
     steps_of(first, normals[:stop], scale)
@@ -89,7 +83,7 @@ def test_noise_goes_on_where_it_was_alone_and_in_a_pack(kind: str, stop: int) ->
 
 
 def test_a_step_is_never_left_out_or_made_twice() -> None:
-    noise = step_noise([made("banded", 3, 9)], 2, CPU)
+    noise = step_noise([made(3, 9)], 2, CPU)
     fresh, one = Given(torch.ones(1, 2)), torch.ones(1, 1)
     noise.add(torch.zeros(1, 2, dtype=torch.float64), 0, fresh, one, None)
     for step in (0, 2):
@@ -98,7 +92,5 @@ def test_a_step_is_never_left_out_or_made_twice() -> None:
 
 
 def test_kinds_of_noise_do_not_share_a_pack() -> None:
-    banded, buffered = made("banded", 3, 9), made("buffered", 3, 9)
-    for shapes in ([banded, None], [banded, buffered]):
-        with pytest.raises(PrivacyError, match="share one kind"):
-            step_noise(shapes, 2, CPU)
+    with pytest.raises(PrivacyError, match="share one kind"):
+        step_noise([made(3, 9), None], 2, CPU)

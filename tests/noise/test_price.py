@@ -12,7 +12,6 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
@@ -24,106 +23,48 @@ from dpsgd_cli.noise.settings import CorrelatedNoise
 from dpsgd_cli.recipe.schema import Recipe
 
 # |c| x prefix RMSE, from an implementation of arXiv 2306.08153 that is not ours (shared REFERENCES)
-PUBLISHED = {(1000, 4): (12.52145, 11.43100), (1000, 16): (7.13737, 6.27816), (100, 4): (4.10221, 3.91614)}
-
-
-KINDS = ("banded", "inverse-banded", "buffered")
+PUBLISHED = {(1000, 4): 12.52145, (1000, 16): 7.13737, (100, 4): 4.10221}
 
 
 def matrix(own: NoiseStrategy) -> np.ndarray:
     """C, as a matrix, from its definition, in other words than `NoiseStrategy.column`."""
     below = np.eye(own.steps, k=-1)
-    found: Any
     powers = [np.linalg.matrix_power(below, j) for j in range(1, own.steps + 1)]
-    if own.kind == "buffered":
-        parts = [
-            taken * below @ np.linalg.inv(np.eye(own.steps) - decay * below)
-            for taken, decay in zip(own.taken, own.decays, strict=True)
-        ]
-        found = np.eye(own.steps) + sum(parts)
-    else:
-        sums = sum((taken * power for taken, power in zip(own.taken, powers, strict=False)), np.zeros_like(below))
-        found = np.linalg.inv(np.eye(own.steps) - sums) if own.kind == "inverse-banded" else np.eye(own.steps) + sums
+    found = np.eye(own.steps) + sum((t * power for t, power in zip(own.taken, powers, strict=False)), 0 * below)
     return np.asarray(found / np.linalg.norm(found[:, 0]))
 
 
-def made(
-    kind: str, bands: int, steps: int, epochs: int = 1, batching: str = "shuffle", **further: Any
-) -> NoiseStrategy:
-    noise = CorrelatedNoise(kind=kind, bands=bands, **further)
-    return strategy(noise, batching, epochs, steps)  # type: ignore[arg-type]
+def made(bands: int, steps: int, epochs: int = 1) -> NoiseStrategy:
+    return strategy(CorrelatedNoise(bands=bands), epochs * steps)
 
 
-def workload_matrix(workload: str, steps: int) -> np.ndarray:
-    """Row t: what each step's noise adds to the weights after step t, or to their mean over n / 2 steps."""
-    sums = np.tril(np.ones((steps, steps)))
-    window = max(1, steps // 2)
-    means = np.tril(np.ones((steps, steps))) - np.tril(np.ones((steps, steps)), -window)
-    return sums if workload == "iterates" else means @ sums / window
-
-
-def whole_error(inverse: np.ndarray, multipliers: np.ndarray, workload: str = "iterates") -> float:
-    """Root mean square over steps of the deviation of what C^-1 y adds, from whole matrices."""
-    sums = workload_matrix(workload, len(inverse)) @ inverse @ np.diag(multipliers)
+def whole_error(inverse: np.ndarray, multipliers: np.ndarray) -> float:
+    """Root mean square over steps of the deviation of what C^-1 y adds to the weights, from whole matrices."""
+    sums = np.tril(np.ones(inverse.shape)) @ inverse @ np.diag(multipliers)
     return float(np.sqrt((sums**2).sum(axis=1).mean()))
 
 
 @pytest.mark.parametrize(("steps", "bands"), PUBLISHED)
 def test_errors_are_the_published_ones(steps: int, bands: int) -> None:
-    plain, best = PUBLISHED[steps, bands]
-    for weights, published in (("sqrt", plain), ("optimised", best)):
-        own = made("banded", bands, steps, batching="poisson", weights=weights)
-        assert round(own.error([1.0], "iterates"), 5) == published
+    assert round(made(bands, steps).error([1.0]), 5) == PUBLISHED[steps, bands]
 
 
 def test_weights_are_the_published_ones() -> None:
-    assert round(NoiseStrategy("banded", 1000).error([1.0], "iterates"), 5) == 22.37186
-    best = made("banded", 4, 1000, batching="poisson")
-    assert np.round(best.column[:4] / best.norm, 5).tolist() == [0.58702, 0.50351, 0.46819, 0.42742]
-    assert made("banded", 5, 5, weights="sqrt").column.tolist() == pytest.approx([1, 1 / 2, 3 / 8, 5 / 16, 35 / 128])
-    inverse = made("inverse-banded", 5, 5, weights="sqrt")
-    assert inverse.taken == pytest.approx((1 / 2, 1 / 8, 1 / 16, 5 / 128), rel=1e-15)
-    assert inverse.column.tolist() == pytest.approx([1, 1 / 2, 3 / 8, 5 / 16, 35 / 128])
-
-
-@pytest.mark.parametrize(
-    ("kind", "bands", "epochs", "workload"),
-    [("banded", 5, 1, "iterates"), ("inverse-banded", 3, 4, "average"), ("buffered", 3, 4, "iterates")],
-)
-def test_no_other_search_finds_better_weights(kind: str, bands: int, epochs: int, workload: str) -> None:
-    """Nelder-Mead on whole matrices, which knows no gradient; what one record moves is part of the error."""
-    steps = 40 // epochs
-    best = made(kind, bands, steps, epochs, workload=workload)
-
-    def error(numbers: np.ndarray) -> float:
-        decays = tuple(np.clip(numbers[bands - 1 :], 0, 0.9999).tolist()) if kind == "buffered" else ()
-        c = matrix(NoiseStrategy(kind, 40, tuple(numbers[: bands - 1].tolist()), decays))  # type: ignore[arg-type]
-        together = c[:, ::steps].sum(axis=1)
-        with np.errstate(all="ignore"):
-            found = float(np.linalg.norm(together)) * whole_error(np.linalg.inv(c), np.ones(40), workload)
-        return found if math.isfinite(found) else 1e9
-
-    start = made(kind, bands, steps, epochs, weights="sqrt")
-    options = {"xatol": 1e-7, "fatol": 1e-10, "maxiter": 600}
-    found: Any = minimize(error, [*start.taken, *start.decays], method="Nelder-Mead", options=options)
-    assert error(np.array([*best.taken, *best.decays])) <= found.fun * (1 + 1e-5)
+    assert round(NoiseStrategy(1000).error([1.0]), 5) == 22.37186
+    assert made(5, 5).column.tolist() == pytest.approx([1, 1 / 2, 3 / 8, 5 / 16, 35 / 128])
 
 
 @given(
-    kind=st.sampled_from(KINDS),
     bands=st.integers(1, 9),
     steps=st.integers(1, 9),
-    workload=st.sampled_from(["iterates", "average"]),
     multipliers=st.lists(st.floats(0.5, 3), min_size=1, max_size=4),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_error_is_that_of_whole_matrices(
-    kind: str, bands: int, steps: int, workload: str, multipliers: list[float]
-) -> None:
-    own = made(kind, bands, steps, len(multipliers), weights="sqrt")
+def test_the_error_is_that_of_whole_matrices(bands: int, steps: int, multipliers: list[float]) -> None:
+    own = made(bands, steps, len(multipliers))
     assert np.linalg.norm(matrix(own), axis=0).max() == pytest.approx(1, abs=1e-12)
-    expected = whole_error(np.linalg.inv(matrix(own)), np.repeat(multipliers, steps), workload)
-    assert own.error(multipliers, workload) == pytest.approx(expected, rel=1e-8)  # type: ignore[arg-type]
+    expected = whole_error(np.linalg.inv(matrix(own)), np.repeat(multipliers, steps))
+    assert own.error(multipliers) == pytest.approx(expected, rel=1e-8)
 
 
 ALLOCATED: dict[str, Any] = {"batching": "random-allocation"}
@@ -185,21 +126,13 @@ def test_a_falling_schedule_is_charged_the_epoch_it_is_in() -> None:
     assert cycles(12, [3.0, 2.0, 1.0], 4) == [[(3.0, 0), (1.0, 1)], [(2.0, 0)], [(1.0, 0)]]
 
 
-MIXED = {
-    "banded": (0.2, -0.1, 0.8),
-    "inverse-banded": (0.8, 0.1),
-    "buffered": (0.4, 0.2),
-}
+def strange(steps: int) -> NoiseStrategy:
+    """A strategy of weights that nobody would choose, of both signs."""
+    return NoiseStrategy(steps, (0.2, -0.1, 0.8))
 
 
-def strange(kind: str, steps: int) -> NoiseStrategy:
-    """A strategy of weights that nobody would choose, of which the banded ones have both signs."""
-    return NoiseStrategy(kind, steps, MIXED[kind], (0.9, 0.3) if kind == "buffered" else ())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_record_in_one_order_moves_no_more_than_is_charged(kind: str, steps: int) -> None:
+def test_a_record_in_one_order_moves_no_more_than_is_charged(steps: int) -> None:
     """By the worst vectors of a record that random search finds, at every place of the order, after every epoch.
 
     The noise falls from epoch to epoch. Vectors of one direction attain it where C has no negative entries and noise is
@@ -207,7 +140,7 @@ def test_a_record_in_one_order_moves_no_more_than_is_charged(kind: str, steps: i
     """
     multipliers, random = [2.0, 1.5, 1.0, 1.0], np.random.default_rng(0)
     total = len(multipliers) * steps
-    own = strange(kind, total)
+    own = strange(total)
     charges = own.charges("shuffle", multipliers, steps, 1)
     noise = np.repeat(multipliers, steps)
     for done in range(1, len(multipliers) + 1):
@@ -245,16 +178,15 @@ def ratio_divergences(
     return one, other
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_random_allocation_of_correlated_noise_costs_no_less_than_its_law(kind: str, groups: int) -> None:
+def test_random_allocation_of_correlated_noise_costs_no_less_than_its_law(groups: int) -> None:
     """2 epochs of 4 steps, of a record of each group, with the noise of the last epoch lower.
 
     All sets of steps are listed with the products of their rows; the law of the ratio is drawn. Neither H_a may pass
     the price by more than the drawing does. A price without what all sets share would be passed.
     """
     multipliers, steps = [1.5, 1.2], 4
-    own = strange(kind, 8)
+    own = strange(8)
     price = accountants.get("pld").profile(released(own, multipliers, steps, groups), 1e-4)
     alone = [r for r in released(own, multipliers, steps, groups) if r.mechanism.batching != "full"]  # type: ignore[union-attr]
     cheaper, passed = accountants.get("pld").profile(alone, 1e-4), False
@@ -270,8 +202,7 @@ def test_random_allocation_of_correlated_noise_costs_no_less_than_its_law(kind: 
             worst = max(float(one[place]) for one in found)
             assert worst <= price(math.log(threshold)) + 4e-3 * math.sqrt(worst)
             passed |= worst > cheaper(math.log(threshold)) + 4e-3 * math.sqrt(worst)
-    if kind != "banded":
-        assert passed, "what all sets share costs something"
+    assert passed == (groups < 4), "what all sets share costs something"
 
 
 def released(own: NoiseStrategy, multipliers: list[float], steps: int, groups: int) -> list[Release]:
@@ -290,9 +221,8 @@ def released(own: NoiseStrategy, multipliers: list[float], steps: int, groups: i
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_products_bound_those_of_all_columns(kind: str) -> None:
-    own = strange(kind, 12)
+def test_products_bound_those_of_all_columns() -> None:
+    own = strange(12)
     size = np.abs(matrix(own))
     all_of = size.T @ size
     for distance in range(12):
@@ -304,12 +234,12 @@ def test_products_bound_those_of_all_columns(kind: str) -> None:
 
 def test_weights_of_both_signs_count_by_their_size() -> None:
     """Weights 1, -1/2, 1/2 have 3/2 as the square of their norm; 1/2 + 1/4 of it one step apart, and 1/2 two steps."""
-    own = NoiseStrategy("banded", 5, (-0.5, 0.5), ())
+    own = NoiseStrategy(5, (-0.5, 0.5))
     assert [own.product(distance) for distance in range(4)] == pytest.approx([1, 1 / 2, 1 / 3, 0])
 
 
 def test_bands_as_many_as_groups_share_nothing() -> None:
-    own = strange("banded", 24)
+    own = strange(24)
     assert [[tuple(use) for use in epoch] for epoch in own.charges("random-allocation", [2.0, 1.0], 12, 4)] == [
         [(2.0, 1.0, "random-allocation", 0), (1.0, 1.0, "random-allocation", 1)],
         [(1.0, 1.0, "random-allocation", 1)],
@@ -340,7 +270,7 @@ def test_every_accountant_prices_it_as_the_gaussian_that_it_is_or_refuses_both()
             GaussianSum(30.0, "add-remove", "poisson", 0.01),
         ),
         (
-            CorrelatedSums(30.0, "zero-out", "shuffle", correlation="buffered", bands=9),
+            CorrelatedSums(30.0, "zero-out", "shuffle", bands=9),
             GaussianSum(30.0, "zero-out", "shuffle"),
         ),
     ]
@@ -370,12 +300,13 @@ def test_what_no_theorem_is_about_is_no_record(given: dict[str, Any], named: str
         CorrelatedSums(1.0, **{"adjacency": "add-remove", "batching": "poisson", **given})
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-def test_one_order_costs_one_gaussian_of_all_epochs(kind: str, adjacency: str) -> None:
+def test_one_order_costs_one_gaussian_of_all_epochs(adjacency: str) -> None:
     """2 a step: mu of 4 epochs of 11 steps is the largest |C g| over 2, of whole matrices."""
     method = {"batching": "shuffle"}
-    plan = plan_for(recipe({"kind": kind, "bands": 3}, method=method, privacy={"adjacency": adjacency}), Facts(1050))
+    plan = plan_for(
+        recipe({"kind": "banded", "bands": 3}, method=method, privacy={"adjacency": adjacency}), Facts(1050)
+    )
     assert [[(r.mechanism.kind, r.count) for r in epoch] for epoch in plan.epochs] == [[("correlated", 1)]] * 4
     assert plan.correlated is not None and plan.correlated.strategy.steps == 44
     moved = float(np.linalg.norm(np.abs(matrix(plan.correlated.strategy))[:, ::11].sum(axis=1)))
@@ -393,12 +324,6 @@ def test_one_order_costs_one_gaussian_of_all_epochs(kind: str, adjacency: str) -
         ({"kind": "banded", "bands": 11}, {}, "bands is 11: groups of 1050 / 11 records .* give at most 10 bands"),
         ({"kind": "banded", "bands": 2000}, {}, "give at most 10 bands"),
         ({"kind": "banded"}, {"method": {"batching": "full", "batch_size": None}}, "banded on full batches"),
-        ({"kind": "buffered", "bands": 3, "groups": 1}, {}, "buffered on poisson batches.*shuffle or random-alloc"),
-        ({"kind": "inverse-banded", "bands": 3, "groups": 1}, {}, "inverse-banded on poisson batches"),
-        ({"kind": "inverse-banded", "bands": 3}, {"method": ALLOCATED}, "groups: inverse-banded noise .* needs it"),
-        ({"kind": "buffered", "bands": 3, "groups": 4}, {"method": ALLOCATED}, "which 4 groups .* 1 or 11"),
-        ({"kind": "buffered", "bands": 3, "groups": 1}, {"method": {"batching": "shuffle"}}, "groups is for random"),
-        ({"kind": "banded", "bands": 11, "groups": 11}, {"method": ALLOCATED}, "leave groups out"),
         ({"kind": "banded", "bands": 3}, {"method": ALLOCATED}, "which 3 groups .* 1 or 11"),
         (
             {"kind": "banded", "bands": 11},
@@ -410,9 +335,9 @@ def test_one_order_costs_one_gaussian_of_all_epochs(kind: str, adjacency: str) -
             {"privacy": {"adjacency": "replace-one"}},
             "poisson batches under replace-one",
         ),
-        ({"kind": "buffered"}, {"method": {"batching": "shuffle"}, "privacy": {"adjacency": "add-remove"}}, "shuffled"),
+        ({"kind": "banded"}, {"method": {"batching": "shuffle"}, "privacy": {"adjacency": "add-remove"}}, "shuffled"),
         (
-            {"kind": "buffered", "bands": 3},
+            {"kind": "banded", "bands": 3},
             {"method": {"batching": "shuffle"}, "epochs": "until-budget", "privacy": {"budget": {"rho": 1}}},
             "depends on the length",
         ),
@@ -499,7 +424,7 @@ def test_predicted_errors_beside_independent_noise_are_the_published_ones(
     }
     errors = []
     for own in (bands, 1):
-        noise = {"kind": "banded", "bands": own, "weights": "sqrt"}
+        noise = {"kind": "banded", "bands": own}
         one = recipe(noise, method={"batch_size": 512}, privacy=privacy, epochs=20)
         planned = plan_for(one, Facts(50_000)).correlated
         assert planned is not None and planned.error is not None

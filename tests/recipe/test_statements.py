@@ -23,7 +23,6 @@ from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
 from dpsgd_cli.methods.settings import METHODS
-from dpsgd_cli.noise.settings import STRATEGIES, StrategyKind
 from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import Schedule
@@ -50,9 +49,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "flat": {"norm": 0.7},
     "per-layer": {"norm": [0.3, 0.4]},
     "automatic": {"norm": 0.7},
-    "normalised": {"norm": 0.7},
     "quantile": {"count_noise": 8.0},
-    "histogram": {},
     "uniform": {"initial": 3.0},
     "auto": {"initial": 3.0},
     "time": {"initial": 3.0, "decay": 0.1},
@@ -185,30 +182,6 @@ def test_a_schedule_that_chooses_its_noise_and_has_no_plan_is_refused(monkeypatc
     monkeypatch.setattr(uniform, "adaptive", True)
     with pytest.raises(PrivacyError, match="chooses its noise while it runs"):
         plan_for(one, Facts(60, feature_bound=1.0))
-
-
-@pytest.mark.parametrize("kind", STRATEGIES)
-def test_correlated_noise_is_on_the_batching_that_it_states_alone(kind: StrategyKind) -> None:
-    for batching in ("poisson", "shuffle", "random-allocation"):
-        one = recipe(
-            {"kind": "dp-sgd", "batching": batching, "batch_size": 6, "learning_rate": 1},
-            model={"kind": "linear"},
-            privacy={
-                "noise": {
-                    "kind": kind,
-                    "bands": 2,
-                    **({"groups": 2} if batching == "random-allocation" and kind != "banded" else {}),
-                },
-                "schedule": {"kind": "uniform", "initial": 3.0},
-                "delta": 1e-5,
-            },
-            epochs=3,
-        )
-        if batching in STRATEGIES[kind].batchings:
-            assert plan_for(one, Facts(60)).correlated is not None
-        else:
-            with pytest.raises(PrivacyError, match="its theorems are about"):
-                plan_for(one, Facts(60))
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS, ids=by_name)

@@ -41,7 +41,6 @@ from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.calibration.price import with_calibration
-from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
@@ -102,7 +101,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     _check_sampler(sampling, privacy.accountant)
     before = with_preconditioner(recipe, facts.preprocessing_releases)
     before = with_calibration(recipe, with_intervals(recipe, before))
-    facts = replace(facts, preprocessing_releases=with_histogram(recipe, before))
+    facts = replace(facts, preprocessing_releases=before)
     draft = _Draft(recipe, privacy, sampling, facts)
     if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
@@ -130,8 +129,6 @@ def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
             f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
             " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
         )
-    if noise.groups is not None and batching != "random-allocation":
-        raise PrivacyError(f"privacy.noise.groups is for random-allocation, not for {batching} batches; leave it out")
     if sampling.participations > 1:
         raise PrivacyError(
             "no guarantee for privacy.noise with method.participations: its theorem is about one step of an epoch;"
@@ -152,10 +149,6 @@ def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
 
 def _divisors(steps: int) -> list[int]:
     return [groups for groups in range(1, steps + 1) if steps % groups == 0]
-
-
-_MOST_KEPT = 8
-"""Largest number of bands that `bands: auto` tries for strategies whose error hardly falls further."""
 
 
 def _check_sampler(sampling: Sampling, accountant: str) -> None:
@@ -225,11 +218,10 @@ class _Draft:
         return replace(best, correlated=replace(best.correlated, independent=tried[0][0]))
 
     def _numbers_of_bands(self, epochs: int) -> list[int]:
-        steps, banded = self.sampling.steps_per_epoch, self.privacy.required_correlated.kind == "banded"
-        if banded and self.sampling.batching == "random-allocation":
+        steps = self.sampling.steps_per_epoch
+        if self.sampling.batching == "random-allocation":
             return _divisors(steps)
-        most = min(self.facts.records // self.sampling.batch_size, epochs * steps)
-        return numbers_of_bands(most if banded else min(most, _MOST_KEPT))
+        return numbers_of_bands(min(self.facts.records // self.sampling.batch_size, epochs * steps))
 
     def _with_bands(self, bands: int) -> _Draft:
         noise = self.privacy.required_correlated.changed(bands=bands)
@@ -243,12 +235,12 @@ class _Draft:
         if noise is None or not multipliers:
             return None
         own = self._strategy(len(multipliers))
-        return PlannedNoise(own, own.error(multipliers, noise.workload))
+        return PlannedNoise(own, own.error(multipliers))
 
     def _strategy(self, epochs: int) -> NoiseStrategy:
         from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
 
-        return strategy(self.privacy.required_correlated, self.sampling.batching, epochs, self.sampling.steps_per_epoch)
+        return strategy(self.privacy.required_correlated, epochs * self.sampling.steps_per_epoch)
 
     def adaptive(self, kind: Schedule) -> Plan:
         """Return a plan that follows the validation accuracy, within a budget that a filter can enforce.

@@ -441,7 +441,6 @@ class DpSgd(GradientMethod):
             self.preconditioning.prepare()
         # a number that no step has
         self.context.pack.session.passes.masks.begin(self.dropout_keys, -1 - epoch)
-        self.bounds.prepare(self._visit)
         self.clipping = self.bounds.clipping
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
@@ -454,17 +453,6 @@ class DpSgd(GradientMethod):
         """Release the corrections of the trials that `ended` (`calibration/price.py`)."""
         assert self.calibrating is not None
         self.calibrating.release(ended, super().output, self.output, self.rows_for_output(self.context.table))
-
-    def _visit(self, clipping: Clipping) -> None:
-        """Compute the gradients of this process's part of all records with `clipping`, and drop their sums."""
-        context = self.context
-        rows = range(context.table.rows)[context.team.part(context.table.rows)]
-        dropped = Diagnostics(context.trials, context.pack.values.device)
-        for start in range(rows.start, rows.stop, context.most_rows):
-            x, y, mask = context.table.every(start, min(start + context.most_rows, rows.stop))
-            x = x if self.preconditioning is None else self.preconditioning.units(x)
-            add_clipped_sums(context.pack, (x, y, mask), context.loss, clipping, dropped)
-        context.pack.sums.zero_()
 
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
