@@ -7,7 +7,7 @@ test records.
 A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers is
 scikit-learn's, where it has it, and is measured once, for the published weights on the test records.
 
-Not here: passing a table through a model (`engine/losses.py`).
+Not here: passing a table through a model (`engine/evaluate.py`).
 """
 
 from __future__ import annotations
