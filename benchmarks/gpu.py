@@ -39,13 +39,12 @@ from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_
 from dpsgd_cli.engine import chacha, digits, models, precision
 from dpsgd_cli.engine.independence import check_model
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
-from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.losses import cross_entropy, margin_loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table, to_host
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import Grid, NoiseSource

@@ -35,7 +35,7 @@ from benchmarks.step import compare_training
 from dpsgd_cli.batching.memory import keep_freed_memory
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.engine import independence, models
-from dpsgd_cli.engine.output_losses import LossOptions, made
+from dpsgd_cli.engine.losses import LossOptions, made
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import MlpModel
 from dpsgd_cli.engine.streams import SeededStreams

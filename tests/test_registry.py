@@ -85,7 +85,7 @@ ADDITIONS = {
         files={
             "dpsgd_cli/methods/risks/squared_hinge.py": (
                 "import torch\n\n"
-                "from dpsgd_cli.methods.risks.losses import MarginLoss\n\n\n"
+                "from dpsgd_cli.engine.losses import MarginLoss\n\n\n"
                 "class SquaredHinge(MarginLoss):\n"
                 "    def value(self, t):\n        return (1 - t).clamp_min(0).square() / 2\n\n"
                 "    def slope(self, t):\n        return -(1 - t).clamp_min(0)\n\n"

@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.price import LABEL, WEIGHT, released_calibration
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.losses import passes
+from dpsgd_cli.engine.evaluate import passes
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.noise.run import gaussian
 

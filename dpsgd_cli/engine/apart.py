@@ -203,7 +203,7 @@ MATRICES: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
     **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), lambda x, y: (x, y, None)),
 }
 """Products with a module's own matrix that have a closed form: rows, matrix and what is added, from the arguments."""
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__)  # type: ignore[attr-defined]
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__)  # type: ignore[union-attr]
 _WRONG = {
     torch.select_scatter: "torch.where or torch.cat",
     Tensor.select_scatter: "torch.where or torch.cat",

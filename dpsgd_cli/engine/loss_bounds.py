@@ -1,7 +1,7 @@
 """Losses of a convex model, by name, with the bounds that prices depend on.
 
 To add a loss: its name in `Loss`, its record in `LOSSES`, and a subclass of
-`dpsgd_cli.methods.risks.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares
+`dpsgd_cli.engine.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares
 each record with its class. Constants of a whole problem are in `methods/perturbation/price.py`.
 """
 
@@ -59,42 +59,42 @@ class LossKind:
 
 LOSSES: dict[Loss, LossKind] = {
     "logistic": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:Logistic",
+        runs="dpsgd_cli.engine.losses:Logistic",
         residual=False,
         slope=lambda region: 1.0,
         curvature=lambda region: 0.25,
         probabilities=True,
     ),
     "hinge": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:Hinge",
+        runs="dpsgd_cli.engine.losses:Hinge",
         residual=False,
         slope=lambda region: 1.0,
         curvature=None,
         probabilities=False,
     ),
     "huber-svm": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:HuberHinge",
+        runs="dpsgd_cli.engine.losses:HuberHinge",
         residual=False,
         slope=lambda region: 1.0,
         curvature=lambda region: 1 / (2 * region.width),
         probabilities=False,
     ),
     "squared": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:Squared",
+        runs="dpsgd_cli.engine.losses:Squared",
         residual=True,
         slope=lambda region: region.reach,
         curvature=lambda region: 1.0,
         probabilities=False,
     ),
     "huber": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:Huber",
+        runs="dpsgd_cli.engine.losses:Huber",
         residual=True,
         slope=lambda region: min(region.reach, region.width),
         curvature=lambda region: 1.0,
         probabilities=False,
     ),
     "quantile": LossKind(
-        runs="dpsgd_cli.methods.risks.losses:Quantile",
+        runs="dpsgd_cli.engine.losses:Quantile",
         residual=True,
         slope=lambda region: max(region.level, 1 - region.level),
         curvature=None,

@@ -4,11 +4,10 @@ To add a metric, add an entry to METRICS. In results a prefix says where a metri
 `validation_accuracy`, `nonprivate_train_accuracy`; `constant_accuracy` is the majority-class (or mean) baseline on the
 test records.
 
-A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers follows
-scikit-learn's definition and is measured once, for the published weights on the test records. These are a few lines of
-NumPy each, held against scikit-learn by the tests: importing it takes longer than a small training.
+A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers is
+scikit-learn's, where it has it, and is measured once, for the published weights on the test records.
 
-Not here: passing a table through a model (`engine/losses.py`).
+Not here: passing a table through a model (`engine/evaluate.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -192,15 +191,10 @@ def of_counts(of: np.ndarray, told: np.ndarray, right: np.ndarray, labels: Seque
 
     Counts are by class, (K,): places of the class, answers of it, and both at once. `labels` names the classes.
     """
-    each = _f1_of(of, told, right)
+    each = np.divide(2 * right, of + told, out=np.zeros(len(of)), where=of + told > 0)
     there = of + told > 0
     mean = float(each[there].mean()) if there.any() else 0.0
     return {"label_f1": mean} | _by_label("label_f1", labels, each)
-
-
-def _f1_of(of: np.ndarray, told: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the F1 score of each class (K,) from counts as in `of_counts`; 0 for one that does not occur."""
-    return np.divide(2 * right, of + told, out=np.zeros(len(of)), where=of + told > 0)
 
 
 def _by_label(name: str, labels: Sequence[object], each: np.ndarray) -> dict[str, float]:
@@ -252,45 +246,34 @@ def right_labels(outputs: Tensor, labels: Tensor) -> Tensor:
     return (((outputs > 0).long() == labels) & (labels >= 0)).sum(dim=2)
 
 
+def _known() -> Any:
+    """Import scikit-learn's metrics, which takes a second, where they are needed."""
+    from sklearn import metrics
+
+    return metrics
+
+
 def _accuracy(answers: Answers) -> float:
     return float((answers.truth == answers.told).mean())
 
 
-def _counts_of_classes(answers: Answers, classes: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts by class, (K,) each: records of the class, predictions of it, and both at once.
-
-    K is `classes`, or one more than the largest index that occurs, if that is more.
-    """
-    classes = max(classes, int(max(answers.truth.max(), answers.told.max())) + 1)
-    both = answers.truth[answers.truth == answers.told]
-    of, told, right = (np.bincount(column, minlength=classes) for column in (answers.truth, answers.told, both))
-    return of, told, right
-
-
-def roc(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return false and true positives, counts (T + 1,), at each of T distinct thresholds, from (0, 0) downwards.
-
-    `truth` (N,) is true for positives. A record is predicted positive if its score (N,) is at least the threshold.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
-    true = np.append(0, np.cumsum(truth[order] > 0)[ends])
-    return np.append(0, ends + 1) - true, true
-
-
 def _balanced_accuracy(answers: Answers) -> float:
     """Return the mean recall of the classes that occur."""
-    of, _, right = _counts_of_classes(answers)
-    return float((right[of > 0] / of[of > 0]).mean())
+    labels = np.unique(answers.truth)
+    return float(_known().recall_score(answers.truth, answers.told, labels=labels, average="macro", zero_division=0))
 
 
 def _f1(answers: Answers) -> float:
     """Return the F1 score of the second of two classes; for more classes, the mean over classes that occur."""
-    of, told, right = _counts_of_classes(answers)
-    if answers.scores is None or answers.scores.ndim == 1:
-        of, told, right = of[1:], told[1:], right[1:]
-    there = of + told > 0
-    return float(_f1_of(of, told, right)[there].mean()) if there.any() else 0.0
+    labels = np.union1d(answers.truth, answers.told)
+    labels = labels[labels > 0] if answers.scores is None or answers.scores.ndim == 1 else labels
+    return float(f1_of_classes(answers, labels).mean()) if len(labels) else 0.0
+
+
+def f1_of_classes(answers: Answers, labels: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the F1 score of each class in `labels`; 0 for one that does not occur."""
+    found = _known().f1_score(answers.truth, answers.told, labels=labels, average=None, zero_division=0)
+    return np.asarray(found)
 
 
 def _auc(answers: Answers) -> float:
@@ -300,12 +283,10 @@ def _auc(answers: Answers) -> float:
     """
     assert answers.scores is not None
     scores = answers.scores if answers.scores.ndim == 2 else answers.scores[:, None]
-    classes = range(scores.shape[1]) if scores.shape[1] > 1 else (1,)
     areas = []
-    for column, label in enumerate(classes):
-        false, true = roc(answers.truth == label, scores[:, column])
-        area = np.dot(np.diff(false), true[1:] + true[:-1]) / 2
-        areas.append(float(area) / (false[-1] * true[-1]) if false[-1] * true[-1] else math.nan)
+    for column, label in enumerate(range(scores.shape[1]) if scores.shape[1] > 1 else (1,)):
+        own = answers.truth == label
+        areas.append(math.nan if own.all() or not own.any() else _known().roc_auc_score(own, scores[:, column]))
     return float(np.mean(areas))
 
 
@@ -316,8 +297,7 @@ def _average_precision(answers: Answers) -> float:
     """
     if answers.scores is None or answers.scores.ndim == 2 or not answers.truth.any():
         return math.nan
-    false, true = roc(answers.truth, answers.scores)
-    return float(np.dot(np.diff(true) / true[-1], true[1:] / (false + true)[1:]))
+    return float(_known().average_precision_score(answers.truth, answers.scores))
 
 
 def _recall(answers: Answers) -> float:
@@ -327,8 +307,8 @@ def _recall(answers: Answers) -> float:
     """
     if answers.scores is None or answers.scores.ndim == 2 or len(np.unique(answers.truth)) < 2:
         return math.nan
-    false, true = roc(answers.truth, answers.scores)
-    return float(true[false / false[-1] <= FALSE_POSITIVES].max() / true[-1])
+    false, true, _ = _known().roc_curve(answers.truth, answers.scores, drop_intermediate=False)
+    return float(true[false <= FALSE_POSITIVES].max())
 
 
 def _log_loss(answers: Answers) -> float:
@@ -337,9 +317,7 @@ def _log_loss(answers: Answers) -> float:
     if shares is None:
         return math.nan
     shares = np.stack([1 - shares, shares], axis=1) if shares.ndim == 1 else shares
-    own = shares[np.arange(len(shares)), answers.truth]
-    tiny = np.finfo(np.float64).eps
-    return float(-np.log(own.clip(tiny, 1 - tiny)).mean())
+    return float(_known().log_loss(answers.truth, shares, labels=range(shares.shape[1])))
 
 
 def _calibration_error(answers: Answers) -> float:
@@ -359,23 +337,20 @@ def _calibration_error(answers: Answers) -> float:
 
 
 def _mean_absolute_error(answers: Answers) -> float:
-    return float(np.abs(answers.truth - answers.told).mean())
+    return float(_known().mean_absolute_error(answers.truth, answers.told))
 
 
 def _root_mean_square(answers: Answers) -> float:
-    return float(np.sqrt(np.mean((answers.truth - answers.told) ** 2)))
+    return math.sqrt(_known().mean_squared_error(answers.truth, answers.told))
 
 
 def _r2(answers: Answers) -> float:
-    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal.
+    """Return 1 minus the squared error divided by that of the mean, of several targets (N, K) their mean.
 
-    Of several targets (N, K) it is the mean.
+    It is NaN if all values of a target are equal.
     """
-    truth, told = (own.reshape(len(own), -1) for own in (answers.truth, answers.told))
-    if (np.ptp(truth, axis=0) == 0).any():
-        return math.nan
-    shares = ((truth - told) ** 2).sum(axis=0) / ((truth - truth.mean(axis=0)) ** 2).sum(axis=0)
-    return float(1 - shares.mean())
+    constant = (np.ptp(answers.truth, axis=0) == 0).any()
+    return math.nan if constant else float(_known().r2_score(answers.truth, answers.told))
 
 
 def f1_of_labels(answers: Answers) -> np.ndarray:
@@ -447,7 +422,7 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
     if task == "classification" and labels is not None and len(labels) <= MOST_NAMED:
-        found |= _by_label("f1", labels, _f1_of(*_counts_of_classes(answers, len(labels))))
+        found |= _by_label("f1", labels, f1_of_classes(answers, range(len(labels))))
     if task == "multi-label" and labels is not None:
         found |= _by_label("label_f1", labels, np.nan_to_num(f1_of_labels(answers)))
     if task == "regression" and labels is not None:

@@ -39,7 +39,7 @@ LOSS_TASKS: dict[LossName, tuple[str, ...]] = {
     "huber": ("regression",),
     "poisson": ("regression",),
 }
-"""Values of `data.task` that each loss is for; `engine/output_losses.py` has the losses."""
+"""Values of `data.task` that each loss is for; `engine/losses.py` has the losses."""
 
 
 class NamedLoss(Section):

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.ledger import charged_by_epoch
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.engine.evaluate import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.schedules.price import AdaptiveNoise, AdaptiveSchedulePlan

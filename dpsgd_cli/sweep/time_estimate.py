@@ -18,7 +18,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.engine.evaluate import evaluate
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of

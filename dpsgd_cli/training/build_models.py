@@ -23,12 +23,11 @@ from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
-from dpsgd_cli.engine import huggingface, models, output_losses, precision
+from dpsgd_cli.engine import huggingface, losses, models, precision
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import FAILURES, check_model, check_outputs, stand_in_rows
-from dpsgd_cli.engine.losses import LOSSES, Loss, bounded_squared_error, weighted
-from dpsgd_cli.engine.output_losses import LossOptions
+from dpsgd_cli.engine.losses import LOSSES, Loss, LossOptions, bounded_squared_error, weighted
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
@@ -93,9 +92,7 @@ def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
         lows, highs = zip(*(data.intervals or [(-1.0, 1.0)]), strict=True)
         weights = data.weights if several else None
         options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, lows, highs)
-        loss = output_losses.made(
-            model.loss, data.task, options, several, not raw and data.target_bounds is not None, base
-        )
+        loss = losses.made(model.loss, data.task, options, several, not raw and data.target_bounds is not None, base)
     return loss if data.weights is None or several else weighted(loss, data.weights)
 
 
@@ -182,7 +179,7 @@ def _check_loss(pack: Pack, loaded: LoadedRecipe, outputs: int, label: tuple[int
     shape = answer_shape(loaded.recipe, outputs, label)
     told = torch.randn(4, *[one or 4 for one in shape], generator=generator).to(pack.values)
     labels = _labels(loaded.recipe, told, label)
-    output_losses.check_apart(loss_of(loaded.recipe, loaded.base), told[None], labels[None])
+    losses.check_apart(loss_of(loaded.recipe, loaded.base), told[None], labels[None])
 
 
 def _check_step(pack: Pack, loaded: LoadedRecipe, rows: Tensor, label: tuple[int, ...]) -> None:

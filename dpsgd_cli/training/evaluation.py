@@ -4,7 +4,7 @@ Every evaluation measures means over records. The final evaluation on the test r
 all answers, and the majority-class (or mean) baseline of each metric. The baseline uses the test records, which are
 declared public, and no training record. So it costs no privacy; it is the best that a model without features could do.
 
-Not here: the metrics (`engine/metrics.py`), passing rows through models (`engine/losses.py`), the rows of a result
+Not here: the metrics (`engine/metrics.py`), passing rows through models (`engine/evaluate.py`), the rows of a result
 (`training/assemble.py`).
 """
 
@@ -26,7 +26,8 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.data.users import members_of, shares_of_rows
-from dpsgd_cli.engine.losses import Loss, evaluate, outputs_on, passes
+from dpsgd_cli.engine.evaluate import evaluate, outputs_on, passes
+from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.metrics import (
     METRICS,
     Answers,

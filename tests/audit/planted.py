@@ -25,7 +25,7 @@ from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.engine.evaluate import evaluate
 from dpsgd_cli.evaluation import run as evaluation_run
 from dpsgd_cli.evaluation.price import held_out_release
 from dpsgd_cli.methods.dp_sgd import price as gradient_plan

@@ -19,8 +19,8 @@ from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.data.opening import load_raw, open_labelled
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import predicted, target_scale
+from dpsgd_cli.engine.losses import LossOptions, binary, poisson, squared
 from dpsgd_cli.engine.metrics import Answers, counts_of_places, of_constants, of_counts, of_table
-from dpsgd_cli.engine.output_losses import LossOptions, binary, poisson, squared
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.main import main

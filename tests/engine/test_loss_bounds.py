@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind, Region
-from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
+from dpsgd_cli.engine.losses import MarginLoss, margin_loss
 
 WIDTHS = (0.05, 0.5, 2.0)
 REACHES = (0.25, 3.0, 40.0)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpsgd_cli.engine.losses import LOSSES, cross_entropy, evaluate, squared_error
+from dpsgd_cli.engine.evaluate import evaluate
+from dpsgd_cli.engine.losses import LOSSES, cross_entropy, squared_error
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.tensors import Table
 from tests.engine.conftest import parameters_of

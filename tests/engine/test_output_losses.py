@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.data.settings import Task
-from dpsgd_cli.engine.losses import LOSSES
-from dpsgd_cli.engine.output_losses import OUTPUT_LOSSES, USUAL, LossOptions, check_apart, made, one_by_one
+from dpsgd_cli.engine.losses import LOSSES, OUTPUT_LOSSES, USUAL, LossOptions, check_apart, made, one_by_one
 from dpsgd_cli.engine.settings import LOSS_TASKS, LossName, NamedLoss
 from dpsgd_cli.errors import ModelError
 

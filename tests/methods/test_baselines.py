@@ -18,6 +18,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
+from dpsgd_cli.engine.losses import Logistic
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
@@ -28,7 +29,6 @@ from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.privgene.run import PrivGene
 from dpsgd_cli.methods.risks import optimum
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.losses import Logistic
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import NoiseSource

@@ -15,12 +15,12 @@ import torch
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.loss_bounds import LOSSES, LossKind
+from dpsgd_cli.engine.losses import MarginLoss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.risks.constants import constants_of
-from dpsgd_cli.methods.risks.losses import MarginLoss
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 RADIUS, BOUND, STEPS, RECORDS = 4.0, math.sqrt(5), 25, 60

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dpsgd_cli.engine.losses import Hinge, HuberHinge, MarginLoss
 from dpsgd_cli.errors import ModelError, RunError
-from dpsgd_cli.methods.risks.losses import Hinge, HuberHinge, MarginLoss
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 _NEWTON_STEPS = 100

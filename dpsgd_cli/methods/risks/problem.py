@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.losses import Loss, MarginLoss, margin_loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk, PackRisk, Risk
 from dpsgd_cli.methods.risks.rows import SignedRows
 

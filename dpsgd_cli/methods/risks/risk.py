@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.losses import Logistic, Loss, MarginLoss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
 from dpsgd_cli.engine.tensors import Batch, Table
-from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
 from dpsgd_cli.methods.risks.rows import SignedRows
 
 # by type of device: chunks should fit a CPU's cache, while a GPU is faster with few large ones

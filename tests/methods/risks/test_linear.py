@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
-from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
+from dpsgd_cli.engine.losses import MarginLoss, margin_loss
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
+from dpsgd_cli.engine.losses import Hinge, Huber, HuberHinge, MarginLoss, Quantile, margin_loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.methods.risks.constants import constants_of
-from dpsgd_cli.methods.risks.losses import Hinge, Huber, HuberHinge, MarginLoss, Quantile, margin_loss
 
 GRID = torch.linspace(-6, 6, 4001, dtype=torch.float64)
 EVERY = [margin_loss(name) for name in LOSSES] + [HuberHinge(0.1)]

@@ -7,10 +7,10 @@ import torch
 
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.loss_bounds import Loss
+from dpsgd_cli.engine.losses import margin_loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.risks import rows as module
-from dpsgd_cli.methods.risks.losses import margin_loss
 from dpsgd_cli.methods.risks.problem import rows_of
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
