@@ -68,10 +68,11 @@ test-long: venv ## Run all tests with the long ones that CI leaves out
 test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
 	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py
 
-lint: venv ## Check style, formatting and which room imports which
+lint: venv ## Check style, formatting, which room imports which, and how long rooms are
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m tests.ceilings
 
 types: venv ## Check types
 	$(BIN)/mypy dpsgd_cli tests examples benchmarks/tabular $(wildcard benchmarks/*.py)
