@@ -18,7 +18,7 @@ from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.running import Outcome, PackJob, pending_jobs, run_job
 from dpsgd_cli.sweep.settings import RandomStopping, Sweep, load_sweep
-from dpsgd_cli.sweep.time_estimate import Rehearsals
+from dpsgd_cli.training.build_models import check_without_data
 
 if TYPE_CHECKING:
     from dpsgd_cli.sweep.launchers import Launcher
@@ -188,23 +188,21 @@ class SweepSession:
             cells = private_tuning.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: planning.shared_planner().plan(cell) for cell in cells}
-        lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()
+        lines = list[str]()
         for number, pack in enumerate(planning.packs(cells, self.sweep.most_trials), start=1):
             members = [planned[cell.directory] for cell in pack]
             left = [one for one in members if one.error is None and not self._is_done(one.cell)]
             try:
-                seconds = rehearsals.seconds(left) if left else 0.0
+                for one in left[:1]:
+                    if one.outline is not None:
+                        check_without_data(one.cell.loaded, one.outline)
             except DpsgdError as error:
-                seconds = None
                 planned[left[0].cell.directory] = Planned(left[0].cell, error=error)
-            total, unknown = total + (seconds or 0.0), unknown or seconds is None
-            about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
             trials = sum(cell.trials for cell in pack)
-            lines.append(f"pack {number}: {count(len(pack), 'cell')}, {count(trials, 'trial')}, {about}")
+            lines.append(f"pack {number}: {count(len(pack), 'cell')}, {count(trials, 'trial')}")
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
-        time = "" if unknown else f", about {total:.0f} s of training and evaluation on this machine"
-        lines.append(f"{self.sweep.name}: {count(len(cells), 'cell')}, {count(trials, 'trial')}{time}")
+        lines.append(f"{self.sweep.name}: {count(len(cells), 'cell')}, {count(trials, 'trial')}")
         if isinstance(select, RandomStopping):
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         wrong = [one for one in planned.values() if one.error is not None]
