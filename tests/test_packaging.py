@@ -88,7 +88,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
     extras = config["options.extras_require"]
     wanted = [
         config["options"]["install_requires"],
-        *(extras[name] for name in ("test", "dev", "docs", "bench", "parquet")),
+        *(extras[name] for name in ("test", "dev", "docs", "bench")),
     ]
     names = {line.split(">")[0].strip() for block in wanted for line in block.splitlines() if line.strip()}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
