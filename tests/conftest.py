@@ -322,9 +322,9 @@ WAYS: dict[str, dict[str, Any]] = {
         "method": GRADIENT | {"batching": "poisson"},
         "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "noise": {"kind": "banded", "bands": 3}},
     },
-    "shuffle-buffered": {
+    "shuffle-banded": {
         "method": GRADIENT | {"batching": "shuffle"},
-        "privacy": {"budget": {"rho": 0.5}, "delta": 1e-3, "noise": {"kind": "buffered", "bands": 3}},
+        "privacy": {"budget": {"rho": 0.5}, "delta": 1e-3, "noise": {"kind": "banded", "bands": 3}},
     },
 }
 """Sections for `write_recipe`: every batching with its accountants, preprocessing, updates and clipping."""

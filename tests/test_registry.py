@@ -341,10 +341,6 @@ SWEEP = {"name": "both", "recipes": ["new.yaml"], "grid": {"method.kind": ["halv
 
 COMMANDS = {
     "train": ["train", "new.yaml", "--out", "trained"],
-    "train with noise": [
-        *("train", "plain.yaml", "method.batching=shuffle", "method.batch_size=12"),
-        *("privacy.noise={kind: short, bands: 2}", "--out", "short"),
-    ],
     "train with an optimizer and a layer": ["train", "ruled.yaml", "--trust-code", "--out", "ruled"],
     "greet": ["greet"],
     "train on a table with an option": ["train", "quoted.yaml", "--out", "quoted"],
@@ -438,14 +434,6 @@ def test_a_clipping_kind_is_one_class_and_its_name(said: dict[str, Said]) -> Non
     assert "HalfwayClipping" in json.loads(said["schema"].out)["$defs"]
 
 
-def test_a_kind_of_strategy_is_its_name_and_its_record(said: dict[str, Said], place: Path) -> None:
-    """It is drawn, charged one use an epoch, and said in the ledger."""
-    (ledger,) = place.glob("short/*/ledger.jsonl")
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    assert {(line["mechanism"], line["correlation"], line["count"]) for line in lines} == {("correlated", "short", 1)}
-    assert "short" in said["schema"].out
-
-
 def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str, Said], place: Path) -> None:
     """By hand: L = (1 + R B) B and beta = B^2 with B^2 = 2, the constant column's 1 included, R = 3 and 48 records."""
     (ledger,) = place.glob("lost/*/ledger.jsonl")
@@ -462,7 +450,6 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
         ("convex loss", "        curvature=lambda region: 1.0,\n", "engine.loss_bounds"),
         ("schedule", "    adaptive, follows_initial = False, True\n", "schedules.settings"),
         ("clipping kind", "    plain, in_units, moves = True, False, False\n", "clipping.settings"),
-        ("kind of noise", 'batchings=("shuffle",), ', "noise.settings"),
         ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "methods.halved.settings"),
         ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "methods.halved.settings"),
         ("optimizer", "    made = 'dpsgd_cli.methods.dp_sgd.signs:SignUpdate'\n", "methods.dp_sgd.settings"),
