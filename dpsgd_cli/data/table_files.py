@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 100_000
 _LONGEST_HEADER = 4_000_000
-_BLOCK = 1 << 23
+_BLOCK = 1 << 21
 _A_RECORD = "its first line looks like a record: if it is no header, say data.format: {header: false}"
 _NO_NAME = re.compile(r"\s*[^\w\s]{0,2}\d[\d\s.,:/%$€T+-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
