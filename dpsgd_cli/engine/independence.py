@@ -88,6 +88,8 @@ def check_model(pack: Pack, input_shape: tuple[int, ...], like: Tensor) -> None:
         outputs = torch.cat([y for y, _ in alone])
         if _differ(module(x).detach(), outputs, module.rounding):
             raise _mixes("an example's outputs change with the batch around it")
+        if module.reaches_others(x):
+            raise _mixes("the loss of one example has a gradient in the rows of others")
         found, gradients, norms = _recorded(pack, x.to(like))
         _require_agreement(pack, outputs, found)
         for row, (_, true) in enumerate(alone):
@@ -129,6 +131,16 @@ class Written:
                 torch.set_default_dtype(usual)
         found: Tensor = getattr(y, "logits", y)
         return found
+
+    def reaches_others(self, x: Tensor) -> bool:
+        """Return True if the first of real rows `x` (B, ...) has a loss with a gradient in another row: exact, so that
+        rows with outputs alike hide nothing."""
+        given = x.to(self.dtype).requires_grad_() if x.is_floating_point() else x
+        y = self(given.clone())  # which the module may change in place
+        if not (given.requires_grad and y.requires_grad):
+            return False
+        (d,) = torch.autograd.grad(_loss(y[:1]), given, allow_unused=True)
+        return d is not None and bool((d[1:].isfinite() & (d[1:] != 0)).any())
 
     def gradients(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return outputs (1, ...) of one row `x` (1, ...), and each parameter's gradient of their loss."""

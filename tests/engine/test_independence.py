@@ -85,6 +85,7 @@ MIXING: dict[str, Build] = {
     "centred": made(before=lambda x: x - x.mean(0)),
     "centred late": CentredLate,
     "slightly centred": made(between=lambda x: x - 1e-6 * x.mean(0)),
+    "rows alike: only the gradient tells": made(between=lambda x: 1 + 1e-6 * (x - 1e-6 * x.mean(0))),
     "sums from the first row on": made(between=lambda x: x.cumsum(0)),
     "recurrent": FrozenRecurrent,
     "reversed": made(before=lambda x: x.flip(0)),
