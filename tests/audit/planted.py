@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting import group_pairs, sampled_pairs
+from dpsgd_cli.accounting import losses
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.auditing import audit
@@ -234,8 +234,8 @@ def charged_once(patch: Patch, folder: Path) -> None:
 
 def one_row_charged(patch: Patch, folder: Path) -> None:
     """A user with several rows priced as a single record."""
-    own = group_pairs.grouped
-    patch.setattr(sampled_pairs, "grouped", lambda mechanism, width: own(replace(mechanism, size=1), width))
+    own = losses.grouped
+    patch.setattr(losses, "grouped", lambda mechanism: own(replace(mechanism, size=1)))
 
 
 def one_coin_a_user(patch: Patch, folder: Path) -> None:
