@@ -1,7 +1,7 @@
 """Kinds of batching, and the adjacencies that each is proved for.
 
 A kind of batching is an entry of `BATCHINGS`, which names the code that draws it (`batching/run.py`) and prices it
-(`accounting/sampled_pairs.py`), and a name in `Batching`. A method states the kinds that it takes. An adjacency is an
+(`accounting/losses.py`), and a name in `Batching`. A method states the kinds that it takes. An adjacency is an
 entry of `NEIGHBOURS` and a name in `Adjacency`.
 """
 
@@ -87,9 +87,9 @@ class BatchingKind:
     `by_epoch`: one use of the mechanism is an epoch, not a step. If it is sampled, too, the rate is 1 over the steps of
     an epoch in which a record is once.
     `recorded`: the kind of mechanism that holds all that the price depends on.
-    `losses`: a function from a mechanism and the width of a cell to its dominating losses. `divergence`: a function
-    from a mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if
-    nothing is proved here.
+    `losses`: a function from a mechanism to the pair of its dominating losses. `divergence`: a function from a
+    mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if nothing is
+    proved here.
     `amplifies_pairs`: True if sampling turns (eps, delta) into (log(1 + q (e^eps - 1)), q delta).
     `proved`: the adjacencies that a theorem covers. `unproved`: the reason for each of the others.
     """
@@ -131,7 +131,7 @@ _FIXED = (
 )
 BATCHINGS: dict[Batching, BatchingKind] = {
     # The null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output distributions are
-    # those of add-remove. For replace-one see `accounting/sampled_pairs.py`.
+    # those of add-remove. For replace-one see `accounting/losses.py`.
     "poisson": BatchingKind(
         adjacency="add-remove",
         claim="a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); any adjacency",
@@ -139,7 +139,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampled=True,
         by_epoch=False,
         recorded="gaussian",
-        losses="dpsgd_cli.accounting.sampled_pairs:poisson",
+        losses="dpsgd_cli.accounting.losses:poisson",
         divergence="dpsgd_cli.accounting.renyi:poisson_divergence",
         amplifies_pairs=True,
         proved=("add-remove", "replace-one", "zero-out"),
@@ -185,7 +185,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampled=True,
         by_epoch=False,
         recorded="gaussian",
-        losses="dpsgd_cli.accounting.sampled_pairs:fixed",
+        losses="dpsgd_cli.accounting.losses:fixed",
         divergence="dpsgd_cli.accounting.renyi:fixed_divergence",
         amplifies_pairs=True,
         proved=("replace-one",),
@@ -198,7 +198,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampled=True,
         by_epoch=False,
         recorded="truncated",
-        losses="dpsgd_cli.accounting.sampled_pairs:truncated",
+        losses="dpsgd_cli.accounting.losses:truncated",
         divergence="dpsgd_cli.accounting.renyi:truncated_divergence",
         amplifies_pairs=False,
         proved=("add-remove", "replace-one", "zero-out"),

@@ -19,8 +19,8 @@ k does to it, whatever was released before. All of these are then priced as if t
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
 - Named categories (`Threshold`): nothing is proved, as k records may have a category to themselves, whose count is k.
 - No pair is proved here for samples of other kinds: batches of one size or one largest size, random allocation,
-  replaced records in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin at
-  different steps, so blocks of rows that one record moves overlap with those of another.
+  replaced records in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin
+  at different steps, so blocks of rows that one record moves overlap with those of another.
 
 By statement. A release that is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for
 groups of k (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). This

@@ -18,12 +18,14 @@ from dpsgd_cli.accounting.losses import Floats, Losses
 from dpsgd_cli.accounting.noise_levels import Levels
 from dpsgd_cli.errors import FailedAccountant
 
-_LOST = 60.0
-"""-log of the mass that may lie beyond each end of the window; above, it counts as infinite loss."""
+_LOST = 14.0
+"""Mass that may lie beyond each end of the window, as -log of its share of delta; above, it counts as infinite loss."""
 _MOST_CELLS = 1 << 21
 _MOST_VARIANCE = 1e12
 _SPREAD = 0.01
 """Width of a cell over the standard deviation of an average use; it inflates the sum's by 4e-6 of it."""
+_UNEVEN = 16.0
+"""Ratio of the variances of losses at which a curve is cut."""
 _KEPT = 1 << 24
 """Most numbers of spectra that are kept."""
 
@@ -87,19 +89,33 @@ class ProfileOfSums:
         return found
 
 
-def summed(kinds: Sequence[Losses], levels: Levels, uses: Floats) -> list[SumOfLosses]:
+def summed(kinds: Sequence[Losses], levels: Levels, uses: Floats, least: float) -> list[SumOfLosses]:
     """Return the sums of `uses[e, i]` uses of level i, which is a public coin between two of `kinds`, for each row e.
 
-    Rows grow. Raises FailedAccountant for losses too large to discretise.
+    Rows grow. `least` is the smallest delta that will be asked for sharply. Raises FailedAccountant for losses too
+    large to discretise.
     """
-    moments = np.array([kind.moments() for kind in kinds])
-    share = levels.share[:, None]
-    mean, variance = uses[-1] @ (share * moments[levels.first] + (1 - share) * moments[levels.second])
+    variances = np.array([kind.moments()[1] for kind in kinds])
+    own = levels.share * variances[levels.first] + (1 - levels.share) * variances[levels.second]
+    spread, high, sums = uses @ own, len(uses), list[SumOfLosses]()
+    # cells that suit the end are too coarse for a start of much smaller losses
+    while high > 0:
+        low = int(np.searchsorted(spread[:high], spread[high - 1] / _UNEVEN))
+        sums = _summed(kinds, levels, uses[low:high], float(spread[high - 1]), least) + sums
+        high = low
+    return sums
+
+
+def _summed(kinds: Sequence[Losses], levels: Levels, uses: Floats, variance: float, least: float) -> list[SumOfLosses]:
+    """Return the sums of rows that share a width of cells; `variance` is that of the last row."""
     if not variance < _MOST_VARIANCE:
         raise FailedAccountant(f"pld: a loss of variance {variance:.2g} is too large to discretise; use rdp")
+    if not uses[-1].any():
+        return [SumOfLosses(0, 1.0, np.ones(1), 0.0)] * len(uses)
     width = min(max(math.sqrt(variance / uses[-1].sum()) * _SPREAD, 1e-12), 0.05)
+    beyond = _LOST - math.log(max(least, 1e-300))
     while True:
-        low, high, lost = _window(kinds, levels, uses[-1], math.sqrt(variance) + width, width)
+        low, high, lost = _window(kinds, levels, uses[-1], math.sqrt(variance) + width, width, beyond)
         # every epsilon of interest, of each row, is at or above 0
         low = min(low, 0.0) if len(uses) > 1 else low
         if high - low <= width * _MOST_CELLS:
@@ -119,16 +135,19 @@ def summed(kinds: Sequence[Losses], levels: Levels, uses: Floats) -> list[SumOfL
             kept[kind] = found
         return kept[kind]
 
+    coins, place = np.unique(np.stack([levels.first, levels.second, levels.share], axis=1), axis=0, return_inverse=True)
+    place = place.ravel()
     product, before, sums = np.ones(size // 2 + 1, dtype=complex), np.zeros(uses.shape[1]), []
     infinite = np.array([kind.infinite for kind in kinds])
     safe = np.log1p(-(levels.share * infinite[levels.first] + (1 - levels.share) * infinite[levels.second]))
     for row in uses:
-        for level in np.flatnonzero(row - before):
-            own, part = spectrum(int(levels.first[level])), levels.share[level]
-            if part < 1:
-                own = part * own + (1 - part) * spectrum(int(levels.second[level]))
-            product *= own ** int(row[level] - before[level])
-        before = row
+        added, before = np.bincount(place, weights=row - before, minlength=len(coins)), row
+        for count in np.unique(added[added > 0]):
+            once = np.ones_like(product)
+            for first, second, part in coins[added == count]:
+                own = spectrum(int(first))
+                once *= own if part == 1 else part * own + (1 - part) * spectrum(int(second))
+            product *= once ** int(count)
         found = np.maximum(irfft(product, size), 0.0)
         # rounding errors of coefficients come back as white noise of this size in every cell
         noise = 3e-16 * (row.sum() + 50) * math.sqrt(float(found @ found) / size)
@@ -138,7 +157,7 @@ def summed(kinds: Sequence[Losses], levels: Levels, uses: Floats) -> list[SumOfL
 
 
 def _window(
-    kinds: Sequence[Losses], levels: Levels, uses: Floats, deviation: float, width: float
+    kinds: Sequence[Losses], levels: Levels, uses: Floats, deviation: float, width: float, beyond: float
 ) -> tuple[float, float, float]:
     """Return losses beyond which little lies, by Chernoff's bound (what lies below re-enters above), and how much."""
     exponents = np.geomspace(1e-3, 1e2, 24)[:, None] / deviation
@@ -162,9 +181,10 @@ def _window(
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.log(levels.share)[:, None, None], np.log1p(-levels.share)[:, None, None]
         each = np.logaddexp(shares[0] + logs[levels.first], shares[1] + logs[levels.second])
-    up, down = np.nan_to_num(np.tensordot(uses, each, 1), nan=np.inf)
+    used = uses > 0
+    up, down = np.nan_to_num(np.tensordot(uses[used], each[used], 1), nan=np.inf)
     least = float(uses @ np.minimum(ends[levels.first, 0], ends[levels.second, 0]))
     most = float(uses @ np.maximum(ends[levels.first, 1], ends[levels.second, 1]))
-    highest = float(np.min((up + _LOST) / exponents[:, 0]))
-    lowest = float(np.max(-(down + _LOST) / exponents[:, 0]))
-    return max(lowest, least), min(highest, most), 0.0 if most <= highest else math.exp(-_LOST)
+    highest = float(np.min((up + beyond) / exponents[:, 0]))
+    lowest = float(np.max(-(down + beyond) / exponents[:, 0]))
+    return max(lowest, least), min(highest, most), 0.0 if most <= highest else math.exp(-beyond)

@@ -77,8 +77,9 @@ class Losses:
 
     def mixed(self, other: Losses, share: float) -> Losses:
         """Return the losses of a pair that reveals which of two pairs it is, `other` with probability `share`."""
-        cells = (np.concatenate(pair) for pair in zip(self.cells(1 - share), other.cells(share), strict=True))
-        return Losses(*cells, (1 - share) * self.infinite + share * other.infinite)
+        both = zip(self.cells(1 - share), other.cells(share), strict=True)
+        masses, ratio, low, high = (np.concatenate(pair) for pair in both)
+        return Losses(masses, ratio, low, high, (1 - share) * self.infinite + share * other.infinite)
 
     def cells(self, factor: float = 1.0) -> tuple[Floats, Floats, Floats, Floats]:
         """Return the cells with `factor` times their masses."""
@@ -92,6 +93,8 @@ class Losses:
         total = float(self.masses.sum()) + self.infinite
         if not abs(total - 1) < 1e-6:
             raise FailedAccountant(f"the masses of a discretised loss add up to {total:g}, not to 1; use rdp")
+        if not float(np.abs([self.low, self.high]).max()) < 2.0**60 * width:
+            raise FailedAccountant("pld: a loss is too large to discretise; use rdp")
         low = np.floor(self.low / width).astype(np.int64)
         high = np.maximum(np.ceil(self.high / width).astype(np.int64), low + 1)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -232,8 +235,9 @@ def _without_replacement(rate: float, noise: float) -> Losses:
     """
     forth, back = mixtures(np.array([0.0, 1.0]), np.array([1.0, 0.0]), np.array([-rate, rate]), noise, least=0.5)
     at_none = np.array([(1 - rate) * math.erf(1 / (2 * noise) / math.sqrt(2))]), *(np.zeros(1),) * 3
-    cells = (np.concatenate(parts) for parts in zip(back.cells(), at_none, forth.cells(), strict=True))
-    return Losses(*cells, forth.infinite)
+    every = zip(back.cells(), at_none, forth.cells(), strict=True)
+    masses, ratio, low, high = (np.concatenate(parts) for parts in every)
+    return Losses(masses, ratio, low, high, forth.infinite)
 
 
 def _pure(epsilon: float, source: str, leak: float) -> Losses:
@@ -250,8 +254,8 @@ def _pure(epsilon: float, source: str, leak: float) -> Losses:
     spread = spread / -math.expm1(-epsilon) if epsilon else np.full(_CELLS, 1 / _CELLS)
     middle = (ends[1:] + ends[:-1]) / 2
     masses = np.concatenate([share * np.array([rare, 1.0]) / (1 + rare), (1 - share) * spread]) * (1 - leak)
-    cells = [np.concatenate([atoms, own]) for own in (middle, ends[:-1], ends[1:])]
-    return Losses(masses, *cells, leak, epsilon)
+    ratio, low, high = (np.concatenate([atoms, own]) for own in (middle, ends[:-1], ends[1:]))
+    return Losses(masses, ratio, low, high, leak, epsilon)
 
 
 def cell_masses(z: Floats) -> Floats:

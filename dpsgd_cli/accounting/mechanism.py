@@ -170,7 +170,7 @@ class CorrelatedSums(GaussianSum):
     and not on p. So, given earlier rows, <v_p, v_q> <= m_p[t] m_q[t], whatever the u_s are. For a convex f let F_t(L) =
     E f(sum_p w_p L_p Y_p), with Y_p the product of the factors of rows after t in the pair of the theorem. All second
     derivatives of F_t in L are means of w_p w_q Y_p Y_q f'' and so no less than 0. So, given earlier rows, E F_t after
-    row t only grows with each covariance (Kahane's inequality, `sampled_pairs.py`), and is at most F_(t-1). By
+    row t only grows with each covariance (Kahane's inequality, `losses.py`), and is at most F_(t-1). By
     induction E f(R_n) <= F_0(1), its value for the pair. H_a(P, Q) = E (R - a)_+ and H_a(Q, P) = E (1 - a R)_+ are such
     means. In the same way any pair whose products m_p . m_q are no smaller dominates this one.
 
@@ -219,12 +219,12 @@ class TruncatedSum(GaussianSum):
     record is drawn and kept with probability p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs,
     and N(f(R + x)) against N(f(R + y)) has weight p, where x and y are the record's two values; under add-remove and
     zero-out y is u or nothing. These three points lie in a ball of radius C, which is the step of a fixed batch
-    (`sampled_pairs.fixed`), of rate p, at the distance 2 C. Joint convexity over coins, U and u gives the mixture of
+    (`losses.fixed`), of rate p, at the distance 2 C. Joint convexity over coins, U and u gives the mixture of
     both, by w.
 
     The probability w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q). The
     latter overflows more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair
-    with p = q dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
+    with p = q dominates the first (a Poisson step is one of three points of the same ball, `losses`).
 
     dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. The price is at most
     delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
@@ -268,7 +268,7 @@ class GroupSum(GaussianSum):
     with weights that are no less than 0 of exponentials of Gaussians, each of mean 1, whose logarithms have the
     covariances v_A.v_B / s^2. For each a >= 0, H_a(P', Q') = E (R - a)_+ and H_a(Q', P') = E (1 - a R)_+ are means of
     convex functions of that ratio R. They only grow with each covariance (Kahane's inequality, as in
-    `accounting/sampled_pairs.py`), and no covariance exceeds |A| |B| / z^2, that of v_A = |A| S in one dimension. There
+    `accounting/losses.py`), and no covariance exceeds |A| |B| / z^2, that of v_A = |A| S in one dimension. There
     A enters through its size j alone, whose law is w. Steps compose adaptively (Zhu, Dong and Wang 2022, Theorem 10).
     The mixture: Ganesh 2024 (arXiv 2401.10294); Charles et al. 2024 (arXiv 2407.07737).
 

@@ -17,7 +17,7 @@ one use of Poisson batches:
     H_a(P, Q) = q C(w, 1 + (a - 1) / q),        H_a(Q, P) = 1 - a + a H_(1/a)(P, Q)   (a > 0; H_0 = 1),
 
 so both are convex in s. A batch of fixed size has H_a(P, Q) of this for a >= 1 and H_a(Q, P) below
-(`sampled_pairs._without_replacement`). A truncated batch is a public mixture, by a probability that no z moves, of the
+(`losses._without_replacement`). A truncated batch is a public mixture, by a probability that no z moves, of the
 first at w and of the second at 2 w. For k > 1 the derivative of s at 1 by s at k is a constant times
 e^((k^2 - 1) w^2 / 8), which grows with w, so s at 1 is a convex function of s at k; H_a grows with s and is convex in
 it, so it is convex in s at k too. Truncated batches take k = 2. A use of two levels by a coin has
@@ -45,6 +45,8 @@ Places = NDArray[np.integer]
 
 _COIN_STEP = 0.03
 """Distance of neighbours between which a coin decides, in log z, at large z; times z^2 / (z^2 + k^2)."""
+_MANY, _SHARES = 2000, 64
+"""From so many levels on, shares are multiples of 1 / 64, so that few differ."""
 _LOWER_STEP = 4e-4
 """Distance of neighbours where the lower one is taken."""
 
@@ -87,6 +89,8 @@ def levels_of(mechanisms: Sequence[Mechanism]) -> Levels:
             second[places] += 1
             low, high = _coordinate(nodes[cells], factor), _coordinate(nodes[cells + 1], factor)
             share[places] = np.clip((_coordinate(noises, factor) - high) / (low - high), 0.0, 1.0)
+            if len(members) > _MANY:  # up, to the lower noise: it dominates
+                share[places] = np.ceil(share[places] * _SHARES) / _SHARES
         made += [dataclasses.replace(own, noise_multiplier=float(z)) for z in nodes]
     return Levels(made, first, second, share)
 

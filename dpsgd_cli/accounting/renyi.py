@@ -184,7 +184,7 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
     """Return a bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: the divergence of the losses that dominate
-    such a batch (`sampled_pairs._without_replacement`): Renyi divergences are integrals of hockey-stick divergences
+    such a batch (`losses._without_replacement`): Renyi divergences are integrals of hockey-stick divergences
     with weights that are no less than 0. Let R = 1 - q + q e^((x - 1/2) / z^2), and E_0 the mean over x > 1/2 of
     N(0, z^2). The losses log R have masses R, the losses -log R masses 1, and loss 0 has the rest of the mass:
 
@@ -239,7 +239,7 @@ def replaced_divergence(sampling_rate: float, noise_multiplier: float, order: fl
     """Return the Renyi divergence of a Poisson-sampled Gaussian sum of which one record is replaced.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: that of the pair that attains the largest
-    hockey-stick divergences (`sampled_pairs._replaced`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2).
+    hockey-stick divergences (`losses._replaced`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2).
     With u = P / Q - 1, E_Q u = 0, so the moment less 1 is E_Q of (1+u)^alpha - 1 - alpha u >= 0. By the trapezoidal
     rule: within pi z of the real axis, in units of z, |P| is at most as on it and |Q| at least 2^(-1/2) of that, so the
     step pays for a factor of 2^((alpha - 1) / 2).

@@ -49,7 +49,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import UnsupportedMechanism
 
 if TYPE_CHECKING:
-    from dpsgd_cli.accounting.loss_composition import Floats
+    from dpsgd_cli.accounting.losses import Floats
 
 RATES = (0.01, 0.001)
 """The false-positive rates that reports use."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dpsgd_cli.account.matching import SharedTerms, matched
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
@@ -24,6 +23,7 @@ from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.sweep import booking, folder
 from dpsgd_cli.sweep.expansion import Cell, cell_of
+from dpsgd_cli.sweep.matching import SharedTerms, matched
 from dpsgd_cli.sweep.planning import packs, shared_planner
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.start import Member

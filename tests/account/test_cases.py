@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from dpsgd_cli.account.cases import Case, Numbers, Target
-from dpsgd_cli.account.matching import least_factor
 from dpsgd_cli.account.recipes import RepeatedAccountant
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_rho
@@ -15,6 +14,7 @@ from dpsgd_cli.accounting.groups import ForGroup
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan, Sampling
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
+from dpsgd_cli.sweep.matching import least_factor
 
 POISSON = Numbers("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 CASE = POISSON.case()

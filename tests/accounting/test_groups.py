@@ -16,8 +16,8 @@ from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.rdp import mechanism_divergence
-from dpsgd_cli.accounting.group_pairs import grouped
 from dpsgd_cli.accounting.groups import ForGroup, log_factor, of_group
+from dpsgd_cli.accounting.losses import grouped
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
@@ -30,6 +30,7 @@ from dpsgd_cli.accounting.mechanism import (
 )
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.main import main
+from tests.accounting.releases import dots_of
 
 DELTA = 1e-5
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
@@ -120,7 +121,7 @@ def test_a_step_of_a_group_is_its_integral_in_both_directions(
     alone = norm.pdf(x, 0, noise)
     mixed = sum(binom.pmf(j, size, rate) * norm.pdf(x, j, noise) for j in range(size + 1))
     width = 1e-3
-    pair = grouped(GroupSum(noise, "add-remove", "poisson", rate, size=size), width)
+    pair = dots_of(grouped(GroupSum(noise, "add-remove", "poisson", rate, size=size)), width)
     for p, q, losses in ((mixed, alone, pair.remove), (alone, mixed, pair.add)):
         true = float(np.maximum(0, p - math.exp(epsilon) * q).sum()) * (x[1] - x[0])
         own = losses.cells * width
@@ -166,8 +167,8 @@ def test_groups_of_users_have_all_their_rows() -> None:
 
 def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut where it shows: of 60 records at rate .01, more than 4 are drawn at once with a chance below 1e-3."""
-    monkeypatch.setattr("dpsgd_cli.accounting.group_pairs._LOST", 1e-3)
-    pair = grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60), 1e-3)
+    monkeypatch.setattr("dpsgd_cli.accounting.losses._LOST", 1e-3)
+    pair = dots_of(grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60)), 1e-3)
     beyond = float(binom.sf(4, 60, 0.01))
     assert float(binom.sf(3, 60, 0.01)) > 1e-3 > beyond > 1e-4
     assert beyond <= pair.remove.infinite <= beyond + 1.1e-3

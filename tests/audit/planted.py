@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting import group_pairs, sampled_pairs
+from dpsgd_cli.accounting import losses
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
@@ -154,8 +154,8 @@ def double_rate(patch: Patch, folder: Path) -> None:
 
 def one_row_charged(patch: Patch, folder: Path) -> None:
     """A user with several rows priced as a single record."""
-    own = group_pairs.grouped
-    patch.setattr(sampled_pairs, "grouped", lambda mechanism, width: own(replace(mechanism, size=1), width))
+    own = losses.grouped
+    patch.setattr(losses, "grouped", lambda mechanism: own(replace(mechanism, size=1)))
 
 
 def mixing(patch: Patch, folder: Path) -> list[str]:

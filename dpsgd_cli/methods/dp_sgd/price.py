@@ -6,7 +6,7 @@ may be replaced; the noise has standard deviation z S):
 
 - poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
   public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
-  under replace-one for another, which has a pair of its own (`accounting/sampled_pairs.py`).
+  under replace-one for another, which has a pair of its own (`accounting/losses.py`).
 - poisson with `privacy.unit: {sampling: rows}`: N counts the users' places; a step is a `mechanism.GroupSum` of as many
   records as a user has places (`users/run.py`).
 - truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.

@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import norm
 
 from dpsgd_cli.accounting.conversions import gaussian_delta
-from dpsgd_cli.accounting.dominating_pairs import LossMasses, discretise
+from dpsgd_cli.accounting.losses import Losses, pair_of
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
-from dpsgd_cli.accounting.sampled_pairs import loss_variance
 from dpsgd_cli.errors import FailedAccountant
+from tests.accounting.releases import Dots, discretise
 
 
-def hockey_stick(loss: LossMasses, width: float, epsilon: float) -> float:
+def hockey_stick(loss: Dots, width: float, epsilon: float) -> float:
     gaps = -np.expm1(np.minimum(epsilon - loss.cells * width, 0))
     return float(loss.infinite + (loss.masses * gaps).sum())
 
@@ -31,7 +31,7 @@ def exact(rate: float, noise: float, epsilon: float, remove: bool) -> float:
 @pytest.mark.parametrize("epsilon", [-0.02, 0.0, 0.013, 0.4])
 def test_sampled_gaussian_is_dominated_in_both_directions(rate: float, noise: float, epsilon: float) -> None:
     mechanism = GaussianSum(noise, "add-remove", "poisson", rate)
-    width = 0.02 * loss_variance(mechanism) ** 0.5
+    width = 0.02 * pair_of(mechanism)[0].moments()[1] ** 0.5
     pair = discretise(mechanism, width)
     for loss, remove in ((pair.remove, True), (pair.add, False)):
         true = exact(rate, noise, epsilon, remove)
@@ -60,7 +60,7 @@ def test_masses_are_those_of_two_probability_distributions(mechanism: GaussianSu
 def test_rounding_losses_down_instead_would_not_dominate() -> None:
     """The wrong-direction control: the same masses one cell lower understate delta."""
     loss = discretise(GaussianSum(1.0, "add-remove", "poisson", 0.05), 0.01).remove
-    lowered = LossMasses(loss.cells - 1, loss.masses, loss.infinite)
+    lowered = loss._replace(cells=loss.cells - 1)
     assert hockey_stick(lowered, 0.01, 0.1) < exact(0.05, 1.0, 0.1, remove=True)
 
 
@@ -113,4 +113,4 @@ def test_losses_above_709_keep_their_masses() -> None:
 @pytest.mark.parametrize("masses", [[0.5, 0.4], [0.5, np.nan], [np.inf, 0.5]])
 def test_masses_that_do_not_add_up_are_a_failure_and_not_a_number(masses: list[float]) -> None:
     with pytest.raises(FailedAccountant, match="not to 1"):
-        LossMasses(np.array([0, 1]), np.array(masses), 0.0)
+        Losses(np.array(masses), *(np.array([0.0, 1.0]),) * 3).dots(1.0)

@@ -19,7 +19,6 @@ from scipy import stats
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.rdp import mechanism_divergence
 from dpsgd_cli.accounting.adjacency import Adjacency, Batching
-from dpsgd_cli.accounting.dominating_pairs import LossMasses, discretise
 from dpsgd_cli.accounting.mechanism import (
     CorrelatedSums,
     GaussianSum,
@@ -31,6 +30,7 @@ from dpsgd_cli.accounting.mechanism import (
 )
 from dpsgd_cli.accounting.renyi import overflow_probability
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from tests.accounting.releases import Dots, discretise
 
 SETTINGS = [(0.01, 1.0, 1e-3), (0.3, 0.5, 1e-3), (0.1, 3.0, 5e-4), (1e-4, 0.8, 1e-5)]
 EPSILONS = (-2.0, -0.5, -0.05, 0.0, 0.001, 0.01, 0.2, 1.0, 3.0)
@@ -41,7 +41,7 @@ RELATION: dict[Adjacency, NeighboringRelation] = {
 }
 
 
-def hockey_stick(loss: LossMasses, width: float, epsilon: float) -> float:
+def hockey_stick(loss: Dots, width: float, epsilon: float) -> float:
     return loss.infinite + float((loss.masses * np.maximum(0, -np.expm1(epsilon - loss.cells * width))).sum())
 
 

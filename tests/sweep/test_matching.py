@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.account.matching import SharedTerms, matched
 from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results.comparison import Entry, read_entries
 from dpsgd_cli.schedules.settings import ExponentialDecay, Uniform
+from dpsgd_cli.sweep.matching import SharedTerms, matched
 from dpsgd_cli.training.loop import plan_recipe
 from dpsgd_cli.training.plans import resolve_auto
 
@@ -98,7 +98,7 @@ def test_where_only_the_run_tells_the_length_the_budget_decides_it(
     def nothing_fits(loaded: LoadedRecipe) -> None:
         raise InfeasibleBudget(f"not one epoch of {loaded.source}")
 
-    monkeypatch.setattr("dpsgd_cli.account.matching.plan_and_outline", nothing_fits)
+    monkeypatch.setattr("dpsgd_cli.sweep.matching.plan_and_outline", nothing_fits)
     ((label, _, loaded),) = matched([write(tmp_path, "{kind: uniform, initial: 4}")], SharedTerms(epsilons=(1.0,)))
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None
