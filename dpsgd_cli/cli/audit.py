@@ -20,7 +20,7 @@ def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 
 @click.command("audit")
-@click.argument("target", metavar="RECIPE|RESULT_DIR|SWEEP")
+@click.argument("target", metavar="RECIPE|RESULT_DIR")
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--trials", type=click.IntRange(min=2), help="Number of trials. Default: 100; with --quick 20.")
 @click.option(
@@ -53,9 +53,6 @@ def command(
     assumptions, tier B within the family of the claim; C tests noise and batches, D neighbouring data. The exit code is
     1 if a claim is refuted. A lower bound far below the claim is no failure: it shows how far these attacks get.
 
-    Of a sweep with `select: {kind: random-stopping}`, the price of the choice is attacked: the best of many runs that
-    each tell as much as their own claim allows.
-
     A book is not charged, because no record of its table is used: with a book, tier D does not read the recipe's file.
 
     \b
@@ -63,8 +60,8 @@ def command(
       dpsgd audit quickstart
       dpsgd audit patients.yaml --quick
       dpsgd audit results/quickstart-* --tier B --trials 500
-      dpsgd audit tuning.yaml
     """
+    from dpsgd_cli.errors import UsageError
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
     from dpsgd_cli.sweep.settings import is_sweep
 
@@ -73,10 +70,7 @@ def command(
 
     options = AuditOptions(tiers, confidence, trials, canaries, quick, say=say)
     if is_sweep(target):
-        from dpsgd_cli.sweep import attack  # torch
-
-        attack.run(target, with_book(overrides, book), out, options)
-        return
+        raise UsageError(f"{target} is a sweep; audit the recipes of its cells one by one")
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), with_book(overrides, book))
 

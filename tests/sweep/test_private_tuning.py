@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from dpsgd_cli.accounting.accountants.pld import Pld
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.audit import chosen
-from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.main import main
-from dpsgd_cli.sweep import attack, pricing, private_tuning
+from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.pricing import Spent
 from dpsgd_cli.sweep.private_tuning import draw
 from dpsgd_cli.sweep.session import SweepSession
@@ -218,56 +213,3 @@ def test_two_runs_are_of_cells_drawn_independently() -> None:
 
 ONE = Spent((Release(GaussianSum(2.0, "add-remove")),), RUN, 1e-5)
 """One run that is 1/2-Gaussian-DP."""
-
-
-@pytest.mark.parametrize("metric", ["test_accuracy", "test_loss"])
-def test_a_choice_charged_as_one_training_is_refuted_and_its_own_price_is_not(metric: str, tmp_path: Path) -> None:
-    """3,000 sweeps on each of two neighbours; at 95% the error rates contradict the price of one run alone."""
-    select = RandomStopping(mean=30, metric=metric)
-    claim = attack.claim_of(select, [ONE, ONE], 2.0, 1e-5)
-    published = attack._Published(select, 2, tmp_path)
-    assert chosen.largest_mu(claim.one, 2.0) == pytest.approx(0.5 * 0.99, rel=1e-4)
-    found = chosen.attack(claim, published, 3000, 0.95)
-    assert not found.refutes(0.95) and found.control is not None and found.control(0.95)
-
-
-def test_error_rates_refute_at_a_confidence_only() -> None:
-    """4 of 100 false and 16 of 100 true positives pass epsilon 1 as counted, but not at 95% (Clopper and Pearson)."""
-    errors = Errors(4, 100, 84, 100)
-    at_one = {"price": lambda epsilon: 0.0 if epsilon >= 1 else 1.0, "farthest": 1.0}
-    assert math.e * 0.04 < 0.16 and not chosen.passes(errors, confidence=0.95, **at_one)  # type: ignore[arg-type]
-    many = Errors(40, 10_000, 8_400, 10_000)
-    assert chosen.passes(many, confidence=0.95, **at_one)  # type: ignore[arg-type]
-    assert chosen.passes(many, lambda epsilon: 0.055 if epsilon >= 1 else 1.0, 1.0, 0.95)
-    assert not chosen.passes(many, lambda epsilon: 0.16 if epsilon >= 1 else 1.0, 1.0, 0.95)
-
-
-def test_the_cheapest_cell_says_what_a_run_may_tell() -> None:
-    quiet = Spent((Release(GaussianSum(4.0, "add-remove")),), RUN, 1e-5)
-    claim = attack.claim_of(RandomStopping(mean=3), [ONE, quiet], 2.0, 1e-5)
-    assert chosen.largest_mu(claim.one, 2.0) == pytest.approx(0.25 * 0.99, rel=1e-4)
-
-
-def test_the_command_refutes_a_choice_that_is_charged_as_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And says what it does not attack: a sweep without a choice, and a choice among all that are published."""
-    file = tmp_path / "tune.yaml"
-    text = "name: tune\nrecipes: [quickstart]\ngrid: {method.learning_rate: [1, 2]}\n"
-    file.write_text(text + "select: {kind: random-stopping, mean: 30}\n")
-    asked = ["audit", str(file), "--quick", "--out", str(tmp_path)]
-    done = CliRunner().invoke(main, asked)
-    assert done.exit_code == 0 and "not refuted" in done.stdout and "audit their recipes" in done.stdout, done.output
-    document = json.loads((tmp_path / "tune" / "audit.json").read_text())
-    assert document["findings"][0]["control_refuted"] and document["claim"]["accountant"] == "choice, law geometric"
-
-    def as_one(self: Any, cells: Any) -> Any:
-        return Pld().profile(cells[0], 1e-9)
-
-    monkeypatch.setattr(pricing.BestOfCells, "profile_of_any", as_one)
-    done = CliRunner().invoke(main, asked)
-    assert done.exit_code == 1 and "REFUTED (A: the choice)" in done.stdout
-    for select, said in (("", "only a choice by select"),):
-        file.write_text(text + select)
-        done = CliRunner().invoke(main, asked)
-        assert done.exit_code == 2 and said in done.stderr, done.output
