@@ -29,6 +29,7 @@ from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.schedules.settings import Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
+from dpsgd_cli.users.settings import PERSON
 
 
 def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> Case:
@@ -85,7 +86,7 @@ def of_recipe(loaded: LoadedRecipe, delta: float | None = None) -> Case:
         made=made,
         epochs=by_epoch,
         apart=lambda trials: why_apart([run_of(loaded, trials)]),
-        unit=None if recipe.data.unit is None else recipe.data.unit.column,
+        unit=None if recipe.data.unit is None else PERSON,
         records=None if plan is None else plan.sampling.records,
         own_trials=recipe.trials,
         told=(f"{recipe.name}: {EXPERIMENT}",) if recipe.seed is not None else (),

@@ -12,6 +12,7 @@ from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import DataError, DpsgdError
 from dpsgd_cli.results import prices
 from dpsgd_cli.results.result import Row
+from dpsgd_cli.users.settings import PERSON
 
 _ROUNDING = 1e-6
 """Relative difference between a claim and a price, which another version of an accountant may make."""
@@ -38,7 +39,7 @@ def problems_of(directory: Path, document: Row) -> list[str]:
         f"{name} {claimed} is claimed; the ledger says {said}"
         for name, claimed, said in (
             ("adjacency", privacy["adjacency"], _all({entry.release.mechanism.adjacency for entry in entries})),
-            ("protection of each", (privacy.get("unit") or {}).get("column"), _all({entry.unit for entry in entries})),
+            ("protection of", PERSON if privacy.get("unit") else None, _all({entry.unit for entry in entries})),
             ("for trials of seeds", [row["seed"] for row in document["trials"]], read_seeds(ledger)),
         )
         if claimed != said
