@@ -83,7 +83,7 @@ class CanaryLayer(Layer):
         rule = rule_for(source.inner, "")
         assert rule is not None
         self.own = [rule(source.inner, session)]  # in a list, so that the pack does not find it as a layer
-        self.kind, self.ids, self.sides = self.own[0].kind, source.ids, self.own[0].sides
+        self.kind, self.ids = self.own[0].kind, source.ids
         self.inputs, self.gradients = self.own[0].inputs, self.own[0].gradients
         self.leading = 1
 
