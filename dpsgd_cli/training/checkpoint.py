@@ -37,26 +37,21 @@ COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
 
 
 class Charges(BaseModel):
-    """Releases of the finished epochs of R trials, with everything needed to price them.
+    """Releases of the finished epochs of R trials.
 
-    `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have one entry per recipe that trains
-    together; `ledgers` and `rest` have one per trial, in lines of `ledger.jsonl`. `rest` holds charges for planned
-    releases that were not made, where the moment of stopping may depend on releases (`Plan.rest`). `data` has the
-    SHA-256 of each file.
+    `hash`, `recipes` (resolved) and `trials` have one entry per recipe that trains together; `ledgers` has one per
+    trial, in lines of `ledger.jsonl`. `data` has the SHA-256 of each file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
     hash: list[str]
     recipes: list[str]
-    deltas: list[float | None]
     trials: list[Annotated[int, Field(ge=1)]]
     data: dict[str, str]
     code: dict[str, str]
-    uncovered_steps: list[str]
     done: Annotated[int, Field(ge=1)]
     epochs: Annotated[int, Field(ge=1)]
     ledgers: Annotated[list[list[str]], Field(min_length=1)]
-    rest: list[list[str]]
 
 
 class _State(BaseModel):
@@ -142,8 +137,7 @@ def _released(path: Path) -> tuple[Charges, str]:
     except ValidationError as error:
         raise RunError(f"{path}: damaged checkpoint ({_first(error)}); {_AGAIN}") from None
     recipes, own = len(released.hash), sum(released.trials)
-    by_recipe = {len(released.recipes), len(released.deltas), len(released.trials)}
-    if by_recipe != {recipes} or {len(released.ledgers), len(released.rest)} != {own}:
+    if {len(released.recipes), len(released.trials)} != {recipes} or len(released.ledgers) != own:
         raise RunError(
             f"{path}: damaged checkpoint (its lists are not of {recipes} recipes and {own} trials); {_AGAIN}"
         )

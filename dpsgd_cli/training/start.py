@@ -135,20 +135,15 @@ class Trials:
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
         """Return the content from which `restore` continues at the snapshot `at`."""
         made = [one.entries[:end] for one, end in zip(self.context.ledgers, at.entries, strict=True)]
-        plans = self.context.plans
-        rest = [[] if plan is None else plan.rest(own, at.done) for plan, own in zip(plans, made, strict=True)]
         return {
             "hash": [member.hash for member in self.members],
             "recipes": [dump_recipe(member.loaded.recipe) for member in self.members],
-            "deltas": [None if member.plan is None else member.plan.delta for member in self.members],
             "trials": [member.loaded.recipe.trials for member in self.members],
             "data": dict(self.dataset.sha256),
             "code": self._code(),
-            "uncovered_steps": list(self.dataset.nonprivate),
             "done": at.done,
             "epochs": self.method.epochs,
             "ledgers": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(made, self.seeds, strict=True))],
-            "rest": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(rest, self.seeds, strict=True))],
             "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
             "init_seeds": self.init_seeds,
             "train_seconds": at.train_seconds,

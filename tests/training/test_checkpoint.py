@@ -19,8 +19,8 @@ from dpsgd_cli.training import checkpoint
 
 LINE = '{"trial": 0, "seed": 0, "phase": "train", "epoch": 0, "mechanism": "gaussian", "noise_multiplier": 1.0}'
 CONTENT: dict[str, Any] = {
-    "hash": ["0123abcd"], "recipes": ["name: toy\n"], "deltas": [1e-5], "trials": [1], "data": {}, "code": {},
-    "uncovered_steps": [], "done": 1, "epochs": 9, "ledgers": [[LINE]], "rest": [[]],
+    "hash": ["0123abcd"], "recipes": ["name: toy\n"], "trials": [1], "data": {}, "code": {},
+    "done": 1, "epochs": 9, "ledgers": [[LINE]],
     "released": {}, "init_seeds": [7], "train_seconds": 0.5, "method": {"values": torch.arange(4.0)},
     "history": [(0, {"accuracy": [0.5]}, {name: [0.0] for name in checkpoint.COUNTS})],
 }  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"done": 2}, {"done": 1.0}, {"ledgers": [[]]}, {"rest": [[LINE]]}, {"deltas": [1e-3]},
+        {"done": 2}, {"done": 1.0}, {"ledgers": [[]]}, {"trials": [2]},
         {"more": None}, {"sha256": None}, {"state_sha256": "0" * 64},
     ],
 )  # fmt: skip
