@@ -27,7 +27,7 @@ from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditioned, SgdMethod
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
-from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
+from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
 from dpsgd_cli.preconditioning.settings import Marginals
@@ -214,8 +214,6 @@ def _off_grid(recipe: Recipe) -> list[str]:
         return []
     if isinstance(method, ObjectivePerturbationMethod):
         problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
-    if isinstance(method, PateMethod) and method.sanitised is not None:
-        problems.append(f"method.sanitised: needs a seed, as an experiment: {PRIVATE_SCALE}")
     return problems
 
 

@@ -225,11 +225,6 @@ def test_a_pack_with_a_trial_that_has_no_seed_is_released_on_the_grid_as_a_whole
     ("name", "more", "told"),
     [
         ("lee2018/objective-perturbation", [], "objective-perturbation needs a seed.*enters a search"),
-        (
-            "pate/adult-confident",
-            ["method.sanitised={}"],
-            "method.sanitised: needs a seed.*scale of its noise is private",
-        ),
     ],
 )
 def test_what_no_public_grid_holds_is_refused_without_a_seed(name: str, more: list[str], told: str) -> None:

@@ -64,7 +64,6 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "lnmax": {},
     "gnmax": {},
     "confident-gnmax": {},
-    "propose-test-release": {"epsilon": 0.1, "delta": 1e-6},
 }
 """Settings of every kind whose statements are tried."""
 

@@ -28,7 +28,6 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.pate.sensitivity import price
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import Aggregation
 
@@ -140,14 +139,7 @@ class _Draft:
 
     def _before(self) -> tuple[tuple[Release, ...], bool]:
         """Return the releases other than votes, and whether the budget counts them."""
-        covers = self.privacy.budget_covers == "total"
-        if self.method.sanitised is None:
-            return tuple(self.facts.preprocessing_releases), covers
-        if self.privacy.budget is not None and covers:
-            raise PrivacyError(
-                "method.sanitised is charged beside the budget of the votes: give privacy.budget_covers: training"
-            )
-        return (*self.facts.preprocessing_releases, Release(price(self.method.sanitised, self.adjacency))), False
+        return tuple(self.facts.preprocessing_releases), self.privacy.budget_covers == "total"
 
     def _solved(self) -> object:
         """Return the rule's settings, with `noise: auto` replaced by the least noise that fits the budget."""

@@ -47,12 +47,11 @@ from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
 from dpsgd_cli.methods.base import Findings, Method
 from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import SgdMethod
-from dpsgd_cli.methods.pate import sensitivity as vote_sensitivity
 from dpsgd_cli.methods.pate import students
 from dpsgd_cli.methods.pate.price import VotingPlan
-from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod, Training
+from dpsgd_cli.methods.pate.settings import PateMethod, Training
 from dpsgd_cli.methods.pate.votes import Aggregation, epsilon_at
-from dpsgd_cli.noise.run import gaussian, is_secure, laplace
+from dpsgd_cli.noise.run import gaussian, laplace
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -90,14 +89,10 @@ class Pate(Method):
         self.settings = settings
         self.public = context.public
         self.plans = context.plans_of(VotingPlan)
-        if settings.sanitised is not None:
-            for plan in self.plans:
-                vote_sensitivity.check(_rule(plan), _classes(context), settings.sanitised)
         self.order = [own.permutation("queries", 0, len(self.public)) for own in context.lasting]
         self.votes: list[np.ndarray] = []
         self.answers: list[np.ndarray] = []
         self.predicted_right: list[dict[str, float | None]] = []
-        self.sanitised: list[float] = []
         self.untrained = context.pack.values.clone()
         self.lessons: list[students.Lessons] = []
         self.student: WithoutPrivacy | None = None
@@ -138,8 +133,6 @@ class Pate(Method):
         votes = np.stack([(asked == label).sum(axis=0) for label in range(classes)], axis=1)
         self.votes.append(votes)
         self.answers.append(self.answer(trial, plan, votes))
-        if self.settings.sanitised is not None:
-            self.sanitised.append(self._sanitise(trial, plan))
 
     def answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
         """Return the released label of each query (Q,), or NO_ANSWER or NOT_ASKED; charge the trial's ledger."""
@@ -172,25 +165,6 @@ class Pate(Method):
         if rule.accepts(counts, noise):
             charge(rule.answered(plan.sampling.adjacency))
             answers[query] = rule.label(counts, noise)
-
-    def _sanitise(self, trial: int, plan: VotingPlan) -> float:
-        """Release the data-dependent epsilon with noise; charged when the trial began (`methods/pate/sensitivity.py`).
-
-        Raises PrivacyError without a seed.
-        """
-        settings, rule = self.settings.sanitised, _rule(plan)
-        assert settings is not None
-        if is_secure(self.context.streams):
-            raise PrivacyError(f"method.sanitised needs a seed: {PRIVATE_SCALE}")
-        answered = self.answers[trial] >= 0
-        asked = self.answers[trial] > NOT_ASKED
-        found = vote_sensitivity.of_votes(
-            rule, self.votes[trial][asked], answered[asked], self.settings.teachers.count, settings
-        )
-        noise = self.context.streams[trial].normal("pate-sanitised", 0, torch.empty(1, dtype=torch.float64))
-        released = found.value + found.smooth * settings.noise * float(noise)
-        own = float(vote_sensitivity.divergence(settings, np.array([settings.order]))[0])
-        return epsilon_at(np.array([released + own]), plan.delta, np.array([settings.order]))
 
     def _predictions(self, trial: int) -> np.ndarray:
         """Return each teacher's class for each public record, int16 (n, Q), from the cache if possible. NON-PRIVATE."""
@@ -251,7 +225,7 @@ class Pate(Method):
             given = answers >= 0
             row: dict[str, Any] = {"queries": int((answers > NOT_ASKED).sum()), "answered": int(given.sum())}
             row |= _of_known("answers_right", answers[given], labels[given])
-            claimed.append(row | ({"epsilon_sanitised": self.sanitised[trial]} if self.sanitised else {}))
+            claimed.append(row)
             asked = answers > NOT_ASKED
             renyi = _rule(self.plans[trial]).renyi(votes[asked], given[asked])
             price = None if renyi is None else epsilon_at(renyi, self.plans[trial].delta)
@@ -278,7 +252,6 @@ class Pate(Method):
             "votes": [torch.from_numpy(votes) for votes in self.votes],
             "answers": [torch.from_numpy(answers) for answers in self.answers],
             "predicted_right": list(self.predicted_right),
-            "sanitised": list(self.sanitised),
             "lessons": [tuple(torch.from_numpy(side) for side in lesson) for lesson in self.lessons],
             "student": None if self.student is None else self.student.state(),
         }
@@ -287,7 +260,7 @@ class Pate(Method):
         self.context.pack.values.copy_(state["values"])
         self.votes = [votes.numpy() for votes in state["votes"]]
         self.answers = [answers.numpy() for answers in state["answers"]]
-        self.predicted_right, self.sanitised = list(state["predicted_right"]), list(state["sanitised"])
+        self.predicted_right = list(state["predicted_right"])
         self.lessons = [(rows.numpy(), labels.numpy()) for rows, labels in state["lessons"]]
         if state["student"] is not None:
             self._enrol()

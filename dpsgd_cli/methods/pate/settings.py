@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dpsgd_cli.common.sections import Count, Delta, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.common.sections import Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.engine.settings import Model
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Gradient
@@ -62,28 +62,7 @@ class ConfidentGnMax(AggregationKind):
     answers: Count | None = Field(None, description="Most queries that are answered; left out, as many as pass.")
 
 
-class ProposeTestRelease(AggregationKind):
-    """The exact mode, if a noisy test finds that one vote could not change it."""
-
-    rule = "dpsgd_cli.methods.pate.votes:StableMode"
-    kind: Literal["propose-test-release"] = "propose-test-release"
-    epsilon: Positive = Field(description="Of each query's test.")
-    delta: Delta = Field(description="Of each query: that a mode is released which one vote could change.")
-
-
-Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax | ProposeTestRelease, Field(discriminator="kind")]
-
-
-class Sanitised(Section):
-    """Publication of the data-dependent price, by smooth sensitivity. It is a release, charged on top of the votes.
-
-    All settings are public: do not choose them by the votes.
-    """
-
-    order: Annotated[float, Field(gt=1)] = Field(20.0, description="lambda: the Renyi order of the bounds.")
-    smoothness: Annotated[float, Field(gt=0, lt=0.5)] = Field(0.02, description="beta of the smooth sensitivity.")
-    noise: Positive = Field(6.0, description="sigma: standard deviation of the noise over the smooth sensitivity.")
-    delta: Delta = Field(1e-6, description="Delta at which this release is priced.")
+Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax, Field(discriminator="kind")]
 
 
 class Training(Gradient):
@@ -151,9 +130,6 @@ class LabelSpreading(Training):
 Student = Annotated[Supervised | LabelSpreading, Field(discriminator="kind")]
 
 
-PRIVATE_SCALE = "the scale of its noise is private, so no public grid holds it"
-
-
 class PateMethod(FullBatch):
     """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns the noisy results."""
 
@@ -174,9 +150,4 @@ class PateMethod(FullBatch):
     queries: Count | None = Field(None, description="Public records that are asked about; left out, all of them.")
     student: Student = Field(
         description="How the published model learns.", examples=[{"kind": "supervised", "epochs": 30}]
-    )
-    sanitised: Sanitised | None = Field(
-        None,
-        description="Publish the price that the votes themselves show.",
-        examples=[{"order": 20, "smoothness": 0.02, "noise": 6}],
     )

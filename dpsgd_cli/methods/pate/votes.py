@@ -2,8 +2,7 @@
 
 One record is in one teacher's part (`methods/pate/run.py`), so neighbouring data change at most one vote: one count
 falls by 1 and another rises by 1, or nothing changes. That holds whether a record is added, removed or replaced, so
-every adjacency has the same sensitivities: of all K counts L1 2 and L2 sqrt(2), of their maximum 1, of the gap between
-the two largest 2.
+every adjacency has the same sensitivities: of all K counts L1 2 and L2 sqrt(2), of their maximum 1.
 
 Each aggregation rule is one class here (and its section in `methods/pate/settings.py`). It states the charge for asking
 a query, the charge for answering it, the two decisions, and, if a theorem gives one, a bound that depends on the votes.
@@ -12,8 +11,7 @@ a query, the charge for answering it, the two decisions, and, if a theorem gives
 release with these votes from the release with a neighbour's, query by query. The divergence of the neighbour's release
 from this one may be many times larger, so the number is no differential privacy and must not be published.
 
-Sources: Papernot et al. 2017 (arXiv 1610.05755), Papernot et al. 2018 (arXiv 1802.08908); propose-test-release as in
-lecture notes on private aggregation (15.5.1).
+Sources: Papernot et al. 2017 (arXiv 1610.05755), Papernot et al. 2018 (arXiv 1802.08908).
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP
-from dpsgd_cli.methods.pate.settings import ConfidentGnMax, GnMax, LnMax, ProposeTestRelease
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP
+from dpsgd_cli.methods.pate.settings import ConfidentGnMax, GnMax, LnMax
 
 
 class VoteNoise(Protocol):
@@ -43,10 +41,6 @@ class VoteNoise(Protocol):
 ALL_COUNTS_L1 = 2.0
 ALL_COUNTS_L2 = math.sqrt(2.0)
 LARGEST_COUNT = 1.0
-GAP = 2.0
-
-_ABOVE_THE_GRID = 1 + 2.0**-30
-"""Factor on a bar that Laplace noise passes with probability delta: noise on a grid of 2^-42 passes no more often."""
 
 ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 """Renyi orders at which the bounds that depend on the votes are added up."""
@@ -165,40 +159,6 @@ class ConfidentMax(GaussianMax):
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
         compared = threshold_renyi(votes.max(axis=1), self.test.threshold, self.test.threshold_noise)
         return super().renyi(votes, answered) + compared.sum(axis=0)
-
-
-class StableMode(Aggregation):
-    """Rule `propose-test-release`: the exact mode if its lead over the second is large; (epsilon, delta)-DP a query.
-
-    It releases the mode if gap + Laplace(2 / epsilon) > 2 + 2 log(1 / (2 delta)) / epsilon, else only that the test
-    failed. Proof: the gap has sensitivity 2, so the outcome of the test is epsilon-DP, and if neighbours have one mode
-    the mode reveals nothing further. If their modes differ, their gaps add up to 2 at most (one vote moved), so either
-    passes with probability at most P[Laplace(2 / epsilon) > 2 log(1 / (2 delta)) / epsilon] = delta (Dwork and Lei
-    2009). Ties: the lowest class, a gap of 0.
-    """
-
-    def __init__(self, settings: ProposeTestRelease) -> None:
-        self.settings = settings
-
-    def asked(self, adjacency: Adjacency) -> ApproximateDP:
-        return ApproximateDP(self.settings.epsilon, self.settings.delta, adjacency, "gap")
-
-    def answered(self, adjacency: Adjacency) -> None:
-        """Return None: the proof of `asked` covers the mode."""
-
-    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
-        second, first = np.sort(votes)[-2:]
-        noisy = noise.laplace("gap", np.array([first - second]), self.settings.epsilon, GAP, changed=1)
-        return bool(noisy[0] > self.bar)
-
-    @property
-    def bar(self) -> float:
-        """The bar that the noisy gap must exceed."""
-        return GAP + GAP / self.settings.epsilon * math.log(1 / (2 * self.settings.delta)) * _ABOVE_THE_GRID
-
-    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
-        del noise
-        return int(np.argmax(votes))
 
 
 def solved(noise: float | str) -> float:
