@@ -21,6 +21,8 @@ from dpsgd_cli.errors import FailedAccountant
 _LOST = 14.0
 """Mass that may lie beyond each end of the window, as -log of its share of delta; above, it counts as infinite loss."""
 _MOST_CELLS = 1 << 21
+_WIDEST = 100.0
+"""Widest cell of losses: a window that still does not hold them grows with its cells, and never will."""
 _MOST_VARIANCE = 1e12
 _SPREAD = 0.01
 """Width of a cell over the standard deviation of an average use; it inflates the sum's by 4e-6 of it."""
@@ -121,6 +123,8 @@ def _summed(kinds: Sequence[Losses], levels: Levels, uses: Floats, variance: flo
         if high - low <= width * _MOST_CELLS:
             break
         width = max(2 * width, (high - low) / _MOST_CELLS)
+        if width > _WIDEST:
+            raise FailedAccountant("pld: the losses of so many uses are too small to discretise; use rdp")
     start, most = math.floor(low / width), uses[-1].sum()
     size = next_fast_len(math.ceil(high / width) - start + 2, real=True)
     kept: dict[int, np.ndarray] = {}
@@ -169,7 +173,11 @@ def _window(
         low, high = np.minimum.reduceat(lows, starts) * width, np.maximum.reduceat(highs, starts) * width
         mean = np.add.reduceat((kind.masses - upper) * lows + upper * highs, starts) * width
         # neighbouring cells as one, with mass and mean kept: greater in the convex order
-        split = (masses * high - mean) / (high - low), (mean - masses * low) / (high - low)
+        apart, alike = np.where(high > low, high - low, 1.0), high == low
+        split = (
+            np.where(alike, masses / 2, (masses * high - mean) / apart),
+            np.where(alike, masses / 2, (mean - masses * low) / apart),
+        )
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             for side, sign in enumerate((1, -1)):
                 parts = [

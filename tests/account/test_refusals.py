@@ -14,7 +14,7 @@ from dpsgd_cli.account.options import OPTIONS, QUESTIONS, RANGES
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
 from dpsgd_cli.accounting.renyi import laplace_divergence, overflow_probability, pure_divergence
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import FailedAccountant, UsageError
 from tests.cli.accounting import rows, run
 from tests.conftest import Train, WriteRecipe
 
@@ -154,7 +154,12 @@ def test_many_tiny_epsilons_never_cost_less_than_randomised_response(source: Pur
     for name in accountants.NAMES:
         accountant = accountants.get(name)
         if accountant.bound == "upper" and not name.startswith(("lemma", "nikolov")):
-            assert accountant.epsilon(releases, delta) >= true * (1 - 1e-9), name
+            try:
+                found = accountant.epsilon(releases, delta)
+            except FailedAccountant:
+                assert name == "pld"
+                continue
+            assert found >= true * (1 - 1e-9), name
 
 
 @pytest.mark.parametrize("epsilon", [1e-16, 1e-12, 1e-8, 1e-4, 0.01, 0.3, 3.0])

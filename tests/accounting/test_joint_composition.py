@@ -128,7 +128,7 @@ def test_folds_are_stated_trial_by_trial_only(write_recipe: WriteRecipe, train: 
     assert "no statement about several of them, published together or as a mean: with folds: 4" in stated
     assert account(directory, "--max-epsilon", "4").exit_code == 0
     best = account(path, "--best-of", "3")
-    assert (best.exit_code, "with folds: 4" in best.stderr) == (2, True)
+    assert "no statement:" in best.stdout and "with folds: 4" in best.stdout and "upper" not in best.stdout
     told = account(path, "--trials", "4", "--curve")
     assert (told.exit_code, "with folds: 4" in told.stderr) == (2, True)
 

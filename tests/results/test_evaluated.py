@@ -81,17 +81,11 @@ def test_records_cut_by_content_are_the_same_only_if_they_are_read_alike() -> No
         assert out(**fixed) == out(**fixed, drop=["a"])
 
 
-FILE = {"kind": "file", "file": "a.npz", "producer": "p", "public": True, "aligned": "order"}
-
-
-@pytest.mark.parametrize(
-    ("told", "file"),
-    [({"features": FILE}, "a.npz"), ({"text": {"length": 8, "folder": "bert", "public": True}}, "bert")],
-)
-def test_records_whose_numbers_come_from_another_file_are_other_data(told: dict[str, Any], file: str) -> None:
-    """Coins of features, or of tokens, hold out other records where the file of them is another: no joint statement.
+def test_records_whose_tokens_come_from_another_file_are_other_data() -> None:
+    """Coins of tokens hold out other records where the file of them is another: no joint statement.
     Coins by place, and a test file, hold out the same; a file that is not known is no statement at all. The words,
-    which are printed, name no content of a file: that of private features reveals them."""
+    which are printed, name no content of a file."""
+    told, file = {"text": {"length": 8, "folder": "bert", "public": True}}, "bert"
 
     def read(content: str, folds: int | None = None, **change: Any) -> Records:
         found = records_of({**OWN, **told, **change}, folds, {**HASHES, "tests.csv": "tt", file: content})
@@ -105,9 +99,3 @@ def test_records_whose_numbers_come_from_another_file_are_other_data(told: dict[
         fixed: dict[str, Any] = {key: value}
         assert read("x", **fixed) == read("y", **fixed)
     assert records_of({**OWN, **told}, None, HASHES) is None
-
-
-def test_features_of_another_file_are_other_data_of_a_card_that_is_cut_by_content() -> None:
-    data = {"name": "digits", "features": FILE | {"sha256": "0" * 64}}
-    one, other = (evaluated_on(data, None, {"digits": "aa", "a.npz": content}) for content in "xy")
-    assert one.source != other.source and one.records == other.records

@@ -96,7 +96,7 @@ def test_folds_trials_and_no_privacy(write_recipe: WriteRecipe, train: Train) ->
 def test_what_is_marked_is_not_on_the_page(tmp_path: Path) -> None:
     """Two results that differ in everything that is marked, and in nothing else, have the same pages."""
     line = json.dumps({"trial": 0, "seed": None, "phase": "train", "epoch": 0, "mechanism": "gaussian",
-                       "noise_multiplier": 2.0, "adjacency": "zero-out", "batching": "shuffle",
+                       "noise_multiplier": 20.0, "adjacency": "zero-out", "batching": "shuffle",
                        "sampling_rate": 1.0, "sensitivity": 1.0, "count": 1})  # fmt: skip
     made = []
     for place, value in (("one", 0.123), ("two", 987.5)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results.summary import plan_text, result_text
 from dpsgd_cli.training.loop import plan_recipe
@@ -90,6 +91,6 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
         "before training           pca: noise multiplier 5",
         "The number of training records is public: 48.",
         "    0-2         8\n    3-5         4\n    6           2",
-        f"at most {plan.guarantee().epsilon:.4f} at delta 0.001, by pld",
+        f"at most {epsilon_text(plan.guarantee().epsilon)} at delta 0.001, by pld",
     ):
         assert part in text
