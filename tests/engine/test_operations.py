@@ -87,7 +87,7 @@ def database() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     # which forbids all other tests of this process to set flags of cuDNN
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
     return [one for one in op_db if torch.float64 in one.dtypes and one.supports_autograd]
 
