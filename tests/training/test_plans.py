@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from dpsgd_cli.data import card_readers, opening, prepare
+from dpsgd_cli.data import card_readers, opening, prepare, table_files
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.models import builder
 from dpsgd_cli.engine.packing import Pack, Placement
@@ -42,10 +42,15 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The files that pandas has parsed."""
+    """The files that have been parsed."""
     found: list[Any] = []
-    parse = pd.read_csv
-    monkeypatch.setattr(pd, "read_csv", lambda file, **how: found.append(file) or parse(file, **how))  # type: ignore[func-returns-value]
+    parse = table_files.read_table
+
+    def noted(file: Any, *how: Any) -> Any:
+        found.append(file)
+        return parse(file, *how)
+
+    monkeypatch.setattr("dpsgd_cli.data.own_table.read_table", noted)
     monkeypatch.setattr(opening, "_kept", {})
     return found
 
