@@ -50,6 +50,12 @@ def held_out(path: str) -> Any:
     return release
 
 
+def test_a_rho_is_not_passed_by_measuring(own: Path) -> None:
+    """A Gaussian release is 1 / (2 z^2)-zCDP (Bun and Steinke 2016, Proposition 1.6)."""
+    release = held_out(recipe(own, privacy={"budget": {"rho": 0.125}, "delta": 1e-6}))
+    assert 0 < 1 / (2 * release.mechanism.noise_multiplier**2) <= 0.125 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("accountant", ["basic-composition", "gaussian"])
 def test_both_releases_of_a_regression_are_priced_together(own: Path, accountant: str) -> None:
     privacy = {"budget": {"epsilon": 2.0, "delta": 1e-5}, "accountant": accountant}
