@@ -93,13 +93,11 @@ def clipped_sum(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, clip: float)
     Softmax regression has the gradient d x^T for the weight and d for the bias, with d = p - onehot(y). So its squared
     norm is |d|^2 (|x|^2 + 1), and no gradient of a single record is ever stored.
     """
-    logits = torch.nn.functional.linear(x, weight, bias)
-    shares = (logits - logits.amax(dim=1, keepdim=True)).exp()
-    d = shares * (1 / shares.sum(dim=1, keepdim=True))
-    d.scatter_add_(1, y[:, None], -torch.ones_like(d[:, :1]))
+    logits = torch.nn.functional.linear(x, weight, bias).requires_grad_()
+    (d,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
     tiny = torch.finfo(x.dtype).tiny  # squares that underflow must not hide a part of a norm
     square_of_x = torch.linalg.vector_norm(x, dim=1).square() + x.shape[1] * tiny
-    square_of_d = d.square() @ torch.ones(d.shape[1]) + d.shape[1] * tiny
+    square_of_d = torch.linalg.vector_norm(d, dim=1).square() + d.shape[1] * tiny
     factor = (clip / ((square_of_x + 1) * square_of_d).sqrt()).clamp(max=1.0)
     return torch.cat([((d * factor[:, None]).T @ x).flatten(), factor @ d]).double()
 
