@@ -48,6 +48,17 @@ def test_clopper_and_pearson_solve_their_equation() -> None:
     assert statistics.upper_rate(50, 50, 0.975) == 1 and statistics.lower_rate(0, 50, 0.975) == 0
 
 
+def test_errors_prove_no_more_than_their_confidence() -> None:
+    """The 95% interval of Clopper and Pearson for 5 of 100 ends at .11283: mu = -2 Phi^-1(.11283) = 2.423.
+
+    The rates themselves, .05, would say 3.29.
+    """
+    errors = statistics.Errors(5, 100, 5, 100)
+    assert statistics.mu_of_errors(errors, 0.95) == pytest.approx(2.423, abs=1e-3)
+    assert statistics.epsilon_of_errors(errors, 0.0, 0.95) == pytest.approx(math.log(0.88717 / 0.11283), abs=1e-3)
+    assert claim(1 / 2.4).refuted_by(errors, 0.95) and not claim(1 / 2.45).refuted_by(errors, 0.95)
+
+
 def test_the_claim_of_the_table_is_that_of_mu_1() -> None:
     assert claim(1.0).own_epsilon == pytest.approx(4.377, abs=1e-3)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -127,6 +128,9 @@ def test_a_fold_with_more_rows_than_places_is_refused() -> None:
 
 LINEAR: dict[str, Any] = {"model": {"kind": "linear"}}
 CONVEX: dict[str, Any] = {"model": {"kind": "convex", "l2": 0.1}}
+COLUMN: dict[str, Any] = {
+    "path": "two.csv", "target": "y", "bounds": {"x": [0, 1]}, "split": {"test": 0.3}, "evaluation": "public",
+}  # fmt: skip
 NOISED: dict[str, dict[str, Any]] = {
     "poisson": {**LINEAR, "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 1}},
     "users": {
@@ -145,6 +149,14 @@ NOISED: dict[str, dict[str, Any]] = {
         "method": {"kind": "dp-gd", "learning_rate": 1, "preconditioner": {"kind": "second-moment"}},
     },
     "dp-gd": {**CONVEX, "method": {"kind": "dp-gd", "learning_rate": 1}},
+    "calibration": {
+        "model": {"kind": "convex", "loss": "squared"}, "method": {"kind": "dp-gd", "calibration": {"share": 0.1}},
+        "data": COLUMN | {"task": "regression", "target_bounds": [0, 1]}, "epochs": None,
+    },
+    "intervals": {
+        "model": {"kind": "convex"}, "method": {"kind": "dp-gd", "inference": "intervals"},
+        "data": COLUMN | {"classes": [0, 1]}, "epochs": None,
+    },
     "dp-agd": {**CONVEX, "method": {"kind": "dp-agd", "splits": 10}, "epochs": None},
     "output-perturbation": {**CONVEX, "method": {"kind": "output-perturbation", "steps": 3}, "epochs": None},
     "dp-least-squares": {**LINEAR, "method": {"kind": "dp-least-squares"}, "epochs": None},
@@ -181,7 +193,10 @@ def test_what_noise_is_priced_and_released_for_is_the_number_of_places(
     monkeypatch.setattr(Grid, "of", classmethod(of))
     monkeypatch.setattr(Table, "with_places", with_places)
     sections = NOISED[name]
-    data = {"path": "two.npz", "bounds": [0, 1], "classes": [0, 1], "split": {"test": 0.3}} | sections.get("data", {})
+    pd.DataFrame({"x": x[:, 0], "y": y}).to_csv(tmp_path / "two.csv", index=False)
+    data = sections.get("data", {})
+    if "path" not in data:
+        data = {"path": "two.npz", "bounds": [0, 1], "classes": [0, 1], "split": {"test": 0.3}} | data
     privacy = {"budget": {"epsilon": 4, "delta": 1e-3}} | sections.get("privacy", {})
     train(write_recipe(**{"epochs": 2, **sections, "data": data, "privacy": privacy, "seed": None, "repeats": 1}))
     assert made and set(made) == {60}
