@@ -31,9 +31,6 @@ from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.preconditioning.second_moments import as_vector
 
 _MOST_KEPT = 1 << 22
-_MOST_COORDINATES = 256
-_MOST_MEMBERS = 1 << 26
-_MOST_MEASURED = 400
 BEFORE = -1
 """Used instead of an epoch's number for what a preconditioner releases before the first epoch."""
 

@@ -12,11 +12,9 @@ Callers check the attribute. `named` imports the package's own code that setting
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib
 import inspect
-import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -32,9 +30,6 @@ _trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
 OWN_FILES = "dpsgd_recipe_"
 """How the names of modules of files that a recipe names begin."""
-_folders: dict[str, set[str]] = {}
-"""Folders of each file that was loaded, by the name of its module."""
-_PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -83,28 +78,6 @@ def named(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def own_modules() -> list[types.ModuleType]:
-    """Return the modules of a user's own code: files that recipes named, and what was imported from their folders."""
-    named = tuple(name for name in _folders if name in sys.modules)
-    if not named:
-        return []
-    return list(_imported(named, len(sys.modules), next(reversed(sys.modules))))
-
-
-@functools.lru_cache(maxsize=1)
-def _imported(named: tuple[str, ...], count: int, newest: str) -> tuple[types.ModuleType, ...]:
-    """Return the modules below the folders of the files `named`; all modules are looked at again after an import."""
-    folders = tuple({folder for name in named for folder in _folders[name]})
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")  # getattr of the module itself may import
-        if not isinstance(file, str) or not file.startswith(folders) or "site-packages" in file:
-            continue
-        if name != "__main__" and name.partition(".")[0] != _PACKAGE:
-            found.append(module)
-    return tuple(found)
-
-
 def load_attribute(path: Path, name: str) -> Any:
     """Execute the Python file at `path` and return its attribute `name`.
 
@@ -123,9 +96,7 @@ def load_attribute(path: Path, name: str) -> Any:
     _check_trusted(path, code)
     module = types.ModuleType(module_name)
     module.__file__ = str(path.absolute())
-    sys.modules.pop(module_name, None)  # so that it becomes the newest
     sys.modules[module_name] = module
-    _folders[module_name] = {f"{place.parent}{os.sep}" for place in (path.absolute(), path.resolve())}
     try:
         exec(compile(code, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:

@@ -91,11 +91,6 @@ class Layout:
         """The columns that a file needs."""
         return list(dict.fromkeys(column.source for column in self.columns or ()))
 
-    @property
-    def text_columns(self) -> set[str]:
-        """The columns of a file that are read as text: categories, dates, and text."""
-        return {c.source for c in self.columns or () if c.values is not None or c.computed is not None}
-
     def plain(self) -> dict[str, Any]:
         """Return the layout as plain data, for a file; what only private columns say is left out of others."""
         made = dataclasses.asdict(self)

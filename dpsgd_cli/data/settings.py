@@ -593,21 +593,6 @@ class Data(Section):
         return last is not None and last.pairs is None
 
     @property
-    def pixel_range(self) -> Interval | None:
-        """Public range of a pixel that a model sees; None if steps or features make something else, or none is stated.
-
-        By default bounds are scaled to [0, 1], and by one `scale` step to its interval. Without steps they stay.
-        """
-        if self.features is not None:
-            return None
-        if self.preprocess is None:
-            return 0.0, 1.0
-        if not self.preprocess:
-            return self.bounds if isinstance(self.bounds, tuple) else None
-        scale = self.preprocess[0].scale
-        return scale.to if len(self.preprocess) == 1 and scale is not None and scale.by == "bounds" else None
-
-    @property
     def stays_on_disk(self) -> bool:
         """Return True if rows are read from a file in each step, as features or as codes."""
         return bool(self.on_disk) or (self.path or "").endswith(".npy")

@@ -209,8 +209,3 @@ def for_errors() -> Strategy:
 def within(edge: int) -> np.ndarray:
     """Return which cells (192,) hold records with an absolute error below `ERRORS[edge]`."""
     return (np.abs(np.arange(2 * SIDE) - SIDE + 0.5) < edge).astype(float)
-
-
-def strategy_of(kind: str) -> Strategy:
-    """Return the strategy for a kind of `estimates.Measured`."""
-    return {"two-classes": for_two_classes, "classes": for_many_classes, "numbers": for_errors}[kind]()

@@ -230,7 +230,6 @@ LOOKS = [
 ]  # fmt: skip
 AGD = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}", "method.splits=10"]
 ONCE = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}"]
-GENES = [*ONCE, "method.rounds=3"]
 VOTES = ["method.teachers.epochs=2"]
 
 

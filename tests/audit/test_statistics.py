@@ -13,7 +13,6 @@ from dpsgd_cli.audit import statistics
 from dpsgd_cli.audit.claim import PrivacyClaim, best_cutoffs, errors_at, guesses_of, score, shift_of
 from dpsgd_cli.audit.statistics import Guesses
 
-MU_OF_4377 = 1.0
 DELTA = 1e-5
 
 

@@ -22,7 +22,6 @@ from dpsgd_cli.errors import DataError
 AGE = Column("age", (0, 3))
 SHARE = Column("share", (0, 1))
 JOB = Column("job", values=("a", "b", "c"))
-PAY = Column("pay", (-50, 99999), filling=0.0)
 MARK = Column("pay is missing", (0.0, 1.0), indicator=True, category="pay is missing", marks="pay")
 
 

@@ -14,8 +14,6 @@ from dpsgd_cli.results.comparison import Difference, Sample, difference, equal_b
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in
 from dpsgd_cli.results.reading import data_in, folds_in
 
-SEEDS = tuple(range(8))
-
 
 def sample(values: np.ndarray, seeds: tuple[int | None, ...] | None = None, folds: int | None = None) -> Sample:
     return Sample(tuple(values.tolist()), seeds or tuple(range(len(values))), folds)

@@ -113,16 +113,6 @@ class Rdp(WithoutLeaks):
             for epoch in range(len(epochs))
         ]
 
-    def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
-        """Return the order at which epsilon at `delta` is least (leaks left out)."""
-        profile = Profile(split_delta(releases)[0])
-        return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
-
-    def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
-        """Return the order at which delta at `epsilon` is least (leaks left out)."""
-        profile = Profile(split_delta(releases)[0])
-        return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
-
     def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
