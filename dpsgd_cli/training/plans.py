@@ -113,8 +113,8 @@ def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant 
 def _with_held_out(plan: Plan, recipe: Recipe) -> Plan:
     """Return the plan with the release that measures held-out records, at the price of the training.
 
-    That price is an epsilon. A budget of something else also limits the release's mu, as curves with one epsilon at one
-    delta may differ elsewhere.
+    That price is an epsilon. A budget of rho also limits the release's mu: an accountant may state an epsilon that is
+    much larger than rho allows.
     """
     budget, numbers = recipe.required_privacy.budget, recipe.data.task == "regression"
     most = math.inf if budget is None or isinstance(budget, EpsilonBudget) else mu_squared_left(budget, [])

@@ -122,21 +122,6 @@ def test_neighbouring_normals_are_not_correlated(make: Make, kind: type) -> None
     assert abs(np.dot(values[1:], values[:-1] + 0.1 * values[1:])) / math.sqrt(n - 1) > bound
 
 
-def chi_square(counts: dict[int, int], law: Callable[[int], float], total: int, values: range) -> float:
-    """p-value of counts against a law, cells of expectation below 5 joined to their neighbours."""
-    observed, expected = [0.0], [0.0]
-    for value in values:
-        observed[-1] += counts.get(value, 0)
-        expected[-1] += total * law(value)
-        if expected[-1] >= 5:
-            observed.append(0.0)
-            expected.append(0.0)
-    observed[-2] += observed.pop()
-    expected[-2] += expected.pop()
-    scale = sum(observed) / sum(expected)
-    return float(stats.chisquare(observed, [own * scale for own in expected]).pvalue)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_fair_and_independent(make: Make, kind: type) -> None:
     """Each of 512 bits over 2000 draws, and each with the next; bits that are 1 with probability 0.56 are not."""
