@@ -18,6 +18,7 @@ from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.training import checkpoint
 from tests.conftest import StopAt, Train, WriteRecipe, left_in
+from tests.training.test_loop import METHOD
 
 
 def failing(*outcomes: OSError | None) -> Callable[[int], None]:
@@ -33,16 +34,6 @@ def failing(*outcomes: OSError | None) -> Callable[[int], None]:
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-METHOD = """
-from dpsgd_cli.methods.dp_sgd.run import DpSgd
-
-class Halved(DpSgd):
-    def privatise(self, epoch, step):
-        super().privatise(epoch, step)
-        self.context.pack.sums.mul_(0.5)
-"""
 
 
 def test_an_error_in_an_own_file_is_named_with_its_line(

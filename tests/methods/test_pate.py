@@ -16,7 +16,6 @@ import yaml
 from dpsgd_cli.accounting.mechanism import Release, Threshold
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data import array_cache
-from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import DpsgdError, PrivacyError
 from dpsgd_cli.methods.pate import run as pate
 from dpsgd_cli.methods.pate import students
@@ -26,6 +25,7 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
+from tests.methods.test_drawn_once import Closed
 
 DESCENT = {"learning_rate": 1.0, "optimizer": {"kind": "sgd", "momentum": 0.9}}
 CONFIDENT = {"kind": "confident-gnmax", "threshold": 4, "threshold_noise": 3, "noise": 2}
@@ -201,19 +201,6 @@ def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(
 
 def test_nothing_is_drawn_while_the_method_is_made_that_a_resume_would_draw_anew(tmp_path: Path) -> None:
     context = of_start(recipe(tmp_path / "one")).context
-
-    class Closed(SecureStreams):
-        def _source(self, *place: object) -> Callable[[int], np.ndarray]:
-            raise AssertionError(f"{place} was drawn in a constructor")
-
-        def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-            self._source(purpose, counter)
-            return out
-
-        def coins(self, purpose: str, counter: int) -> Callable[[int], int]:
-            self._source(purpose, counter)
-            return super().coins(purpose, counter)
-
     made = [pate.Pate(replace(context, streams=(Closed(), Closed()))) for _ in range(2)]
     assert [order.tolist() for order in made[0].order] == [order.tolist() for order in made[1].order]
 
