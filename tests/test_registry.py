@@ -191,7 +191,7 @@ ADDITIONS = {
     ),
     "table option as it is read": Addition(
         edited="dpsgd_cli/data/table_files.py",
-        edits={'        "decimal": written.decimal,': '        "quotechar": written.quote,\n'},
+        edits={"        delimiter=written.separator,": "        quote_char=written.quote,\n"},
     ),
     # ARCHITECTURE: "its entry in `FILES`"
     "result file": Addition(

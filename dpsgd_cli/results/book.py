@@ -2,10 +2,9 @@
 
 The file has one JSON object a line. The first line states the terms: the SHA-256 of the table's files, the unit of
 privacy, the adjacency, epsilon and delta. Then follow charges and releases, in the order in which they were made; lines
-are only ever added. The last line seals the file with the number of lines before it. Every line but the first holds the
-SHA-256 of the line before it. All is checked where a book is read, so that a line that was changed, removed, repeated
-or moved, and a file that was cut short, are refused. That finds accidents: somebody who edits a book on purpose can
-compute the hashes again, and an old copy is a valid book, which has forgotten what was spent since.
+are only ever added, each with a random `id`, by which results and releases name it. A file with a line that is none of
+a book, or that ends within a line, is refused. A book is no protection against its owner: somebody who edits it can
+remove charges, and an old copy is a valid book, which has forgotten what was spent since.
 
 A charge is made before its runs start. It reserves their whole price and names each run: the folder and name of its
 result. A release is noted before a result is published. It uses up one reservation of that run, so each reservation is
@@ -17,14 +16,12 @@ records). `accounting/book_filter.py` has the proof, also for runs that were cho
 
 Several processes may charge a book at once. Each holds a lock (`flock`) on the file from reading to replacing it. A
 new version is written beside the book, forced to disk and renamed. So a process that is killed at any moment leaves the
-old or the new version. It has released nothing that the version on disk does not contain. The header has a random
-number, so that the hashes which results publish reveal nothing about the table's own hash.
+old or the new version. It has released nothing that the version on disk does not contain.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -91,21 +88,17 @@ class BookedRun:
 
 @dataclass(frozen=True)
 class Book:
-    """A book that was read and checked: its header, charges and releases, as `texts` and as the objects in them."""
+    """A book that was read and checked: its header, charges and releases."""
 
     path: Path
     terms: BookTerms
-    texts: tuple[str, ...]
     lines: tuple[Line, ...]
-
-    @cached_property
-    def hashes(self) -> tuple[str, ...]:
-        return tuple(map(_hash, self.texts))
 
     @property
     def identity(self) -> str:
-        """The hash of the header, which names this book."""
-        return self.hashes[0]
+        """The header's id, which names this book."""
+        identity: str = self.lines[0]["id"]
+        return identity
 
     @property
     def charges(self) -> list[Line]:
@@ -126,32 +119,32 @@ class Book:
         return self.charges[0]["left_out"] if self.charges else None
 
     def open(self, place: Path) -> dict[str, list[str]]:
-        """Return the hashes of charges by name of each run in the folder `place` that they still allow to publish."""
+        """Return the ids of charges by name of each run in the folder `place` that they still allow to publish."""
         here = str(place.resolve())
         return {name: own for (folder, name), own in self._open.items() if folder == here and own}
 
     @cached_property
     def _open(self) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
-        for line, own in zip(self.lines[1:], self.hashes[1:], strict=True):
+        for line in self.lines[1:]:
             for name in line["runs"]:
                 if line["kind"] == "charge":
-                    found.setdefault((line["place"], name), []).append(own)
+                    found.setdefault((line["place"], name), []).append(line["id"])
                 else:
                     found[line["place"], name].remove(line["of"])
         return found
 
     def released(self, charge: str) -> int:
-        """Return how many runs of the charge with this hash were published."""
-        return sum(line["kind"] == "release" and line["of"] == charge for line in self.lines)
+        """Return how many runs of the charge with this id were published."""
+        return sum(line.get("of") == charge for line in self.lines)
 
 
 def create(path: Path, terms: BookTerms) -> Book:
     """Write a new book, readable by its owner only. Raises UsageError if there is a file of that name."""
-    header = {"kind": "header", "format": FORMAT, "nonce": secrets.token_hex(16), "created": _now(), **asdict(terms)}
+    header = {"kind": "header", "format": FORMAT, **_named(), **asdict(terms)}
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        write_whole(path, _sealed([json.dumps(header)]), owner_only=True, replace=False)
+        write_whole(path, f"{json.dumps(header)}\n", owner_only=True, replace=False)
     except FileExistsError:
         raise UsageError(f"{path}: is there already; a table has one book, so use it, or choose another name") from None
     _synchronise_folder(path)
@@ -159,7 +152,7 @@ def create(path: Path, terms: BookTerms) -> Book:
 
 
 def read(path: Path) -> Book:
-    """Return the book at `path`. Raises DataError if it is no book, was edited, or was cut short."""
+    """Return the book at `path`. Raises DataError if it is no book, or ends within a line."""
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
     _check_exists(path)
@@ -203,7 +196,7 @@ def _charge(book: Book, place: Path, runs: Sequence[BookedRun], kind: str) -> Li
     return {
         "kind": "charge",
         "what": kind,
-        "time": _now(),
+        **_named(),
         "version": __version__,
         "place": str(place.resolve()),
         "runs": [run.name for run in runs],
@@ -241,28 +234,23 @@ def release(path: Path, place: Path, names: Sequence[str]) -> None:
                 " train it again, which is charged again"
             )
         for name in names:
-            line = {"kind": "release", "time": _now(), "place": str(place.resolve())}
+            line = {"kind": "release", **_named(), "place": str(place.resolve())}
             book = _append(book, line | {"runs": [name], "of": allowed[name][0]})
 
 
 def named(path: Path, place: Path, name: str) -> dict[str, str | None]:
-    """Return what a result says of its charge: the hash of the book, and of the charge that allows to publish it."""
+    """Return what a result says of its charge: the ids of the book and of the charge that allows to publish it."""
     book = read(path)
     return {"book": book.identity, "charge": book.open(place).get(name, [None])[0]}
 
 
 def _append(book: Book, line: Line) -> Book:
     """Add a line and replace the file; return the new book. The caller holds the lock."""
-    content = _sealed([*book.texts, json.dumps(line | {"previous": book.hashes[-1]})])
+    content = "".join(f"{json.dumps(one)}\n" for one in (*book.lines, line))
     remove(book.path)  # what killed processes left
     write_whole(book.path, content, owner_only=True)
     _synchronise_folder(book.path)
     return _checked(book.path, content)
-
-
-def _sealed(texts: Sequence[str]) -> str:
-    seal = json.dumps({"kind": "end", "lines": len(texts), "previous": _hash(texts[-1])})
-    return "".join(f"{text}\n" for text in (*texts, seal))
 
 
 @contextlib.contextmanager
@@ -306,12 +294,9 @@ def _checked(path: Path, text: str) -> Book:
     *texts, rest = text.split("\n")
     lines = [_line(path, number, own) for number, own in enumerate(texts, start=1)]
     terms = _terms(path, lines[0] if lines else {})
-    for number, (line, before) in enumerate(zip(lines[1:], texts, strict=False), start=2):
-        if line.get("previous") != _hash(before):
-            raise DataError(f"{path}:{number}: does not follow the line before it; the book was edited: {_RESTORE}")
-    if rest or lines[-1].get("lines") != len(lines) - 1:
-        raise DataError(f"{path}: ends before its last line; the book was cut short: {_RESTORE}")
-    book = Book(path, terms, tuple(texts[:-1]), tuple(lines[:-1]))
+    if rest:
+        raise DataError(f"{path}: ends within a line; the book was cut short: {_RESTORE}")
+    book = Book(path, terms, tuple(lines))
     try:
         for line in book.lines[1:]:
             _check_line(line)
@@ -319,7 +304,7 @@ def _checked(path: Path, text: str) -> Book:
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: a line is none of a book ({type(error).__name__}: {error}); {_RESTORE}") from None
     if not whole:
-        raise DataError(f"{path}: its charges pass its own budget; the book was edited: {_RESTORE}")
+        raise DataError(f"{path}: its charges pass its own budget: {_RESTORE}")
     return book
 
 
@@ -338,7 +323,7 @@ def _terms(path: Path, header: Line) -> BookTerms:
         raise DataError(f"{path}: no book, or one of another version of dpsgd; `dpsgd budget create` makes one")
     try:
         terms = BookTerms(*(header[name] for name in ("data", "unit", "adjacency", "epsilon", "delta")))
-        if not (0 < terms.epsilon < math.inf and 0 < terms.delta < 1 and terms.data):
+        if not (isinstance(header["id"], str) and 0 < terms.epsilon < math.inf and 0 < terms.delta < 1 and terms.data):
             raise ValueError(terms)
     except (KeyError, TypeError, ValueError):
         raise DataError(f"{path}:1: no header of a book; {_RESTORE}") from None
@@ -347,7 +332,7 @@ def _terms(path: Path, header: Line) -> BookTerms:
 
 def _check_line(line: Line) -> None:
     """Raise ValueError, KeyError or TypeError for a line that is neither a charge nor a release."""
-    if not line["runs"] or not all(isinstance(name, str) for name in (*line["runs"], line["place"])):
+    if not line["runs"] or not all(isinstance(name, str) for name in (*line["runs"], line["place"], line["id"])):
         raise ValueError("runs")
     if line["kind"] == "charge":
         amounts = (line["mu_squared"], line["leak"])
@@ -359,9 +344,6 @@ def _check_line(line: Line) -> None:
         raise ValueError("kind")
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _named() -> dict[str, str]:
+    """Return a new line's id and time."""
+    return {"id": secrets.token_hex(8), "time": datetime.now(UTC).isoformat(timespec="seconds")}

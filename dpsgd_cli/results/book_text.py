@@ -16,14 +16,10 @@ _MOST_NAMES = 4
 def document(book: Book) -> dict[str, Any]:
     """Return the terms, the charges and what is left, as JSON values."""
     left, delta = book.left, book.terms.delta
-    charges = [
-        {**line, "hash": own, "published": book.released(own)}
-        for line, own in zip(book.lines, book.hashes, strict=True)
-        if line["kind"] == "charge"
-    ]
+    charges = [line | {"published": book.released(line["id"])} for line in book.charges]
     return {
         "book": book.identity,
-        "last": book.hashes[-1],
+        "last": book.lines[-1]["id"],
         **asdict(book.terms),
         "left_out": book.left_out,
         "limit": asdict(book.terms.limit),
@@ -41,18 +37,17 @@ def lines_of(book: Book) -> list[str]:
         f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
         *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
         f"  left out   {book.left_out or 'decided by the first run'}",
-        f"  book       {book.identity[:16]}..., last entry {book.hashes[-1][:16]}...",
+        f"  book       {book.identity}, last entry {book.lines[-1]['id']}",
     ]
-    for line, own in zip(book.lines, book.hashes, strict=True):
-        if line["kind"] == "charge":
-            share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
-            alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
-            done = f"{book.released(own)} of {len(line['runs'])} published"
-            names = [name.partition(":")[0] for name in line["runs"]]
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            runs = f"{', '.join(names[:_MOST_NAMES])}{more}"
-            begin = f"  {line['time'][:16]}  {line['what']:<7} {runs}, {count(line['trials'], 'trial')}"
-            said.append(f"{begin}: {alone}, {share:.1%} of the budget; {done}")
+    for line in book.charges:
+        share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
+        alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
+        done = f"{book.released(line['id'])} of {len(line['runs'])} published"
+        names = [name.partition(":")[0] for name in line["runs"]]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        runs = f"{', '.join(names[:_MOST_NAMES])}{more}"
+        begin = f"  {line['time'][:16]}  {line['what']:<7} {runs}, {count(line['trials'], 'trial')}"
+        said.append(f"{begin}: {alone}, {share:.1%} of the budget; {done}")
     mu_squared = math.fsum(one.mu_squared for one in book.spent)
     leak = math.fsum(one.leak for one in book.spent)
     told = document(book)

@@ -38,8 +38,8 @@ def epsilon_words(stated: Privacy) -> str:
 
 
 def book_words(charged: Mapping[str, str]) -> str:
-    """Return which book a result was charged to (`privacy.book`), by hashes that reveal nothing about the table."""
-    return f"budget book {charged['book'][:16]}, entry {charged['charge'][:16]}"
+    """Return which book a result was charged to (`privacy.book`), by random ids."""
+    return f"budget book {charged['book']}, entry {charged['charge']}"
 
 
 def neighbours(privacy: Privacy) -> str:

@@ -108,7 +108,7 @@ def check_read(members: Sequence[Member], read: Mapping[str, str]) -> None:
 
 
 def named(member: Member, directory: Path) -> dict[str, Any]:
-    """Return the entry `book` of a result's `privacy`: hashes of the book and of the charge; empty without a book."""
+    """Return the entry `book` of a result's `privacy`: ids of the book and of the charge; empty without a book."""
     path = book_of(member.loaded)
     if path is None:
         return {}
@@ -134,7 +134,7 @@ def check_charged(loaded: LoadedRecipe, directory: Path) -> None:
             f"{directory}: this result was not charged to {path}; choose another place with --out, or remove the"
             " directory to train again"
         )
-    if charged.get("charge") not in found.hashes:
+    if charged.get("charge") not in [line["id"] for line in found.charges]:
         raise RunError(
             f"{path}: does not hold the charge of {directory}, so this is an old copy of the book, which has forgotten"
             " what was spent since; use the newest"

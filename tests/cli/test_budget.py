@@ -46,7 +46,7 @@ def test_a_book_is_created_charged_and_shown(folder: Path) -> None:
     trained = run("train", "mine.yaml", "--book", "t.book")
     assert trained.exit_code == 0, trained.output
     book = books.read(Path("t.book"))
-    entry = f"budget book {book.identity[:16]}, entry {book.hashes[1][:16]}"
+    entry = f"budget book {book.identity}, entry {book.charges[0]['id']}"
     assert f"charged to                {entry}" in trained.output
     (directory,) = Path("results").glob("mine-*")
     assert entry in (directory / report.NAMES[0]).read_text()

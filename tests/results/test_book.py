@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -55,7 +54,7 @@ def test_a_new_book_is_empty_readable_by_its_owner_only_and_never_replaced(path:
     with pytest.raises(UsageError, match="is there already"):
         books.create(path, TERMS)
     other = books.create(path.with_name("b.book"), TERMS)
-    assert other.identity != book.identity  # its hash does not tell that of the table
+    assert other.identity != book.identity
 
 
 def test_all_trials_of_all_runs_are_charged_before_what_would_pass_is_refused(path: Path) -> None:
@@ -137,17 +136,9 @@ def _changed(line: str, **values: Any) -> str:
 
 
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
-    "an amount": lambda lines: [lines[0], _changed(lines[1], mu_squared=1e-9), *lines[2:]],
-    "spaces": lambda lines: [lines[0], lines[1] + " ", *lines[2:]],
-    "the terms": lambda lines: [_changed(lines[0], epsilon=30.0), *lines[1:]],
-    "the table": lambda lines: [_changed(lines[0], data={"a": "cd" * 32}), *lines[1:]],
-    "a line removed": lambda lines: [lines[0], *lines[2:]],
-    "the last charge removed": lambda lines: [*lines[:-2], lines[-1]],
-    "the end removed": lambda lines: lines[:-1],
-    "all but the header removed": lambda lines: lines[:1],
-    "a line repeated": lambda lines: [*lines[:2], lines[1], *lines[2:]],
-    "lines swapped": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
-    "the end repeated": lambda lines: [*lines, lines[-1]],
+    "terms below the charges": lambda lines: [_changed(lines[0], epsilon=1.0), *lines[1:]],
+    "no header": lambda lines: lines[1:],
+    "a release twice": lambda lines: [*lines, lines[-1]],
     "no JSON": lambda lines: [*lines[:-1], "{"],
     "a list": lambda lines: [*lines[:-1], "[]"],
     "empty": lambda lines: [],
@@ -159,6 +150,7 @@ EDITS: dict[str, Callable[[list[str]], list[str]]] = {
 def test_an_edited_book_is_refused(path: Path, edit: Callable[[list[str]], list[str]]) -> None:
     reserve(path, run("r1", 0.1))
     reserve(path, run("r2", 0.2))
+    books.release(path, path.parent, ["r2"])
     path.write_text("".join(f"{line}\n" for line in edit(path.read_text().splitlines())))
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"a\.book"):
@@ -172,20 +164,14 @@ def test_an_edited_book_is_refused(path: Path, edit: Callable[[list[str]], list[
 def test_a_torn_book_is_refused(path: Path, cut: int) -> None:
     reserve(path, run("r1", 0.1))
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(DataError, match=r"cut short|no line of a book"):
+    with pytest.raises(DataError, match=r"cut short"):
         books.read(path)
 
 
 def _forged(path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Rewrite the book as somebody does who computes all hashes again."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
-    texts: list[str] = []
-    for line in lines:
-        if texts:
-            line["previous"] = hashlib.sha256(texts[-1].encode()).hexdigest()
-        texts.append(json.dumps(line))
-    path.write_text("".join(f"{text}\n" for text in texts))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +191,7 @@ def _forged(path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     ],
     ids=str,
 )
-def test_impossible_amounts_are_refused_whatever_the_hashes_say(path: Path, values: dict[str, Any]) -> None:
+def test_impossible_amounts_are_refused(path: Path, values: dict[str, Any]) -> None:
     reserve(path, run("r1", 0.1))
     _forged(path, lambda lines: lines[1].update(values))
     with pytest.raises(DataError, match=r"a\.book"):
@@ -306,7 +292,7 @@ def test_of_processes_at_once_as_many_get_in_as_fit(path: Path) -> None:
     assert all("BudgetExceeded" in text for text, code in zip(said, ended, strict=True) if code)
     assert spent(path) == pytest.approx(2 * HALF)
     book: Book = books.read(path)
-    assert [book.released(own) for own, line in zip(book.hashes, book.lines, strict=True) if "leak" in line] == [1, 1]
+    assert [book.released(line["id"]) for line in book.charges] == [1, 1]
 
 
 def test_a_lock_on_a_file_that_was_replaced_meanwhile_is_taken_again(

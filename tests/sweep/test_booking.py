@@ -78,7 +78,7 @@ def test_all_trials_of_all_cells_are_charged_at_once_before_the_first_runs(
     (charge,) = charges()
     assert (len(charge["runs"]), charge["trials"]) == (4, 8)
     assert packs == [pytest.approx(8 * ONE_TRIAL)] * 4
-    assert books.read(Path("t.book")).released(books.read(Path("t.book")).hashes[1]) == 4
+    assert books.read(Path("t.book")).released(charge["id"]) == 4
 
 
 def test_a_dry_run_charges_nothing(run: Run) -> None:
@@ -146,9 +146,9 @@ def test_random_stopping_is_charged_by_its_law_and_tells_nothing_else(run: Run) 
     assert charge["runs"] == [result.name.removesuffix(".result.json")] and charge["trials"] == 1
     told = json.loads(result.read_text())["privacy"]
     book = books.read(Path("t.book"))
-    assert told["book"] == {"book": book.identity, "charge": book.hashes[1]}
+    assert told["book"] == {"book": book.identity, "charge": book.charges[0]["id"]}
     assert charge["epsilon"] == pytest.approx(told["choice"]["epsilon"], rel=1e-6)
-    assert book.released(book.hashes[1]) == 1
+    assert book.released(book.charges[0]["id"]) == 1
     assert run(*words).exit_code == 0
     assert len(charges()) == 1
     # dominated by its Renyi curve: the delta at any epsilon that the sweep itself states

@@ -331,16 +331,6 @@ def test_a_trial_is_the_same_alone_in_a_pack_and_in_pieces(users: Path, train: T
         assert torch.allclose(held, pack[f"trial-2/{name}"], atol=1e-6)
 
 
-def test_a_sweep_chooses_by_no_training_rows_of_users(users: Path, tmp_path: Path) -> None:
-    sweep = {"name": "many", "recipes": ["tiny.yaml"], "grid": {"method.learning_rate": [0.1, 0.5]}}
-    (tmp_path / "many.yaml").write_text(json.dumps(sweep | {"select": {"kind": "exponential", "epsilon": 1.0}}))
-    done = CliRunner().invoke(main, ["sweep", str(tmp_path / "many.yaml"), "--dry-run"])
-    assert done.exit_code == 2 and "which a user moves by as many as they have" in done.output
-    (tmp_path / "many.yaml").write_text(json.dumps(sweep))
-    done = CliRunner().invoke(main, ["sweep", str(tmp_path / "many.yaml"), "--out", str(tmp_path / "swept")])
-    assert done.exit_code == 0, done.output
-
-
 def test_several_processes_are_refused() -> None:
     recipe = load_recipe("beyond/adult-users").recipe
     with pytest.raises(UsageError, match="one process, not in 2"):
