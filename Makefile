@@ -3,13 +3,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-PAGES := yu2019 lectures lee2018 pate frontier beyond automatic finetune
+PAGES := yu2019 lectures lee2018 pate frontier automatic finetune
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier beyond tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-dist test-lowest mutants ledgers fuzz behaviour docs picture dist
+.PHONY: help venv train test test-all lint types check bench bench-gpu pages frontier tabular evaluation $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-transformers test-long test-browser test-dist test-lowest mutants ledgers fuzz behaviour docs picture dist
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -116,9 +116,6 @@ public-network: venv
 	$(BIN)/python -m benchmarks.lectures.public
 
 frontier: reproduce-frontier ## Accuracy against epsilon on features that no record shaped (needs mnist and cifar10; an hour)
-
-beyond: reproduce-beyond ## Correlated noise, batches and clip bounds at equal budgets (needs mnist, cifar10 and adult; an hour)
-	$(BIN)/python -m benchmarks.pages train beyond  # at the learning rates that the first pass chose
 
 tabular: venv ## Adult, Bank, IPUMS and tables of R packages beside other tools (needs the first three; three hours)
 	$(PIP) --quiet --editable '.[bench]'

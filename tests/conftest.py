@@ -72,7 +72,6 @@ LONG = (
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[control: by place-users]",
     "test_docs.py::test_a_page_works_as_written[docs/auditing.md]",
     "test_docs.py::test_a_page_works_as_written[docs/index.md]",
-    "test_pages.py::test_a_page_is_what_its_rows_say[beyond]",
     "test_pages.py::test_a_page_is_what_its_rows_say[frontier]",
     "test_pages.py::test_a_page_is_what_its_rows_say[lectures]",
     "test_pages.py::test_a_page_is_what_its_rows_say[lee2018]",

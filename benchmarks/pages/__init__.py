@@ -23,7 +23,6 @@ PAGES = {
     "lee2018": "benchmarks.lee2018.page",
     "pate": "benchmarks.pate.page",
     "frontier": "benchmarks.frontier.page",
-    "beyond": "benchmarks.beyond.page",
     "automatic": "benchmarks.automatic.page",
     "finetune": "benchmarks.finetune.page",
 }

@@ -1,1 +1,0 @@
-"""The page of what goes beyond schedules: correlated noise, batches and clip bounds at equal budgets."""
