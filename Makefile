@@ -99,7 +99,7 @@ check: lint types test-all ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
-	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py benchmarks/evaluation.py benchmarks/inference.py benchmarks/rare.py benchmarks/networks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/gpu.py benchmarks/rule.py benchmarks/real.py benchmarks/private_bounds.py benchmarks/evaluation.py benchmarks/inference.py benchmarks/networks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
 	$(PIP) --quiet --editable '.[bench]'
