@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.main import COMMANDS
-from dpsgd_cli.recipe.expected import recipe_schema
+from dpsgd_cli.recipe.expected import json_schema
+from dpsgd_cli.recipe.schema import Recipe
 
 pytest.importorskip("mkdocs", reason="the site needs the packages of `pip install '.[docs]'` (make venv)")
 
@@ -106,8 +107,9 @@ def test_every_page_of_docs_is_in_the_navigation_and_every_command_in_the_refere
 
 def test_every_key_has_a_meaning_a_type_a_default_a_bearing_on_the_guarantee_and_an_example() -> None:
     """Each section of the schema has a table, and each key a row of it in which no cell is empty."""
+    schema = json_schema(Recipe)
     wanted = {
-        (title, key) for title, section in [("Recipe", recipe_schema()), *recipe_schema()["$defs"].items()]
+        (title, key) for title, section in [("Recipe", schema), *schema["$defs"].items()]
         for key in section.get("properties", {})
     }  # fmt: skip
     told = reference.told()

@@ -14,8 +14,9 @@ import yaml
 from markdown.extensions.toc import slugify, unique
 
 from dpsgd_cli.main import COMMANDS, main
-from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, recipe_schema, resolve, words
+from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, schema_of, words
 from dpsgd_cli.recipe.loading import question, shipped_recipes
+from dpsgd_cli.recipe.schema import Recipe
 
 SECTIONS = ("data", "model", "method", "privacy", "runtime")
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +91,7 @@ def recipes() -> str:
 
 def whole_recipe() -> str:
     """Return the page of the keys outside of the sections, with an example of a whole recipe."""
-    schema = recipe_schema()
+    schema = schema_of(Recipe)
     told = [
         "# Recipe keys",
         "A recipe is one YAML file. Each section has its page: "
@@ -114,7 +115,7 @@ LEGEND = (
 
 def section_page(name: str) -> str:
     """Return the page of one section, with a table of keys for each kind and for each section inside it."""
-    schema = resolve(recipe_schema()["properties"][name])
+    schema = schema_of(Recipe)["properties"][name]
     told: list[str] = []
     seen: set[str] = set()
     places: dict[str, str] = {}
@@ -133,7 +134,7 @@ def section_page(name: str) -> str:
 
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield (title, section) of a schema and, depth first, of what its keys hold. `path` is its dotted key."""
-    options = alternatives(resolve(schema))
+    options = alternatives(schema)
     plain = [option for option in options if "properties" in option]
     for option in options:
         choices = kinds(option)
@@ -170,8 +171,8 @@ def _row(path: str, key: str, section: Schema) -> tuple[str, ...]:
 
 def told() -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the row of every key of the reference by its section's title in the schema and its name."""
-    schema = recipe_schema()
-    inside = [found for name in SECTIONS for found in _sections(name, resolve(schema["properties"][name]))]
+    schema = schema_of(Recipe)
+    inside = [found for name in SECTIONS for found in _sections(name, schema["properties"][name])]
     return {
         (section["title"], key): _row(path.partition(",")[0], key, section)
         for path, section in [("", schema), *inside]
@@ -180,14 +181,13 @@ def told() -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def _meaning(schema: Schema) -> str:
-    whole = resolve(schema)
-    return "Chooses the section that this table is about." if "const" in whole else str(whole.get("description", ""))
+    return "Chooses the section that this table is about." if "const" in schema else str(schema.get("description", ""))
 
 
 def _default(schema: Schema) -> str:
     """Return the default of a key that may be left out; a list or mapping of the user's own is empty then."""
     empty: dict[str, Any] = {"array": [], "object": {}}
-    value = schema.get("default", empty.get(resolve(schema).get("type", "")))
+    value = schema.get("default", empty.get(schema.get("type", "")))
     return "left out" if value is None else f"`{json.dumps(value)}`"
 
 
@@ -199,7 +199,7 @@ def _guarantee(dotted: str) -> str:
 def _example(dotted: str, schema: Schema) -> str:
     """Return a value of the key: the schema's example, one of a shipped recipe or a page, else one that is allowed."""
     used = (_plain(found) for found in _used().get(dotted, []) if found not in (None, [], {}))
-    told = next(map(_plain, resolve(schema).get("examples", [])), None)
+    told = next(map(_plain, schema.get("examples", [])), None)
     told = told or next((found for found in used if len(found) <= LONGEST), None) or _plain(placeholder(schema))
     return "" if told == "null" else f"`{dotted.rpartition('.')[2]}: {told}`"
 

@@ -18,7 +18,7 @@ from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.noise.settings import noise_source
-from dpsgd_cli.recipe.expected import recipe_schema
+from dpsgd_cli.recipe.expected import json_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, named_files, plain, question, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -203,7 +203,7 @@ def schema() -> None:
     Example:
       dpsgd recipe schema > recipe.schema.json
     """
-    click.echo(json.dumps(recipe_schema(), indent=2))
+    click.echo(json.dumps(json_schema(Recipe), indent=2))
 
 
 @command.command("check-model")

@@ -1,4 +1,4 @@
-"""Validation of a recipe's tree, with every problem reported at its line, in the user's words.
+"""Validation of the tree of a recipe or a sweep, with every problem reported at its line, in the user's words.
 
 Pydantic validates. Its reports name members of unions and not what a user wrote, so they are put into the schema's
 words (`expected.py`), at the line of the value. Then the errors are repaired and the tree is validated again, so that
@@ -8,9 +8,9 @@ one mistake neither hides nor causes another. (Only rules across sections wait u
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import any_of, similar
@@ -18,7 +18,6 @@ from dpsgd_cli.common.yaml_tree import Key, Node, Path, Problem, SourceLocation,
 from dpsgd_cli.methods.settings import FORMER_METHODS
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.expected import Schema, shown, words
-from dpsgd_cli.recipe.schema import Recipe
 
 OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
 """Common names of values that have another name here."""
@@ -28,39 +27,39 @@ FILL_IN = (
     " public knowledge and not from the data"
 )
 MOST_ROUNDS = 10
+Model = TypeVar("Model", bound=BaseModel)
 Report = tuple[tuple[Key, ...], dict[str, Any]]
 """A report of pydantic: its place, relative to the current value, and its content."""
 
 
-def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
-    """Return the recipe that `tree` holds, or None, and all its problems."""
+def validate(tree: Node, model: type[Model]) -> tuple[Model | None, list[Problem]]:
+    """Return the recipe or sweep that `tree` holds, or None, and all its problems."""
     mended, found = tree.copy(), dict[tuple[Path, str], Problem]()
     for _ in range(MOST_ROUNDS):
         try:
-            recipe = Recipe.model_validate_json(json.dumps(mended.plain()), strict=True)
+            held = model.model_validate_json(json.dumps(mended.plain()), strict=True)
         except ValidationError as error:
-            known, told = len(found), _ErrorExplainer(mended)
+            known, told = len(found), _ErrorExplainer(mended, expected.schema_of(model))
             reports: list[Report] = [(one["loc"], dict(one)) for one in error.errors(include_url=False)]
-            told.explain(reports, expected.recipe_schema(), mended, ())
+            told.explain(reports, told.schema, mended, ())
             for problem in told.problems:
                 found.setdefault((problem.path, problem.text), problem)
             if len(found) == known:
                 break
         else:
-            return (None if found else recipe), list(found.values())
+            return (None if found else held), list(found.values())
     return None, list(found.values())
 
 
 class _ErrorExplainer:
     """Problems of one tree, in words, from pydantic's reports. Errors in the tree are repaired where possible."""
 
-    def __init__(self, root: Node) -> None:
-        self.root = root
+    def __init__(self, root: Node, schema: Schema) -> None:
+        self.root, self.schema = root, schema
         self.problems: list[Problem] = []
 
     def explain(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
         """Collect the problems of `node`, which `schema` describes."""
-        schema = expected.resolve(schema)
         options = expected.alternatives(schema)
         if len(options) > 1:
             self._choice(reports, schema, node, path)
@@ -125,7 +124,7 @@ class _ErrorExplainer:
             if child is not None and not _is(held, "missing"):
                 self.explain(held, expected.inside(schema, key), child, (*path, key))
             elif child is None:
-                self._missing(expected.resolve(schema["properties"][key]), node, (*path, key))
+                self._missing(schema["properties"][key], node, (*path, key))
 
     def _missing(self, schema: Schema, node: Node, path: Path) -> None:
         about = f" ({schema['description']})" if "description" in schema else ""
@@ -156,7 +155,7 @@ class _ErrorExplainer:
     def _place_for(self, path: Path, allowed: list[str]) -> Path | None:
         """Return where an unknown key belongs: its name elsewhere, else a similar name here, else elsewhere."""
         key = str(path[-1])
-        others = set(expected.key_paths(expected.recipe_schema(), self.root)) - {path}
+        others = set(expected.key_paths(self.schema, self.root)) - {path}
         everywhere = sorted(others, key=lambda place: (len(place), place))
         exact = [place for place in everywhere if place[-1] == key]
         here = similar(key, allowed)
@@ -169,7 +168,7 @@ class _ErrorExplainer:
         """Report a value that `schema` does not allow; put the likely one in its place, or any if `guess`."""
         if node.value in TO_FILL_IN:
             self._report(node.place, path[:-1], FILL_IN)
-            node.value = expected.resolve(schema).get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
+            node.value = schema.get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
             return
         options = expected.alternatives(schema)
         meant = _likely(node.value, [name for option in options for name in expected.literals(option)])
@@ -185,9 +184,12 @@ class _ErrorExplainer:
     def _rule(self, section: Path, text: str) -> Problem:
         """Return a rule's message as a problem of its section, or of the key that it begins with (`key.path: `)."""
         name, colon, rest = text.partition(": ")
-        path = (*section, *name.split("."))
+        path: Path = (*section, *name.split("."))
         if colon and _find(self.root, path[: len(section) + 1]) is not None:
-            return Problem(self.root.nearest(path).place, path, rest)
+            numbered = (*section, *(int(key) if key.isdecimal() else key for key in name.split(".")))
+            block = (*section, *name.split(".", 1))  # whose keys may have dots
+            there = next((one for one in (numbered, block) if _find(self.root, one) is not None), path)
+            return Problem(self.root.nearest(there).place, path, rest)
         return Problem(self.root.nearest(section).place, section, text)
 
     def _report(self, place: SourceLocation, path: Path, text: str) -> None:

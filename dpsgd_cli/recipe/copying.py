@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.recipe.expected import Schema, alternatives, recipe_schema, resolve, sections
+from dpsgd_cli.recipe.expected import Schema, alternatives, schema_of, sections
 from dpsgd_cli.recipe.loading import SettledRecipe, find_recipe, question, resolved
 
 _WIDTH = 110
@@ -28,7 +28,8 @@ def explained(settled: SettledRecipe) -> str:
     ]
     why = {choice.key: choice.why for choice in settled.chosen}
     lines = [line for text in filter(None, head) for line in [*_comment(text, ""), "#"]][:-1]
-    return "\n".join([*lines, "", *_mapping(resolved(settled.recipe), recipe_schema(), "", "", why)]) + "\n"
+    written = _mapping(resolved(settled.recipe), schema_of(type(settled.recipe)), "", "", why)
+    return "\n".join([*lines, "", *written]) + "\n"
 
 
 def _mapping(content: dict[str, Any], section: Schema, path: str, indent: str, why: dict[str, str]) -> Iterator[str]:
@@ -36,7 +37,7 @@ def _mapping(content: dict[str, Any], section: Schema, path: str, indent: str, w
     for key, value in content.items():
         inner = section["properties"][key]
         dotted = f"{path}.{key}".lstrip(".")
-        meaning = resolve(inner).get("description", "")
+        meaning = inner.get("description", "")
         yield from _comment(meaning, indent)
         if dotted in why:
             yield from _comment(f"Was automatic: {why[dotted]}.", indent)
@@ -67,7 +68,7 @@ def _section_of(value: Any, schema: Schema) -> Schema | None:
 
 def _entry(value: Any, schema: Schema) -> Schema | None:
     """Return the section that an entry of a list is, or None if it is no section."""
-    items = (option["items"] for option in alternatives(resolve(schema)) if isinstance(option.get("items"), dict))
+    items = (option["items"] for option in alternatives(schema) if isinstance(option.get("items"), dict))
     return next((found for one in items if (found := _section_of(value, one)) is not None), None)
 
 

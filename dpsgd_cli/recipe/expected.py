@@ -1,6 +1,6 @@
-"""Functions that look up and put into words what a recipe's JSON Schema allows.
+"""Functions that look up and put into words what the JSON Schema of a recipe or a sweep allows.
 
-`check.py` reports what is wrong with a recipe.
+`check.py` reports what is wrong with a file.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from dpsgd_cli.common.text_format import any_of, quoted, shortened
 from dpsgd_cli.common.yaml_tree import Key, Node, Path
-from dpsgd_cli.recipe.schema import Recipe
 
 Schema = dict[str, Any]
 
 
-@functools.cache
-def recipe_schema() -> Schema:
-    """Return the JSON Schema of a recipe. `kind` is required wherever several kinds are possible."""
-    schema = Recipe.model_json_schema(by_alias=True)
+def json_schema(model: type[BaseModel]) -> Schema:
+    """Return the JSON Schema of a file, for a reader. `kind` is required wherever several kinds are possible."""
+    schema = model.model_json_schema(by_alias=True)
     for place in _dicts(schema):
         for reference in place.get("discriminator", {}).get("mapping", {}).values():
             section = schema["$defs"][reference.rpartition("/")[2]]
@@ -28,26 +28,27 @@ def recipe_schema() -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def resolve(schema: Schema) -> Schema:
-    """Return the target of a reference; keys beside the reference (description, default) take precedence."""
-    if "$ref" not in schema:
-        return schema
-    target = recipe_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
-    return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+@functools.cache
+def schema_of(model: type[BaseModel]) -> Schema:
+    """Return the JSON Schema without references: each is its target, and keys beside it (default) take precedence."""
+    schema = json_schema(model)
+    for place in list(_dicts(schema)):
+        while "$ref" in place:
+            target = schema["$defs"][place.pop("$ref").rpartition("/")[2]]
+            place.update({key: value for key, value in target.items() if key not in place})
+    return schema
 
 
 def alternatives(schema: Schema) -> list[Schema]:
     """Return the options of an `anyOf` except null; any other schema is its own only option."""
-    options = [resolve(option) for option in schema.get("anyOf", [schema])]
-    return [option for option in options if option.get("type") != "null"]
+    return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
 
 
 def kinds(schema: Schema) -> dict[str, Schema]:
     """Return the sections that a `kind:` chooses from, in the schema's order; empty if there is no choice."""
     if "discriminator" not in schema:
         return {}
-    options = [resolve(option) for option in schema["oneOf"]]
-    return {name: option for option in options for name in literals(option["properties"]["kind"])}
+    return {name: option for option in schema["oneOf"] for name in literals(option["properties"]["kind"])}
 
 
 def literals(schema: Schema) -> list[str]:
@@ -64,7 +65,6 @@ def inside(schema: Schema, key: Key) -> Any:
 
 def words(schema: Schema) -> str:
     """Return in words what `schema` allows, to follow "must be"."""
-    schema = resolve(schema)
     if "anyOf" in schema:
         return any_of([name for option in alternatives(schema) for name in literals(option) or [words(option)]])
     if "discriminator" in schema:
@@ -84,7 +84,6 @@ def shown(value: Any) -> str:
 
 def placeholder(schema: Schema) -> Any:
     """Return a value that `schema` allows, to replace a wrong one while the rest is checked; None if there is none."""
-    schema = resolve(schema)
     if schema.get("default") is not None:
         return schema["default"]
     schema = alternatives(schema)[0]
@@ -99,7 +98,7 @@ def placeholder(schema: Schema) -> Any:
 def sections(schema: Schema, kind: object = None) -> list[Schema]:
     """Return every section that `schema` allows: only that of `kind` if it is one of its kinds, else all."""
     found = []
-    for option in alternatives(resolve(schema)):
+    for option in alternatives(schema):
         choices = kinds(option)
         chosen = choices.get(kind) if isinstance(kind, str) else None
         found += [chosen] if chosen is not None else list(choices.values()) or [option]
@@ -107,7 +106,7 @@ def sections(schema: Schema, kind: object = None) -> list[Schema]:
 
 
 def key_paths(schema: Schema, node: Node | None, path: Path = ()) -> Iterator[Path]:
-    """Yield every key path that a recipe may have under the kinds that `node` chooses; lists are not entered."""
+    """Yield every key path that a file may have under the kinds that `node` chooses; lists are not entered."""
     kind = node.child("kind") if node is not None else None
     for section in sections(schema, kind.value if kind is not None else None):
         for key, inner in section["properties"].items():

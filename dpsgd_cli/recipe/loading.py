@@ -142,7 +142,7 @@ def load_mapping(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> L
 def _validated(tree: Node, problems: list[Problem], overrides: Sequence[str]) -> Recipe:
     """Return the recipe of `tree` with overrides applied. Raises RecipeError with its `problems` and all others."""
     problems = [*problems, *apply_overrides(tree, overrides)]
-    recipe, wrong = validate(tree)
+    recipe, wrong = validate(tree, Recipe)
     problems += wrong
     if recipe is None or problems:
         ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))

@@ -14,6 +14,7 @@ from typing import Any
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe import expected
+from dpsgd_cli.recipe.schema import Recipe
 
 _NO_KEY = (
     'write KEY=VALUE, as method.batch_size=256, or data.bounds["mean age"]=[0, 9] for a name with other characters'
@@ -97,11 +98,11 @@ def _refusal(node: Node, key: str, name: str) -> str | None:
 
 def _beginning(path: Path, place: SourceLocation) -> dict[str, Node]:
     """Return the initial content of a section that the recipe left out: its default kind, if it has one."""
-    schema = expected.recipe_schema()
+    schema = expected.schema_of(Recipe)
     for key in path:
         options = expected.sections(schema)
         schema = next((option["properties"][key] for option in options if key in option["properties"]), {})
-    default = expected.resolve(schema).get("default")
+    default = schema.get("default")
     if isinstance(default, dict) and "kind" in default:
         return {"kind": Node(default["kind"], place)}
     return {}

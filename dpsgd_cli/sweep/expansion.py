@@ -220,7 +220,7 @@ def _recipe(base: _Base, settings: Sequence[Setting], overrides: Sequence[str]) 
         problem = write(tree, undotted(key)[0], node.copy())
         problems += [problem] if problem is not None else []
     problems += apply_overrides(tree, overrides)
-    recipe, wrong = validate(tree)
+    recipe, wrong = validate(tree, Recipe)
     return recipe, problems + wrong
 
 

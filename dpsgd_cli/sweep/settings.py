@@ -5,19 +5,19 @@ Cells are the product of all blocks: recipes x every key of `grid` x `zip` x `li
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.common.sections import Count, Interval, Positive, Section
-from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
 from dpsgd_cli.recipe.overrides import apply_overrides
 
@@ -92,7 +92,7 @@ class Resources(Section):
     memory_gb: Positive = Field(4.0, description="Memory in GiB.")
     minutes: Count = Field(60, description="Longest time of one run of a pack; it is then requeued and resumed.")
     partition: str | None = Field(None, description="Slurm partition; the cluster's default when left out.")
-    slurm: dict[Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")], str | int] = Field(
+    slurm: dict[str, str | int] = Field(
         {}, description="More options of sbatch, by their long names: {account: NAME, qos: NAME, constraint: NAME}."
     )
     at_once: Count = Field(64, description="Most packs that run at the same time.")
@@ -101,6 +101,8 @@ class Resources(Section):
     @classmethod
     def _not_ours(cls, options: dict[str, str | int]) -> dict[str, str | int]:
         """Refuse what the launcher decides: jobs that end elsewhere or are not requeued would be lost."""
+        if odd := [name for name in options if not re.fullmatch("[a-z][a-z-]*", name)]:
+            raise ValueError(f"{odd[0]}: is no long name of an option")
         if ours := sorted(
             {"array", "open-mode", "output", "error", "requeue", "no-requeue", "signal", "wrap"} & set(options)
         ):
@@ -182,7 +184,8 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
         raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
     mine = [text for text in overrides if text.split("=")[0].split(".")[0] in _OWN]
     problems += _override(tree, mine)
-    sweep, wrong = _validate(tree)
+    problems += [problem for block in _BLOCKS for problem in _bad_keys(tree.child(block), (block,))]
+    sweep, wrong = validate(tree, Sweep)
     problems += wrong
     if sweep is None or problems:
         raise RecipeError(in_order(problems))
@@ -226,15 +229,6 @@ def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def _validate(tree: Node) -> tuple[Sweep | None, list[Problem]]:
-    problems = [problem for block in _BLOCKS for problem in _bad_keys(tree.child(block), (block,))]
-    try:
-        sweep = Sweep.model_validate_json(json.dumps(tree.plain()), strict=True)
-    except ValidationError as error:
-        return None, problems + [found for detail in error.errors(include_url=False) for found in _told(tree, detail)]
-    return sweep, problems
-
-
 def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
     keys = block.value if block is not None and isinstance(block.value, dict) else {}
     return [
@@ -242,40 +236,3 @@ def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
         for key, node in keys.items()
         if undotted(key)[1] or not key
     ]
-
-
-def _told(tree: Node, detail: object) -> list[Problem]:
-    """Return the problems of one of pydantic's reports, in the user's words, at their lines."""
-    assert isinstance(detail, dict)
-    path: Path = ()
-    here: Node | None = tree
-    for part in detail["loc"]:
-        child = here.child(part) if here is not None else None
-        # a part that is not a key of the file is pydantic's label of a union's member, unless the key is missing
-        if child is not None or (detail["type"] == "missing" and part == detail["loc"][-1]):
-            path, here = (*path, part), child
-    place = tree.nearest(path).place
-    if detail["type"] == "extra_forbidden":
-        meant = similar(str(path[-1]), [field.alias or name for name, field in Sweep.model_fields.items()])
-        return [Problem(place, path, f"unknown key{f'; did you mean {meant}?' if meant else ''}")]
-    if detail["type"] == "missing":
-        return [Problem(place, path, "missing")]
-    if detail["type"] == "value_error":
-        return [_at(tree, path, line) for line in str(detail["ctx"]["error"]).splitlines()]
-    return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
-
-
-def _at(tree: Node, path: Path, line: str) -> Problem:
-    """Return a validator's message as a problem at the key that it begins with; keys of a block keep their dots."""
-    name, colon, rest = line.partition(": ")
-    block, _, inner = name.partition(".")
-    parts: list[Path] = [
-        (*path, block, inner),
-        (*path, block, int(inner) if inner.isdecimal() else inner),
-        (*path, name),
-    ]
-    for found in parts if colon else []:
-        node = tree.nearest(found)
-        if node is not tree.nearest(found[:-1]):
-            return Problem(node.place, tuple(part for key in found for part in str(key).split(".")), rest)
-    return Problem(tree.nearest(path).place, path, line)

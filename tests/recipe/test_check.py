@@ -33,7 +33,7 @@ def problems(text: str) -> list[str]:
     tree, wrong = read_tree(text, SourceLocation("r.yaml", 1))
     assert tree is not None
     assert wrong == []
-    recipe, found = validate(tree)
+    recipe, found = validate(tree, Recipe)
     assert (recipe is None) == bool(found)
     return [str(problem) for problem in found]
 
@@ -320,7 +320,7 @@ def mutants(draw: st.DrawFn) -> Any:
 def test_whatever_is_wrong_is_told_and_the_tree_left_as_it_was(data: Any) -> None:
     """A recipe that pydantic refuses has problems, each once; one that it takes has none."""
     tree = from_plain(data, SourceLocation("r.yaml", 1))
-    recipe, found = validate(tree)
+    recipe, found = validate(tree, Recipe)
     try:
         assert recipe == Recipe.model_validate_json(json.dumps(data), strict=True) and not found
     except ValidationError:

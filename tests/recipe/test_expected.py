@@ -6,7 +6,9 @@ import pytest
 
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.expected import Schema
+from dpsgd_cli.recipe.schema import Recipe
 
+SCHEMA = expected.schema_of(Recipe)
 NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
 
 
@@ -21,7 +23,7 @@ NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
         ({"type": "object", "additionalProperties": NUMBER}, "a mapping of names, each to a number above 0"),
         ({"type": "object", "additionalProperties": True}, "a mapping"),
         ({}, "any value"),
-        ({"$ref": "#/$defs/RhoBudget"}, "a section with keys rho"),
+        (expected.schema_of(Recipe)["$defs"]["RhoBudget"], "a section with keys rho"),
     ],
 )
 def test_words(schema: Schema, words: str) -> None:
@@ -31,14 +33,14 @@ def test_words(schema: Schema, words: str) -> None:
 def test_every_key_of_a_recipe_is_described() -> None:
     bare = [
         f"{name}.{key}"
-        for name, section in {"Recipe": expected.recipe_schema(), **expected.recipe_schema()["$defs"]}.items()
+        for name, section in {"Recipe": SCHEMA, **SCHEMA["$defs"]}.items()
         for key, inner in section.get("properties", {}).items()
-        if key != "kind" and "description" not in expected.resolve(inner) and "discriminator" not in inner
+        if key != "kind" and "description" not in inner and "discriminator" not in inner
     ]
     assert bare == []
 
 
 def test_kind_is_required_wherever_it_chooses() -> None:
-    definitions = expected.recipe_schema()["$defs"]
+    definitions = SCHEMA["$defs"]
     assert "kind" in definitions["LinearModel"]["required"]
     assert definitions["TimeDecay"]["required"] == ["decay", "initial", "kind"]

@@ -9,6 +9,7 @@ import pytest
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides
+from dpsgd_cli.recipe.schema import Recipe
 
 GOOD = """\
 name: x
@@ -28,7 +29,7 @@ def applied(*overrides: str) -> tuple[Any, list[str]]:
     tree, _ = read_tree(GOOD, SourceLocation("r.yaml", 1))
     assert tree is not None
     problems = apply_overrides(tree, overrides)
-    return tree.plain(), [str(problem) for problem in problems + validate(tree)[1]]
+    return tree.plain(), [str(problem) for problem in problems + validate(tree, Recipe)[1]]
 
 
 @pytest.mark.parametrize(

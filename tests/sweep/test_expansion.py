@@ -130,9 +130,12 @@ zip: {epochs: [some, 2]}
             "random: {samples: 2, keys: {epochs: {}}}\n",
             "3: random.keys.epochs: give exactly one of choice, uniform, log-uniform, integers",
         ),
-        ("select: {}\n", "3: select.mean: missing"),
-        ("select: {kind: exponential, mean: 3}\n", "3: select.kind: input should be 'random-stopping'"),
-        ("select: {kind: random-stopping, mean: 3, threshold: 0.9}\n", "3: select.threshold: unknown key"),
+        ("select: {}\n", "3: select.mean: missing; give a number at least 1 (Expected number of runs.)"),
+        ("select: {kind: exponential, mean: 3}\n", "3: select.kind: must be random-stopping, got 'exponential'"),
+        (
+            "select: {kind: random-stopping, mean: 3, threshold: 0.9}\n",
+            "3: select.threshold: unknown key; the keys here are kind, law, mean, seed, metric",
+        ),
         (
             "select: {kind: random-stopping, mean: 3}\nseeds: shared\n",
             "4: seeds: shared, but select needs runs with independent noise; use seeds: distinct",
@@ -173,8 +176,8 @@ def test_a_shard_that_does_not_exist_is_refused(text: str) -> None:
     ("text", "message"),
     [
         ("select: {kind: random-stopping, mean: 3}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
-        ("select: {kind: random-stopping, mean: 3, metric: nonprivate_train_accuracy}\n", "should match pattern"),
-        ("select: {kind: random-stopping, mean: 0.5}\n", "greater than or equal to 1"),
+        ("select: {kind: random-stopping, mean: 3, metric: nonprivate_train_accuracy}\n", "must be text that matches"),
+        ("select: {kind: random-stopping, mean: 0.5}\n", "must be a number at least 1, got 0.5"),
     ],
 )
 def test_a_choice_without_a_proof_is_refused(tmp_path: Path, text: str, message: str) -> None:
