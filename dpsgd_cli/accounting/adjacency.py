@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
-Batching = Literal["poisson", "shuffle", "full", "fixed", "truncated-poisson", "random-allocation"]
+Batching = Literal["poisson", "shuffle", "full", "fixed", "random-allocation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,6 @@ class BatchingKind:
     `sampled`: a record is in a batch at some rate, which amplifies the guarantee. Otherwise it takes part in every use.
     `by_epoch`: one use of the mechanism is an epoch, not a step. If it is sampled, too, the rate is 1 over the steps of
     an epoch in which a record is once.
-    `recorded`: the kind of mechanism that holds all that the price depends on.
     `losses`: a function from a mechanism to the pair of its dominating losses. `divergence`: a function from a
     mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if nothing is
     proved here.
@@ -99,7 +98,6 @@ class BatchingKind:
     sampler: str | None
     sampled: bool
     by_epoch: bool
-    recorded: str
     losses: str | None
     divergence: str | None
     amplifies_pairs: bool
@@ -138,7 +136,6 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:PoissonSampler",
         sampled=True,
         by_epoch=False,
-        recorded="gaussian",
         losses="dpsgd_cli.accounting.losses:poisson",
         divergence="dpsgd_cli.accounting.renyi:poisson_divergence",
         amplifies_pairs=True,
@@ -153,7 +150,6 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:ShuffleSampler",
         sampled=False,
         by_epoch=True,
-        recorded="gaussian",
         losses=None,
         divergence=None,
         amplifies_pairs=True,
@@ -170,7 +166,6 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler=None,
         sampled=False,
         by_epoch=False,
-        recorded="gaussian",
         losses=None,
         divergence=None,
         amplifies_pairs=True,
@@ -184,33 +179,18 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:FixedSampler",
         sampled=True,
         by_epoch=False,
-        recorded="gaussian",
         losses="dpsgd_cli.accounting.losses:fixed",
         divergence="dpsgd_cli.accounting.renyi:fixed_divergence",
         amplifies_pairs=True,
         proved=("replace-one",),
         unproved={"add-remove": _FIXED.format("add-remove"), "zero-out": _FIXED.format("zero-out")},
     ),
-    "truncated-poisson": BatchingKind(
-        adjacency="add-remove",
-        claim="a Poisson batch, of which at most largest_batch records are kept (pld, rdp); any adjacency",
-        sampler="dpsgd_cli.batching.run:TruncatedSampler",
-        sampled=True,
-        by_epoch=False,
-        recorded="truncated",
-        losses="dpsgd_cli.accounting.losses:truncated",
-        divergence="dpsgd_cli.accounting.renyi:truncated_divergence",
-        amplifies_pairs=False,
-        proved=("add-remove", "replace-one", "zero-out"),
-        unproved={},
-    ),
     "random-allocation": BatchingKind(
         adjacency="add-remove",
-        claim="an epoch is one draw of a step, or k uses of k steps, for each record (pld); add-remove or zero-out",
+        claim="an epoch is one draw of a step for each record (pld); add-remove or zero-out",
         sampler="dpsgd_cli.batching.run:AllocationSampler",
         sampled=True,
         by_epoch=True,
-        recorded="gaussian",
         losses="dpsgd_cli.accounting.allocation_pairs:allocated",
         divergence=None,
         amplifies_pairs=False,

@@ -40,8 +40,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr, ndtr
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, GroupSum, Mechanism, PureDP, TruncatedSum
-from dpsgd_cli.accounting.renyi import overflow_probability
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, GroupSum, Mechanism, PureDP
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import FailedAccountant
 
@@ -75,15 +74,9 @@ class Losses:
         variance = float((masses * (middle - mean) ** 2).sum() / masses.sum())
         return mean, variance if self.deviation is None else self.deviation**2
 
-    def mixed(self, other: Losses, share: float) -> Losses:
-        """Return the losses of a pair that reveals which of two pairs it is, `other` with probability `share`."""
-        both = zip(self.cells(1 - share), other.cells(share), strict=True)
-        masses, ratio, low, high = (np.concatenate(pair) for pair in both)
-        return Losses(masses, ratio, low, high, (1 - share) * self.infinite + share * other.infinite)
-
-    def cells(self, factor: float = 1.0) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the cells with `factor` times their masses."""
-        return factor * self.masses, self.ratio, self.low, self.high
+    def cells(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the cells without the infinite loss."""
+        return self.masses, self.ratio, self.low, self.high
 
     def dots(self, width: float) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
         """Return the multiples of `width` below and above each cell's losses, and the mass that goes to the upper one.
@@ -146,20 +139,6 @@ def fixed(mechanism: GaussianSum) -> Pair:
     """
     losses = _without_replacement(mechanism.sampling_rate, mechanism.noise_multiplier)
     return losses, losses
-
-
-def truncated(mechanism: GaussianSum) -> Pair:
-    """Return the losses of a Poisson step, mixed with those of a fixed batch by the probability of an overflow.
-
-    `TruncatedSum` has the proof.
-    """
-    assert isinstance(mechanism, TruncatedSum)
-    (remove, add), overflow = poisson(mechanism), overflow_probability(mechanism)
-    if overflow == 0:
-        return remove, add
-    rare = _without_replacement(mechanism.sampling_rate, mechanism.overflowing_noise)
-    mixed = remove.mixed(rare, overflow)
-    return mixed, mixed if remove is add else add.mixed(rare, overflow)
 
 
 def gaussian_pair(rate: float, noise: float) -> Pair:

@@ -8,15 +8,12 @@ The batching decides what ONE count of a `GaussianSum` means:
 ============  =========================================================================================
 full          One noisy sum over all records.
 poisson       One noisy sum over a batch that holds each record independently with `sampling_rate`.
-truncated-    As poisson, but a batch of more than `largest_batch` records is cut to that size, uniformly
-poisson       at random: see `TruncatedSum`.
 fixed         One noisy sum over a batch of fixed size, drawn uniformly without replacement.
 shuffle       One EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
               does not depend on the data. By parallel composition it costs one Gaussian
               (Yu et al. 2019, Theorem 2 and Corollary 1).
 random-       One EPOCH of T = 1 / `sampling_rate` steps. Each record is in one of them, drawn uniformly and
-allocation    independently of all other records (`accounting/allocation_pairs.py`). An epoch of k T steps, of
-              which each record is in k, is k counts.
+allocation    independently of all other records (`accounting/allocation_pairs.py`).
 ============  =========================================================================================
 
 If noise is correlated across steps, one count covers all the steps that a record may take part in once: see
@@ -30,7 +27,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, replace_factor
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import PrivacyError
 
@@ -74,9 +71,6 @@ class GaussianSum:
         elif self.by_allocation:
             whole = self.sampling_rate > 0 and abs(1 / self.sampling_rate / self.steps - 1) < _ROUNDING
             _require(whole, "sampling_rate", self.sampling_rate, "1 over the number of steps of an epoch")
-        recorded = KINDS[self.batches.recorded]
-        known = isinstance(self, recorded) and (isinstance(self, TruncatedSum) == (recorded is TruncatedSum))
-        _require(known, "batching", self.batching, f"recorded as {self.batches.recorded}, not as {self.kind}")
 
     @property
     def batches(self) -> BatchingKind:
@@ -206,55 +200,8 @@ class CorrelatedSums(GaussianSum):
 
 
 @dataclass(frozen=True)
-class TruncatedSum(GaussianSum):
-    """One noisy sum over a Poisson batch, of which at most B = `largest_batch` records are kept.
-
-    Every record is drawn independently with probability q = `sampling_rate`. If more than B are drawn, a uniform set of
-    B is kept. `records` is the public number N of records. The price depends on it through how often batches overflow.
-
-    Guarantee: the price is that of a pair which also reveals whether the number K of other records drawn was B or more.
-    Fix the others' coins. If K < B (probability 1 - w in this pair), the record is drawn with probability q and nobody
-    is dropped, so this is a Poisson step and is priced as one. If K >= B (probability w), let U be B of the others and
-    u one of U, both uniform. Without the record in the batch, the batch is U; with it, the record has replaced u. The
-    record is drawn and kept with probability p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs,
-    and N(f(R + x)) against N(f(R + y)) has weight p, where x and y are the record's two values; under add-remove and
-    zero-out y is u or nothing. These three points lie in a ball of radius C, which is the step of a fixed batch
-    (`losses.fixed`), of rate p, at the distance 2 C. Joint convexity over coins, U and u gives the mixture of
-    both, by w.
-
-    The probability w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q). The
-    latter overflows more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair
-    with p = q dominates the first (a Poisson step is one of three points of the same ball, `losses`).
-
-    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. The price is at most
-    delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
-    """
-
-    kind: ClassVar[str] = "truncated"
-    records: int = field(kw_only=True)
-    largest_batch: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.batching == "truncated-poisson", "batching", self.batching, "truncated-poisson")
-        _require(self.records >= 1, "records", self.records, "at least 1")
-        expected = self.sampling_rate * self.records * (1 - _ROUNDING)
-        bound = f"at least the expected size {expected:g} of a batch"
-        _require(self.largest_batch >= max(expected, 1), "largest_batch", self.largest_batch, bound)
-
-    @property
-    def overflowing_noise(self) -> float:
-        """Noise over the distance 2 C that a full batch moves by when a record replaces another one."""
-        return self.noise_multiplier * replace_factor(self.adjacency) / 2
-
-    @property
-    def unsampled_noise(self) -> float:
-        return self.overflowing_noise
-
-
-@dataclass(frozen=True)
 class GroupSum(GaussianSum):
-    """One noisy sum over a Poisson batch, of which K = `size` records belong to one group or to one user.
+    """One noisy sum over a Poisson batch, of which K = `size` records belong to one group: no ledger holds it.
 
     Each of the K records is in the batch independently with probability q = `sampling_rate`. `sensitivity` and
     `noise_multiplier` z are those of one record, not of the group.
@@ -272,7 +219,7 @@ class GroupSum(GaussianSum):
     A enters through its size j alone, whose law is w. Steps compose adaptively (Zhu, Dong and Wang 2022, Theorem 10).
     The mixture: Ganesh 2024 (arXiv 2401.10294); Charles et al. 2024 (arXiv 2407.07737).
 
-    A group or user with fewer records is covered: w then is smaller in the usual order, and covariances do not change.
+    A group with fewer records is covered: w then is smaller in the usual order, and covariances do not change.
     Nothing is proved here for records that are replaced.
     """
 
@@ -370,8 +317,6 @@ KINDS: dict[str, type[Mechanism]] = {
     for cls in (
         GaussianSum,
         CorrelatedSums,
-        TruncatedSum,
-        GroupSum,
         PureDP,
         ApproximateDP,
         Threshold,

@@ -25,7 +25,6 @@ from dpsgd_cli.accounting.mechanism import (
     GroupSum,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
 )
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
@@ -160,11 +159,6 @@ def test_a_group_of_one_is_one_record_and_a_rate_of_one_the_whole_group() -> Non
         GroupSum(1.0, "add-remove", "poisson", 0.1, size=0)
 
 
-def test_groups_of_users_have_all_their_rows() -> None:
-    users = GroupSum(4.0, "add-remove", "poisson", 0.01, size=5)
-    assert of_group(users, 3) == GroupSum(4.0, "add-remove", "poisson", 0.01, size=15)
-
-
 def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut where it shows: of 60 records at rate .01, more than 4 are drawn at once with a chance below 1e-3."""
     monkeypatch.setattr("dpsgd_cli.accounting.losses._LOST", 1e-3)
@@ -239,7 +233,6 @@ def test_what_is_kept_of_a_release() -> None:
         GaussianSum(2.0, "replace-one", "fixed", 0.01),
         GaussianSum(2.0, "replace-one", "poisson", 0.01),
         GaussianSum(2.0, "add-remove", "random-allocation", 0.01),
-        TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30),
     ],
     ids=lambda one: f"{one.batching} {one.adjacency}",
 )
@@ -251,26 +244,6 @@ def test_samples_without_a_pair_of_groups_are_bounded_by_the_statement_of_one_re
     one = pld.delta(uses, found / 2)
     assert one * (1 + math.exp(found / 2)) == pytest.approx(1e-6, rel=0.2)
     assert one * (1 + math.exp(found / 2)) <= 1e-6 * (1 + 1e-6)
-
-
-def test_truncated_batches_are_priced_on_the_largest_data_between_a_group_and_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """From N to N + 3 records it is three steps, of which the last is between N + 2 and N + 3."""
-    pld, seen = accountants.get("pld"), set()
-    own = type(pld).epsilon
-
-    def epsilon(self: Any, releases: Any, delta: float) -> float:
-        seen.add(releases[0].mechanism.records)
-        return own(self, releases, delta)
-
-    monkeypatch.setattr(type(pld), "epsilon", epsilon)
-    truncated = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30)
-    assert ForGroup(pld, 3).epsilon([Release(truncated)], 1e-6) > 0
-    assert seen == {1002}
-    full = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=10)
-    with pytest.raises(UnsupportedMechanism, match="truncated-poisson"):
-        ForGroup(pld, 102).epsilon([Release(full)], 1e-6)
 
 
 def test_cycles_of_correlated_noise_are_bounded_by_the_statement_of_one_record() -> None:

@@ -219,7 +219,7 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
             "shuffle",
             {"adjacency": "add-remove"},
             PrivacyError,
-            "state it for zero-out or replace-one, or use method.batching poisson, full, truncated-poisson or ran",
+            "state it for zero-out or replace-one, or use method.batching poisson, full or ran",
         ),
         (
             "random-allocation",
@@ -272,26 +272,12 @@ def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> No
 
 
 def test_the_rate_of_an_allocation_is_one_over_the_steps_of_its_epoch() -> None:
-    """And truncated batches say all that their price depends on."""
     made = plan("random-allocation", 3, budget={"epsilon": 3, "delta": 1e-5})
     mechanism = made.releases[0].mechanism
     assert isinstance(mechanism, GaussianSum)
     assert [release.count for release in made.releases] == [1, 1, 1]
     assert mechanism.sampling_rate * made.sampling.steps_per_epoch == pytest.approx(1, abs=1e-15)
     assert mechanism.steps == made.sampling.steps_per_epoch == -(-made.sampling.records // made.sampling.batch_size)
-
-
-def test_k_steps_of_an_epoch_are_charged_k_times_for_an_epoch_k_times_as_long() -> None:
-    """700 records in batches of 100: an epoch of 3 x 7 steps costs three uses of one in 7."""
-    one = recipe("random-allocation", 2, budget={"epsilon": 3, "delta": 1e-5})
-    method = one.method.changed(batch_size=100, participations=3)
-    made = plan_for(one.changed(method=method), Facts(700))
-    mechanism = made.releases[0].mechanism
-    assert isinstance(mechanism, GaussianSum)
-    assert mechanism.steps == 7 and made.sampling.steps_per_epoch == 21
-    assert [release.count for release in made.releases] == [3, 3]
-    with pytest.raises(ValueError, match="participations: is for batching random-allocation, not poisson"):
-        method.changed(batching="poisson")
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

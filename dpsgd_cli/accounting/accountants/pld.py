@@ -43,7 +43,7 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
+    mechanisms = ("gaussian", "correlated", "grouped", "pure", "approximate", "threshold")
     adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -154,7 +154,7 @@ def _revealed(mechanism: GaussianSum, count: int, leak: float) -> int:
     to the attacker which steps drew the record. The draw has one law in both data sets; steps that did not draw it are
     equal there, and each of the others is dominated by `unsampled_noise`.
     """
-    if mechanism.kind not in ("gaussian", "correlated", "grouped") or mechanism.sampling_rate == 1:
+    if mechanism.sampling_rate == 1:
         return count
     size = mechanism.size if isinstance(mechanism, GroupSum) else 1
     return _most_of(count, -math.expm1(size * math.log1p(-mechanism.sampling_rate)), leak)

@@ -18,7 +18,6 @@ from dpsgd_cli.accounting.mechanism import (
     Mechanism,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
     merge,
 )
@@ -36,7 +35,7 @@ ORDERS: tuple[float, ...] = (
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
 DIVERGENCES = (
-    *("gaussian", "correlated", "truncated", "grouped"),
+    *("gaussian", "correlated", "grouped"),
     *("pure", "approximate", "threshold", "zcdp"),
 )
 """Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
@@ -290,8 +289,6 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
 
 
 def _is_least_of_several(mechanism: Mechanism) -> bool:
-    if isinstance(mechanism, GaussianSum):
-        return isinstance(mechanism, TruncatedSum)
     return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
 
 
