@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.groups import ForGroup, Parts, splits_of
-from dpsgd_cli.accounting.mechanism import KINDS, GaussianSum, Mechanism, Release, ZeroConcentrated, merge
+from dpsgd_cli.accounting.mechanism import KINDS, GaussianSum, GroupSum, Mechanism, Release, ZeroConcentrated, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES, Attacker, TradeoffCurve, curve_of, strongest
 from dpsgd_cli.common.text_format import count, epsilon_text
@@ -36,7 +36,7 @@ class BestAccountant(Accountant):
     name = "least"
     bound = "upper"
     note = "least upper bound"
-    mechanisms = tuple(KINDS)
+    mechanisms = (*KINDS, GroupSum.kind)
     adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, names: Sequence[str] = accountants.USUAL) -> None:
