@@ -57,6 +57,8 @@ _HALVINGS = 12
 _MOST_SPLITS = 64
 """Most splits of a group over two parts of the data that are priced one by one."""
 Parts = Sequence[Sequence[Release]]
+_MIXTURE = GroupSum(1.0, "add-remove", "poisson", 0.5, size=2)
+"""An example of what only some accountants price."""
 
 
 def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanism:
@@ -152,7 +154,7 @@ class ForGroup(Derived, stated=False):
         """
         found, refused = [], None
         try:
-            mixtures = GroupSum.kind in self.accountant.mechanisms
+            mixtures = self.accountant.refusal(_MIXTURE) is None
             pairs = splits_of(parts, self.size, mixtures)
             found.append(max(map(price, pairs)))
             if mixtures and all(isinstance(pair.mechanism, GaussianSum) for split in pairs for pair in split):

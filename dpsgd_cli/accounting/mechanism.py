@@ -1,7 +1,9 @@
 """Mechanisms: frozen records of what was released, without any price.
 
 A mechanism states the noise, the sensitivity that the noise is relative to, the sample of the data, and the adjacency.
-Ledgers list mechanisms with counts; accountants (`accounting/accountants/`) price them.
+Ledgers list mechanisms with counts. Accountants (`accounting/accountants/`) ask a mechanism for what one use costs:
+`mu` of Gaussian DP, `rho` of zCDP, its Renyi `divergence` by order, or its dominating `losses` in both directions. The
+answer is None where nothing is proved, and inf where no finite number bounds the use.
 
 The batching decides what ONE count of a `GaussianSum` means:
 
@@ -25,11 +27,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import PrivacyError
+
+if TYPE_CHECKING:  # NumPy
+    from dpsgd_cli.accounting.losses import Pair
 
 PureSource = Literal["laplace", "exponential", "pure"]
 _ROUNDING = 1e-9
@@ -101,6 +106,33 @@ class GaussianSum:
     def unsampled_noise(self) -> float:
         """Noise multiplier of an unsampled Gaussian that dominates one use (hockey-stick divergences are convex)."""
         return self.noise_multiplier
+
+    @property
+    def mu(self) -> float | None:
+        """Return 1/z, also for an epoch of shuffled batches (given the partition, only one of them differs)."""
+        if self.sampled:
+            return None
+        return 1 / self.noise_multiplier if self.noise_multiplier**2 > 0 else math.inf
+
+    @property
+    def rho(self) -> float | None:
+        """Return 1/(2 z^2), also for one epoch of shuffled batches (Yu et al. 2019, Theorem 2)."""
+        if self.sampled:
+            return None
+        variance = self.noise_multiplier**2
+        return 1 / (2 * variance) if variance > 0 else math.inf
+
+    def divergence(self, order: float) -> float | None:
+        """Return the bound of the batching."""
+        kind, replaced = self.batches, NEIGHBOURS[self.adjacency].replaced
+        if kind.divergence is None:
+            return None
+        return kind.divergence(self.sampling_rate, self.noise_multiplier, replaced, order)
+
+    def losses(self) -> Pair:
+        """Return the losses of the batching."""
+        replaced = NEIGHBOURS[self.adjacency].replaced
+        return self.batches.losses(self.sampling_rate, self.noise_multiplier, replaced)
 
     def scaled(self, factor: float) -> GaussianSum:
         """Return the mechanism with `factor` times as much noise."""
@@ -240,6 +272,16 @@ class GroupSum(GaussianSum):
     def unsampled_noise(self) -> float:
         return self.noise_multiplier / self.size
 
+    def divergence(self, order: float) -> float:
+        from dpsgd_cli.accounting.renyi import grouped_divergence
+
+        return grouped_divergence(self.size, self.sampling_rate, self.noise_multiplier, order)
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import grouped_pair
+
+        return grouped_pair(self.size, self.sampling_rate, self.noise_multiplier)
+
 
 @dataclass(frozen=True)
 class PureDP:
@@ -260,6 +302,47 @@ class PureDP:
         _require_one_of(Adjacency, "adjacency", self.adjacency)
         _require_one_of(PureSource, "source", self.source)
 
+    @property
+    def mu(self) -> float:
+        """Return 2 Phi^-1(e^epsilon / (1 + e^epsilon)), rounded up.
+
+        The trade-off curve of mu-GDP is convex and meets that of epsilon-DP at its corner (Dong, Roth and Su 2022,
+        Proposition 2.10 and Definition 2.6). Below epsilon 1e-4, where that formula loses its digits, sqrt(pi/2)
+        epsilon, which is larger: with c = sqrt(pi/8), Phi(c epsilon) - 1/2 >= epsilon/4 - pi epsilon^3/192, and
+        e^epsilon / (1 + e^epsilon) - 1/2 = tanh(epsilon/2)/2 <= epsilon/4 - epsilon^3/48 + epsilon^5/480.
+        """
+        if self.epsilon == 0:
+            return 0.0
+        if self.epsilon < 1e-4:
+            return math.sqrt(math.pi / 2) * self.epsilon * (1 + 1e-15)
+        from statistics import NormalDist  # takes longer to load than most queries to answer
+
+        tail = 1 / (1 + math.exp(self.epsilon)) if self.epsilon < 700 else 0.0
+        # rounding error of 1 / (1 + e^epsilon) relative to 1/2
+        rounding = 1 + 1e-15 / min(self.epsilon, 1.0)
+        return -2 * NormalDist().inv_cdf(tail) * rounding if tail > 0 else math.inf
+
+    @property
+    def rho(self) -> float:
+        """Return eps^2/8 for the exponential mechanism (Cesar and Rogers 2021, Lemma 3.2), for any other eps^2/2.
+
+        The latter by Bun and Steinke 2016, Proposition 1.4.
+        """
+        return self.epsilon**2 / (8 if self.source == "exponential" else 2)
+
+    def divergence(self, order: float) -> float:
+        """Return that of randomised response, but of Laplace noise, or at most alpha eps^2/8, by the `source`."""
+        from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
+
+        if self.source == "laplace":
+            return laplace_divergence(self.epsilon, order)
+        return pure_divergence(self.epsilon, order, self.source == "exponential")
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import pure_pair
+
+        return pure_pair(self.epsilon, self.source, 0.0)
+
 
 @dataclass(frozen=True)
 class ApproximateDP:
@@ -275,6 +358,22 @@ class ApproximateDP:
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
         _require(0 <= self.delta < 1, "delta", self.delta, "in [0, 1)")
         _require_one_of(Adjacency, "adjacency", self.adjacency)
+
+    @property
+    def mu(self) -> float:
+        return math.inf
+
+    @property
+    def rho(self) -> float:
+        return 0.0 if self.epsilon == self.delta == 0 else math.inf
+
+    def divergence(self, order: float) -> float:
+        return math.inf
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import pure_pair
+
+        return pure_pair(self.epsilon, "pure", self.delta)
 
 
 @dataclass(frozen=True)
@@ -310,6 +409,16 @@ class ZeroConcentrated:
         _require(self.rho >= 0, "rho", self.rho, "at least 0")
         _require_one_of(Adjacency, "adjacency", self.adjacency)
 
+    @property
+    def mu(self) -> None:
+        return None
+
+    def divergence(self, order: float) -> float:
+        return order * self.rho
+
+    def losses(self) -> None:
+        return None
+
 
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
@@ -323,6 +432,10 @@ KINDS: dict[str, type[Mechanism]] = {
         ZeroConcentrated,
     )
 }
+
+
+LISTED = (*KINDS.values(), GroupSum)
+"""All classes of mechanisms; a group's is in no ledger. Accountants refuse any other, whatever it derives from."""
 
 
 @dataclass(frozen=True)

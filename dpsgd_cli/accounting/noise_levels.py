@@ -17,7 +17,7 @@ one use of Poisson batches:
     H_a(P, Q) = q C(w, 1 + (a - 1) / q),        H_a(Q, P) = 1 - a + a H_(1/a)(P, Q)   (a > 0; H_0 = 1),
 
 so both are convex in s. A batch of fixed size has H_a(P, Q) of this for a >= 1 and H_a(Q, P) below
-(`losses._without_replacement`). A use of two levels by a coin has l H_a(z_1) + (1 - l) H_a(z_2), and compositions are
+(`losses.fixed_pair`). A use of two levels by a coin has l H_a(z_1) + (1 - l) H_a(z_2), and compositions are
 means over the other uses' losses.
 
 Other samples (replaced records of Poisson batches, groups, epochs of random allocation) have no such statement here.

@@ -17,9 +17,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpsgd_cli.accounting.adjacency import NEIGHBOURS
-from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum
-
 Floats = NDArray[np.floating]
 TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
@@ -116,7 +113,7 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
     """Return a bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: the divergence of the losses that dominate
-    such a batch (`losses.fixed`): Renyi divergences are integrals of hockey-stick divergences
+    such a batch (`losses.fixed_pair`): Renyi divergences are integrals of hockey-stick divergences
     with weights that are no less than 0. Let R = 1 - q + q e^((x - 1/2) / z^2), and E_0 the mean over x > 1/2 of
     N(0, z^2). The losses log R have masses R, the losses -log R masses 1, and loss 0 has the rest of the mass:
 
@@ -146,9 +143,9 @@ def replaced_divergence(sampling_rate: float, noise_multiplier: float, order: fl
     """Return the Renyi divergence of a Poisson-sampled Gaussian sum of which one record is replaced.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: that of the pair that attains the largest
-    hockey-stick divergences (`losses.replaced`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2). Within pi z
-    of the real axis, in units of z, |P| is at most as on it and |Q| at least 2^(-1/2) of that, so the step pays for a
-    factor of 2^((alpha - 1) / 2).
+    hockey-stick divergences (`losses.replaced_pair`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2). Within
+    pi z of the real axis, in units of z, |P| is at most as on it and |Q| at least 2^(-1/2) of that, so the step pays
+    for a factor of 2^((alpha - 1) / 2).
     """
     if sampling_rate == 0:
         return 0.0
@@ -210,21 +207,6 @@ def _grouped_log_moment(size: int, rate: float, noise: float, power: float, step
     log_ratio = np.where(exponents.max(axis=0) > 300, far, np.log1p(excess))
     logs = _log_excess(excess, log_ratio, power) - x * x / 2 + math.log(step / math.sqrt(2 * math.pi))
     return float(_log1p_of_sums(logs[None])[0])
-
-
-def poisson_divergence(mechanism: GaussianSum, order: float) -> float:
-    """Return the bound for Poisson batches: a record comes or goes, or is replaced, or belongs to a group."""
-    rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
-    if isinstance(mechanism, GroupSum):
-        return grouped_divergence(mechanism.size, rate, noise, order)
-    if NEIGHBOURS[mechanism.adjacency].replaced:
-        return replaced_divergence(rate, noise, order)
-    return poisson_gaussian_divergence(rate, noise, order)
-
-
-def fixed_divergence(mechanism: GaussianSum, order: float) -> float:
-    """Return the bound for batches of fixed size."""
-    return fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
 
 
 def _step(noise: ArrayLike, order: float = 1.0) -> Floats:

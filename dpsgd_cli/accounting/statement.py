@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant, number
+from dpsgd_cli.accounting.accountants import Accountant, number
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.groups import ForGroup, Parts, splits_of
-from dpsgd_cli.accounting.mechanism import KINDS, GaussianSum, GroupSum, Mechanism, Release, ZeroConcentrated, merge
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES, Attacker, TradeoffCurve, curve_of, strongest
 from dpsgd_cli.common.text_format import count, epsilon_text
@@ -36,8 +36,6 @@ class BestAccountant(Accountant):
     name = "least"
     bound = "upper"
     note = "least upper bound"
-    mechanisms = (*KINDS, GroupSum.kind)
-    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, names: Sequence[str] = accountants.USUAL) -> None:
         self._names = names
@@ -47,7 +45,7 @@ class BestAccountant(Accountant):
         named = [accountants.get(name) for name in self._names]
         return [accountant for accountant in named if accountant.bound == "upper"]
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         reasons = [accountant.refusal(mechanism) for accountant in self._all]
         return None if None in reasons else "; ".join(dict.fromkeys(filter(None, reasons)))
 

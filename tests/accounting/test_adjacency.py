@@ -95,8 +95,7 @@ def test_a_sampler_draws_what_its_entry_is_charged_for(batching: Batching) -> No
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_names_of_an_entry_are_there_and_what_it_states_agrees(batching: Batching) -> None:
     kind = BATCHINGS[batching]
-    for name in (kind.sampler, kind.losses, kind.divergence):
-        assert name is None or callable(named(name))
+    assert kind.sampler is None or callable(named(kind.sampler))
     for adjacency in NEIGHBOURS:
         refusal = kind.refusal(adjacency)
         assert (refusal is None) == (adjacency in kind.proved)
@@ -121,7 +120,6 @@ def test_an_entry_without_one_of_its_statements_cannot_be_made(record: type[Any]
         ({"proved": ("add-remove",)}, "must be proved, or unproved"),
         ({"unproved": {"zero-out": "no"}}, "must be proved, or unproved"),
         ({"proved": ("replace-one", "zero-out"), "unproved": {"add-remove": "no"}}, "is not proved"),
-        ({"losses": None}, "dominating losses"),
     ],
 )
 def test_statements_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -15,9 +15,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.rdp import mechanism_divergence
 from dpsgd_cli.accounting.groups import ForGroup, log_factor, of_group
-from dpsgd_cli.accounting.losses import grouped
+from dpsgd_cli.accounting.losses import grouped_pair
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
@@ -120,7 +119,7 @@ def test_a_step_of_a_group_is_its_integral_in_both_directions(
     alone = norm.pdf(x, 0, noise)
     mixed = sum(binom.pmf(j, size, rate) * norm.pdf(x, j, noise) for j in range(size + 1))
     width = 1e-3
-    pair = dots_of(grouped(GroupSum(noise, "add-remove", "poisson", rate, size=size)), width)
+    pair = dots_of(grouped_pair(size, rate, noise), width)
     for p, q, losses in ((mixed, alone, pair.remove), (alone, mixed, pair.add)):
         true = float(np.maximum(0, p - math.exp(epsilon) * q).sum()) * (x[1] - x[0])
         own = losses.cells * width
@@ -139,7 +138,7 @@ def test_divergences_of_a_group_are_the_larger_integral(size: int, order: float)
         math.log(float(np.exp(order * p + (1 - order) * q).sum()) * (x[1] - x[0])) / (order - 1)
         for p, q in ((mixed, alone), (alone, mixed))
     ]
-    found = mechanism_divergence(GroupSum(noise, "zero-out", "poisson", rate, size=size), order)
+    found = GroupSum(noise, "zero-out", "poisson", rate, size=size).divergence(order)
     assert found == pytest.approx(max(both), rel=1e-8)
 
 
@@ -162,7 +161,7 @@ def test_a_group_of_one_is_one_record_and_a_rate_of_one_the_whole_group() -> Non
 def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut where it shows: of 60 records at rate .01, more than 4 are drawn at once with a chance below 1e-3."""
     monkeypatch.setattr("dpsgd_cli.accounting.losses._LOST", 1e-3)
-    pair = dots_of(grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60)), 1e-3)
+    pair = dots_of(grouped_pair(60, 0.01, 8.0), 1e-3)
     beyond = float(binom.sf(4, 60, 0.01))
     assert float(binom.sf(3, 60, 0.01)) > 1e-3 > beyond > 1e-4
     assert beyond <= pair.remove.infinite <= beyond + 1.1e-3

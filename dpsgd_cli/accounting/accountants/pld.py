@@ -13,10 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, Accountant
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, GroupSum, PureDP, Release, merge
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    GroupSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.loss_sums import SumOfLosses
@@ -43,8 +53,9 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "grouped", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else None
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         return self.curve([releases], delta)[0]
@@ -132,7 +143,6 @@ def _sums(rows: Sequence[Sequence[Release]], least: float) -> list[list[SumOfLos
     import numpy as np
 
     from dpsgd_cli.accounting.loss_sums import summed
-    from dpsgd_cli.accounting.losses import pair_of
     from dpsgd_cli.accounting.noise_levels import levels_of
 
     made = [release.mechanism for release in rows[-1]]
@@ -142,7 +152,8 @@ def _sums(rows: Sequence[Sequence[Release]], least: float) -> list[list[SumOfLos
         for release in row:
             uses[i, place[release.mechanism]] = release.count
     levels = levels_of(made)
-    pairs = [pair_of(mechanism) for mechanism in levels.made]
+    pairs = [pair for mechanism in levels.made if (pair := mechanism.losses()) is not None]
+    assert len(pairs) == len(levels.made), "refused by Accountant.check"
     sides = range(1 if all(remove is add for remove, add in pairs) or not _samples(rows[-1]) else 2)
     return [summed([pair[side] for pair in pairs], levels, uses, least) for side in sides]
 

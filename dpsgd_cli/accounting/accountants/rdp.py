@@ -13,17 +13,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
-    ApproximateDP,
     GaussianSum,
     Mechanism,
-    PureDP,
     Release,
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.common.plugins import named
 
 ORDERS: tuple[float, ...] = (
     *(1.0001, 1.0002, 1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05),
@@ -33,8 +30,6 @@ ORDERS: tuple[float, ...] = (
 )
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
-DIVERGENCES = ("gaussian", "correlated", "grouped", "pure", "approximate", "threshold", "zcdp")
-"""Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
 _USUAL = 64.0
 """The search goes beyond this order only if the best order so far is there: higher ones take longest."""
 _MOMENTS = range(1, 33)
@@ -46,8 +41,6 @@ class Rdp(WithoutLeaks):
     name = "rdp"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = DIVERGENCES
-    adjacencies = EVERY_NEIGHBOUR
     epsilon_at = staticmethod(conversions.renyi_epsilon)
     log_delta_at = staticmethod(conversions.renyi_log_delta)
 
@@ -136,8 +129,6 @@ class MarkovRdp(Rdp):
     name = "rdp-markov"
     bound = "upper"
     note = "Markov conversion, fractional orders"
-    mechanisms = DIVERGENCES
-    adjacencies = EVERY_NEIGHBOUR
 
     @staticmethod
     def epsilon_at(order: float, divergence: float, delta: float) -> float:
@@ -161,12 +152,10 @@ class Moments(WithoutLeaks):
     name = "moments"
     bound = "upper"
     note = "integer moments to 32, Markov conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
-            return None
+            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else None
         if mechanism.batching == "shuffle":
             return (
                 "shuffled batches: its moments are those of Poisson sampling, and shuffling is not Poisson sampling"
@@ -215,28 +204,6 @@ class Profile:
         costs = np.empty(len(self.mechanisms))
         costs[self._poisson] = renyi.poisson_gaussian_divergences(self._rates, self._noises, order)
         for i in set(range(len(costs))) - set(self._poisson):
-            costs[i] = mechanism_divergence(self.mechanisms[i], order)
+            found = self.mechanisms[i].divergence(order)
+            costs[i] = math.inf if found is None else found
         return costs
-
-
-def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
-    """Return the Renyi divergence of one use at `order` > 1, in the worse of the two directions.
-
-    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `renyi.py`. Pure:
-    randomised response, except Laplace noise, which has its own; for the exponential mechanism at most alpha eps^2/8,
-    too. inf if it has no bound.
-    """
-    if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
-        return renyi.laplace_divergence(mechanism.epsilon, order)
-    if isinstance(mechanism, PureDP):
-        return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
-    if isinstance(mechanism, ApproximateDP):
-        return math.inf
-    if isinstance(mechanism, ZeroConcentrated):
-        return order * mechanism.rho
-    if not mechanism.sampled:
-        return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
-    if mechanism.batches.divergence is None:
-        return math.inf
-    found: float = named(mechanism.batches.divergence)(mechanism, order)
-    return found
