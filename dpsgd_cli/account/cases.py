@@ -302,16 +302,12 @@ class Numbers:
         if self.steps is not None or self.epochs is not None:
             length = count(self.epochs or 0, "epoch") if self.steps is None else count(self.steps, "step")
         if self.kind.by_epoch and self.kind.sampled and self.sampling_rate is not None:
-            length += f" ({count(self._batches, 'step')} an epoch)"
+            length += f" ({count(self.steps_per_epoch, 'step')} an epoch)"
         return f"{self.batching} batches, {noise}{rate}, {length}, {self.adjacency}, delta {self.delta:g}"
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches of an epoch; 1 for full batches."""
-        return self._batches
-
-    @property
-    def _batches(self) -> int:
         if self.batching == "full" or self.sampling_rate is None:
             return 1
         return max(1, math.ceil(1 / self.sampling_rate - 1e-9))
@@ -340,12 +336,13 @@ class Numbers:
         if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
         if self.kind.by_epoch and self.kind.sampled:
-            if abs(rate * self._batches - 1) > 1e-9:
+            steps = self.steps_per_epoch
+            if abs(rate * steps - 1) > 1e-9:
                 raise UsageError(
                     f"--sampling-rate is {rate:g}, but must be 1 over a whole number of steps for {self.batching}"
-                    f" batches: 1/{self._batches} = {1 / self._batches:.6g}, say; or give --batch-size and --records"
+                    f" batches: 1/{steps} = {1 / steps:.6g}, say; or give --batch-size and --records"
                 )
-            rate = 1 / self._batches
+            rate = 1 / steps
         return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
 
     def by_epoch(self) -> list[Epochs]:

@@ -49,11 +49,12 @@ from dpsgd_cli.accounting.mechanism import (
     Threshold,
     ZeroConcentrated,
 )
+from dpsgd_cli.accounting.search import smallest
 from dpsgd_cli.errors import UnsupportedMechanism
 
 _DEEPEST = 300.0
 """How far below a group's delta, in logarithms, the search for one record's delta goes."""
-_HALVINGS = 12
+_PRECISION = 1e-4
 _MOST_SPLITS = 64
 """Most splits of a group over two parts of the data that are priced one by one."""
 Parts = Sequence[Sequence[Release]]
@@ -185,10 +186,7 @@ class ForGroup(Derived, stated=False):
             if high > _DEEPEST:
                 return math.inf
             low, high = high, 2 * high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return self.size * known[high]
+        return self.size * known[smallest(fits, low, high, _PRECISION)]
 
 
 def splits_of(parts: Parts, size: int, mixtures: bool = True) -> list[list[Release]]:

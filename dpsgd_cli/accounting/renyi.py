@@ -22,7 +22,8 @@ TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
 LEAST_NOISE = 0.1
 """Below it sampling hardly helps, and the unsampled Gaussian is the bound."""
-_MOST_NUMBERS = 1 << 22
+_MOST_NUMBERS, _MOST_POINTS = 1 << 22, 9600
+"""Most numbers of arrays of several mechanisms or records, and most points where each order takes its own."""
 _NODES = 16
 
 
@@ -129,7 +130,7 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
         return unsampled
     start, width = 1 / (2 * noise_multiplier), min(1.0, math.pi * noise_multiplier)
     panels = math.ceil((TAIL + order / noise_multiplier - min(start, TAIL)) / width) + 1
-    if panels * _NODES > _MOST_NUMBERS:
+    if panels * _NODES > _MOST_POINTS:
         return unsampled
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     x = start + width * (np.arange(panels)[:, None] + (1 + nodes) / 2)
@@ -154,7 +155,7 @@ def replaced_divergence(sampling_rate: float, noise_multiplier: float, order: fl
         return unsampled
     step, half = float(_step(noise_multiplier, order)), 1 / (2 * noise_multiplier)
     points = int((2 * TAIL + (order + 1) * half) / step) + 1
-    if points > _MOST_NUMBERS:
+    if points > _MOST_POINTS:
         return unsampled
     x = np.arange(points + 1) * step - TAIL - half
     one, other = (sign * x * half - half * half / 2 for sign in (1, -1))

@@ -16,7 +16,6 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant, number
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.groups import ForGroup, Parts, splits_of
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
@@ -234,17 +233,12 @@ def epsilon_at_least(noise_multiplier: float, batches: int, delta: float) -> flo
 
     Source: Chua et al. 2024, "How private are DP-SGD implementations?", section 4 (lower bound for shuffling).
     """
-    best = 0.0
-    for i in range(1, 4001):
-        threshold = i * (2 + 12 * noise_multiplier) / 4000
-        others = (batches - 1) * _log_below(threshold / noise_multiplier)
-        with_record = -math.expm1(_log_below((threshold - 2) / noise_multiplier) + others)
-        without = -math.expm1(_log_below((threshold - 1) / noise_multiplier) + others)
-        if with_record > delta and without > 0:
-            best = max(best, math.log((with_record - delta) / without))
-    return best
+    import numpy as np
+    from scipy.special import log_ndtr
 
-
-def _log_below(x: float) -> float:
-    """Return log Phi(x), to full precision on both sides."""
-    return math.log1p(-math.exp(log_upper_tail(x))) if x > 0 else log_upper_tail(-x)
+    # in units of the noise
+    thresholds = np.arange(1, 4001) * (2 / noise_multiplier + 12) / 4000
+    others = (batches - 1) * log_ndtr(thresholds)
+    with_record, without = (-np.expm1(log_ndtr(thresholds - moved / noise_multiplier) + others) for moved in (2, 1))
+    held = (with_record > delta) & (without > 0)
+    return float(np.log((with_record[held] - delta) / without[held]).max(initial=0.0))

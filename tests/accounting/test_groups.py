@@ -151,7 +151,8 @@ def test_a_group_of_one_is_one_record_and_a_rate_of_one_the_whole_group() -> Non
         assert priced(one, name) == pytest.approx(priced(GaussianSum(1.5, "add-remove", "poisson", 0.05), name), 1e-6)
         all_of_them = GroupSum(30.0, "add-remove", "poisson", 1.0, size=3)
         assert priced(all_of_them, name) == pytest.approx(priced(GaussianSum(10.0, "add-remove"), name), 1e-6)
-    assert of_group(one, 4) == GroupSum(1.5, "add-remove", "poisson", 0.05, size=4)
+    step = GaussianSum(1.5, "add-remove", "poisson", 0.05)
+    assert of_group(step, 4) == GroupSum(1.5, "add-remove", "poisson", 0.05, size=4)
     with pytest.raises(PrivacyError, match="add-remove or zero-out"):
         GroupSum(1.0, "replace-one", "poisson", 0.1, size=2)
     with pytest.raises(PrivacyError, match="size"):

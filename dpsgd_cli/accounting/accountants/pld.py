@@ -6,6 +6,7 @@ module joins them, in both directions of the adjacency. SciPy loads on the first
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -185,11 +186,7 @@ def _most_of(count: int, rate: float, beyond: float) -> int:
     """Return the least k with Pr[Binomial(`count`, `rate`) > k] <= `beyond`."""
     from scipy.special import bdtrc
 
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bdtrc(middle, count, rate) <= beyond else (middle + 1, high)
-    return low
+    return bisect.bisect_left(range(count), True, key=lambda most: bdtrc(most, count, rate) <= beyond)
 
 
 def _dominating(releases: Sequence[Release], secret: bool, delta: float | None = None) -> list[Release] | None:

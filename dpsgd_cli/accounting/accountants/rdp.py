@@ -7,6 +7,7 @@ the best one may stop early.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,7 @@ from dpsgd_cli.accounting.accountants import ONLY_ZCDP, WithoutLeaks, split_delt
 from dpsgd_cli.accounting.mechanism import (
     GaussianSum,
     Mechanism,
+    PureDP,
     Release,
     ZeroConcentrated,
     merge,
@@ -30,8 +32,6 @@ ORDERS: tuple[float, ...] = (
 )
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
-_USUAL = 64.0
-"""The search goes beyond this order only if the best order so far is there: higher ones take longest."""
 _MOMENTS = range(1, 33)
 
 
@@ -53,7 +53,8 @@ class Rdp(WithoutLeaks):
         return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
-        return self._best_epsilon(Profile(kept).total, delta) if kept else 0.0
+        profile = Profile(kept)
+        return self._best_epsilon(profile.total, delta, profile.has_kinks) if kept else 0.0
 
     def _delta(self, kept: list[Release], epsilon: float) -> float:
         return self._delta_of(Profile(kept), epsilon)
@@ -67,7 +68,7 @@ class Rdp(WithoutLeaks):
         return lambda epsilon: min(1.0, leak + self._delta_of(profile, epsilon)) if kept else 0.0
 
     def _delta_of(self, profile: Profile, epsilon: float) -> float:
-        log_delta = self.least(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
+        log_delta = self.least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.has_kinks)
         by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
         return min(by_kl, math.exp(min(log_delta, 0.0)))
 
@@ -91,32 +92,25 @@ class Rdp(WithoutLeaks):
             return spent[order][epoch]
 
         return [
-            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta)  # type: ignore[misc]
+            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta, profile.has_kinks)  # type: ignore[misc]
             if counts[epoch].any()
             else 0.0
             for epoch in range(len(epochs))
         ]
 
-    def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
+    def _best_epsilon(self, total: Callable[[float], float], delta: float, kinks: bool) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self.least(lambda order: self.epsilon_at(order, total(order), delta)))
+        return max(0.0, self.least(lambda order: self.epsilon_at(order, total(order), delta), kinks))
 
-    def least(self, objective: Callable[[float], float]) -> float:
-        """Return the least value over the orders of a nearly quasi-convex objective: ever finer around the best."""
-        values: dict[int, float] = {}
-        last, stride = len(self.orders) - 1, max(1, len(self.orders) // 16)
-        low, high = 0, min(last, max(1, bisect.bisect(self.orders, _USUAL) - 1))
-        while True:
-            values |= {i: objective(self.orders[i]) for i in {*range(low, high, stride), high} if i not in values}
-            best = min(values, key=values.__getitem__)
-            if best == high < last:
-                low, high = best, min(last, best + 4 * stride)
-            elif stride == 1:
-                return values[best]
-            else:
-                low, high, stride = max(0, best - stride), min(last, best + stride), max(1, stride // 4)
+    def least(self, objective: Callable[[float], float], kinks: bool = False) -> float:
+        """Return the least value over the orders of an objective: quasi-convex, unless a divergence has `kinks`."""
+        at = functools.cache(lambda index: objective(self.orders[index]))
+        if kinks:
+            return min(map(at, range(len(self.orders))))
+        falling = range(len(self.orders) - 1)
+        return at(bisect.bisect_left(falling, True, key=lambda index: at(index) <= at(index + 1)))
 
 
 class MarkovRdp(Rdp):
@@ -191,6 +185,11 @@ class Profile:
         self._rates = np.array([mechanism.sampling_rate for mechanism in poisson.values()])
         self._noises = np.array([mechanism.noise_multiplier for mechanism in poisson.values()])
         self._totals: dict[float, float] = {}
+
+    @property
+    def has_kinks(self) -> bool:
+        """True if a divergence is the least of two bounds, so that there may be several local best orders."""
+        return any(isinstance(m, PureDP) and m.source == "exponential" for m in self.mechanisms)
 
     def total(self, order: float) -> float:
         """Return the Renyi divergence of everything together."""
