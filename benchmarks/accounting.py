@@ -163,15 +163,13 @@ def new_questions(quick: bool) -> Iterator[Line]:
     epoch = [Release(GaussianSum(1.0, "add-remove", "random-allocation", RATE), 10)]
     law_of_ratio.cache_clear()
     yield Line(ALLOCATED, *timed("pld", partial(pld.epsilon, epoch, DELTA), 1))
-    yield Line("2 of 200 steps, 5 epochs: the same", *timed("pld", partial(pld.epsilon, epoch, DELTA), 2))
     sampled = [Release(GaussianSum(1.0, "add-remove", "poisson", RATE), 1000)]
     yield Line("mu, 1000 steps", *timed("pld", lambda: nearest_gaussian(pld.profile(sampled, 1e-9))[0], 2), bar=0.2)
     long = [Release(GaussianSum(1000.0, "add-remove", "poisson", 1e-4), 10**12)]
     yield Line("10^12 steps, z 1000, rate 1e-4", *timed("pld", partial(pld.epsilon, long, DELTA), 2))
     yield Line("10^12 steps, z 1000, rate 1e-4", *timed("rdp", partial(rdp.epsilon, long, DELTA)))
     if not quick:
-        yield Line(ALLOCATED, *timed("Opake", partial(peer_allocation, 1), 1))
-        yield Line("2 of 200 steps, 5 epochs", *timed("Opake", partial(peer_allocation, 2), 1))
+        yield Line(ALLOCATED, *timed("Opake", peer_allocation, 1))
         yield Line("a group of 10, 1000 steps", *timed("dp-accounting pld", partial(peer_group, 10), 1))
 
 
@@ -381,12 +379,12 @@ def peer_opake(uses: list[tuple[float, int]]) -> float:
     return float(whole.epsilon_at(DELTA))
 
 
-def peer_allocation(each: int) -> float:
-    """Opake's random allocation: 10 epochs of 1 in 100, or 5 of 2 in 200."""
+def peer_allocation() -> float:
+    """Opake's random allocation: 10 epochs of 1 in 100."""
     if (opake := _opake()) is None:
         return math.nan
-    one = opake.k_out_of_t(opake.gaussian(1.0), k=each, t=100 * each, allocation="total")
-    return float((one * (10 // each)).epsilon_at(DELTA))
+    one = opake.k_out_of_t(opake.gaussian(1.0), k=1, t=100, allocation="total")
+    return float((one * 10).epsilon_at(DELTA))
 
 
 def peer_group(size: int) -> float:

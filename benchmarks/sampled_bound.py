@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.renyi_arrays import integrated_divergences
+from dpsgd_cli.accounting.renyi import poisson_gaussian_divergences
 
 Floats = NDArray[np.floating]
 
@@ -94,7 +94,7 @@ def largest_orders(rates: Floats, noises: Floats) -> Floats:
 
 def excess(rates: Floats, noises: Floats, orders: Floats) -> Floats:
     """D_alpha over alpha q^2 / z^2, each of shape (M,); above 1 the conjecture fails."""
-    return integrated_divergences(rates, noises, orders) / (orders * rates**2 / noises**2)
+    return poisson_gaussian_divergences(rates, noises, orders) / (orders * rates**2 / noises**2)
 
 
 def search(grid: Grid) -> Finding:

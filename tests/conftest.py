@@ -257,13 +257,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "poisson-rdp-pca": {"data": OWN | {"preprocess": PCA}},
     "poisson-pld-pca": {"data": OWN | {"preprocess": PCA}, "privacy": {"schedule": UNIFORM, "delta": 1e-3}},
     "poisson-replaced": {"privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "adjacency": "replace-one"}},
-    "truncated": {
-        "method": GRADIENT | {"batching": "truncated-poisson", "largest_batch": 14},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
-    },
     "fixed": {"method": GRADIENT | {"batching": "fixed"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
     "random-allocation": {
-        "method": GRADIENT | {"batching": "random-allocation", "participations": 2},
+        "method": GRADIENT | {"batching": "random-allocation"},
         "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
     },
     "shuffle": {"method": GRADIENT | {"batching": "shuffle"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},

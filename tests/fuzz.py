@@ -76,7 +76,7 @@ _TOKENS = [
 ]
 _FLAGS = ["--noise-multiplier", "--sampling-rate", "--steps", "--epochs", "--delta", "--target-epsilon", "--records",
           "--batch-size", "--group", "--trials", "--best-of", "--at-epsilon", "--over", "--solve", "--accountant",
-          "--batching", "--adjacency", "--largest-batch", "--max-epsilon", "--target-rho", "--law"]  # fmt: skip
+          "--batching", "--adjacency", "--max-epsilon", "--target-rho", "--law"]  # fmt: skip
 _VALUES = ["0", "1", "-1", "nan", "inf", "-inf", ".inf", ".nan", "1e308", "-1e308", "1e-320", "1e400", "0.01", "1/0",
            "600/60000", "", "all", "zcdp", "rdp", "poisson", "shuffle", "order=2:8:1", "delta=.1:.2:.1", "0x10", "10",
            "noise-multiplier", "steps", "\x1b", "9" * 40, "9" * 299, "null", "true", "[]", "{}", "[[]]", "a", "auto",

@@ -59,7 +59,6 @@ METHOD: dict[str, dict[str, Any]] = {
         "privacy": {**FLAT, "adjacency": "zero-out"},
     },
     "replaced": {**PLANNED, "method": DP_SGD, "privacy": {**FLAT, "adjacency": "replace-one"}},
-    "truncated": {**PLANNED, "method": {**DP_SGD, "batching": "truncated-poisson", "largest_batch": 9}},
     "fixed": {**PLANNED, "method": {**DP_SGD, "batching": "fixed"}},
     "random-allocation": {**PLANNED, "method": {**DP_SGD, "batching": "random-allocation"}},
     "full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}},

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpsgd_cli.account.cases import Case, Target
-from dpsgd_cli.accounting import renyi
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.groups import ForGroup
@@ -180,8 +179,10 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
 
     Source: Yu et al. 2019, Figures 1 and 16.
     """
+    from dpsgd_cli.accounting import renyi  # NumPy, which most questions do without
+
     columns: dict[str, list[float | None]] = {
-        "sampled": [renyi.poisson_gaussian_divergence(sampling_rate, noise_multiplier, order) for order in orders],
+        "sampled": [*renyi.poisson_gaussian_divergences(sampling_rate, noise_multiplier, orders).tolist()],
         "unsampled": [renyi.gaussian_divergence(noise_multiplier, order) for order in orders],
         "conjectured bound": [order * (sampling_rate / noise_multiplier) ** 2 for order in orders],
     }

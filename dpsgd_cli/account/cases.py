@@ -16,7 +16,7 @@ from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind, replace_factor
 from dpsgd_cli.accounting.groups import Parts
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
 from dpsgd_cli.accounting.statement import Composition, epsilon_at_least
@@ -283,8 +283,6 @@ class Numbers:
     steps: int | None = None
     epochs: int | None = None
     records: int | None = None
-    largest_batch: int | None = None
-    participations: int | None = None
 
     @property
     def kind(self) -> BatchingKind:
@@ -304,37 +302,27 @@ class Numbers:
         if self.steps is not None or self.epochs is not None:
             length = count(self.epochs or 0, "epoch") if self.steps is None else count(self.steps, "step")
         if self.kind.by_epoch and self.kind.sampled and self.sampling_rate is not None:
-            length += f" ({count(self._batches, 'step')} an epoch)"
+            length += f" ({count(self.steps_per_epoch, 'step')} an epoch)"
         return f"{self.batching} batches, {noise}{rate}, {length}, {self.adjacency}, delta {self.delta:g}"
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches of an epoch; 1 for full batches."""
-        return self.uses_per_epoch * self._batches
-
-    @property
-    def _batches(self) -> int:
         if self.batching == "full" or self.sampling_rate is None:
             return 1
         return max(1, math.ceil(1 / self.sampling_rate - 1e-9))
 
     @property
-    def uses_per_epoch(self) -> int:
-        """Number of uses of the mechanism in an epoch of shuffled or allocated records."""
-        return self.participations or 1
-
-    @property
     def uses(self) -> int:
-        """Number of uses of the mechanism: steps, or where an epoch is one or several, those of all begun epochs."""
+        """Number of uses of the mechanism: steps, or where a use is an epoch, all begun epochs."""
         if self.kind.by_epoch:
             if self.epochs is not None:
-                return self.epochs * self.uses_per_epoch
+                return self.epochs
             if self.sampling_rate is None:
                 raise UsageError(
                     f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
                 )
-            epochs = math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
-            return epochs * self.uses_per_epoch
+            return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
         if self.steps is not None:
             return self.steps
         return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
@@ -348,28 +336,19 @@ class Numbers:
         if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
         if self.kind.by_epoch and self.kind.sampled:
-            if abs(rate * self._batches - 1) > 1e-9:
+            steps = self.steps_per_epoch
+            if abs(rate * steps - 1) > 1e-9:
                 raise UsageError(
                     f"--sampling-rate is {rate:g}, but must be 1 over a whole number of steps for {self.batching}"
-                    f" batches: 1/{self._batches} = {1 / self._batches:.6g}, say; or give --batch-size and --records"
+                    f" batches: 1/{steps} = {1 / steps:.6g}, say; or give --batch-size and --records"
                 )
-            rate = 1 / self._batches
-        if self.kind.recorded != "truncated":
-            return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
-        records, largest = _given(self.records, "--records"), _given(self.largest_batch, "--largest-batch")
-        if largest < rate * records * (1 - 1e-9):
-            raise UsageError(
-                f"--largest-batch is {largest}, below the expected size {rate * records:g} of a batch, so that most"
-                " batches would be cut; give more"
-            )
-        return Release(
-            TruncatedSum(noise, self.adjacency, self.batching, rate, records=records, largest_batch=largest), uses
-        )
+            rate = 1 / steps
+        return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
 
     def by_epoch(self) -> list[Epochs]:
         """Return the releases of each epoch."""
         left = self.uses
-        size = self.uses_per_epoch if self.kind.by_epoch else self.steps_per_epoch
+        size = 1 if self.kind.by_epoch else self.steps_per_epoch
         if left / size > _MOST_EPOCHS:
             raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
         whole = self.release(size)
@@ -380,7 +359,7 @@ class Numbers:
         """The parameters that may be solved for; True if a larger value costs more."""
         by_steps = self.kind.sampled and not self.kind.by_epoch
         length = "steps" if by_steps and self.epochs is None else "epochs"
-        size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None and not self.largest_batch else {}
+        size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None else {}
         return {"noise-multiplier": False, length: True} | size
 
     @property

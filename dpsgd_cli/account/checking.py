@@ -12,7 +12,7 @@ from pathlib import Path
 import dpsgd_cli
 from dpsgd_cli.account.cases import noise_facts, span_words
 from dpsgd_cli.accounting.ledger import LedgerEntry, charged_by_epoch, priced_releases, read_entries
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.accounting.mechanism import Release, merge
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, RunError
@@ -118,13 +118,10 @@ def _said(releases: Sequence[Release]) -> str:
     texts = []
     for label in labels:
         own = [release for release in releases if release.mechanism.label == label]
-        sums = [one for one in own if isinstance(one.mechanism, GaussianSum)]
-        facts = noise_facts([sums], label) if sums else {}
-        noise = (
-            f" of z {span_words(facts['noise_multiplier'])}, rate {span_words(facts['sampling_rate'])}" if sums else ""
-        )
-        size = f", sensitivity {span_words(facts['sensitivity'])}" if sums else ""
-        texts.append(f"{label} x {sum(release.count for release in own)}{noise}{size}")
+        noise = ""
+        if facts := {name: span_words(value) for name, value in noise_facts([own], label).items()}:
+            noise = " of z {noise_multiplier}, rate {sampling_rate}, sensitivity {sensitivity}".format(**facts)
+        texts.append(f"{label} x {sum(release.count for release in own)}{noise}")
     return "; ".join(texts)
 
 

@@ -27,8 +27,8 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
     """Return the case of all trials of `sources`: .jsonl files and directories with ledgers; None for anything else.
 
     `delta` None means the smallest delta of the results, or 1e-5. A ledger that several sources name counts once.
-    Raises DataError for a directory without ledgers, and if a ledger's result was changed after it was written, since a
-    missing part would be missing from the price.
+    Raises DataError for a directory without ledgers, for a damaged ledger, and if a ledger's result was changed after
+    it was written, since a missing part would be missing from the price.
     """
     places = [Path(source) for source in sources]
     if not all(place.is_dir() or place.suffix == ".jsonl" for place in places):
@@ -39,31 +39,12 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
     stated = {path: _stated_delta(path) for path in paths}
     alone = [path for path, value in stated.items() if value is None]
     known = [value for value in stated.values() if value is not None]
-    # the results of random stopping
+    # records of private choices, whose other runs were removed (`sweep/private_tuning.py`)
     choices = [
         path for place in places if place.is_dir() for path in sorted(place.rglob("*.result.json")) if _chooses(path)
     ]
     label = " and ".join(dict.fromkeys(place.name or str(place) for place in places))
-    return _of_ledgers(paths, label, delta or min(known, default=DEFAULT_DELTA), alone, choices, gone)
-
-
-def _of_ledgers(
-    paths: Sequence[Path],
-    label: str,
-    delta: float,
-    alone: Sequence[Path],
-    choices: Sequence[Path],
-    gone: Sequence[Path],
-) -> Case:
-    """Return the case of all trials of the ledgers in `paths`.
-
-    - `alone`: ledgers without a result in their folder.
-    - `choices`: records of private choices whose other runs were removed and only the best one published
-      (`sweep/private_tuning.py`).
-    - `gone`: results that a sweep lists and that are missing.
-
-    Raises DataError for a missing, empty or damaged ledger.
-    """
+    delta = delta or min(known, default=DEFAULT_DELTA)
     by_ledger = [[trials[trial] for trial in sorted(trials)] for trials in map(read_entries, paths)]
     trials = [trial for own in by_ledger for trial in own]
     entries = [entry for trial in trials for entry in trial]
@@ -91,7 +72,7 @@ def _of_ledgers(
             raise UnsupportedMechanism(f"{label} has no curve by epoch: {ADAPTIVE} (see history.csv)")
         return [_by_epoch(trial) for trial in trials]
 
-    stated = [read_whole(path.parent)["privacy"] for path in paths if path not in alone]
+    vouched = [read_whole(path.parent)["privacy"] for path in paths if path not in alone]
     return Case(
         label=label,
         about=f"{label}: {files}{count(len(trials), 'trial')}{noise}, delta {delta:g}{unit_words(unit)}",
@@ -109,7 +90,7 @@ def _of_ledgers(
             *([f"{label}: {EXPERIMENT}"] if seeded else []),
             *(f"{path}: {ALONE}" for path in alone),
         ),
-        uncovered=tuple(dict.fromkeys(step for privacy in stated for step in privacy.get("uncovered_steps", ()))),
+        uncovered=tuple(dict.fromkeys(step for privacy in vouched for step in privacy.get("uncovered_steps", ()))),
         missing=tuple(f"{path}: {GONE}" for path in gone),
         is_budget=is_budget,
     )

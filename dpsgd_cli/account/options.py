@@ -65,8 +65,6 @@ OPTIONS: dict[str, Option] = {
     "sampling_rate": Option("rate", _NUMBERS + "R", "Q", "Expected batch size over records, such as 0.01."),
     "batch_size": Option("count", _NUMBERS + "R", "B", "Expected batch size; with --records, instead of Q."),
     "records": Option("count", _NUMBERS + "R", "N", "Number of training records."),
-    "largest_batch": Option("count", _NUMBERS, "M", "Largest size of a truncated batch."),
-    "participations": Option("count", _NUMBERS, "K", "Random allocation: steps of an epoch with each record."),
     "steps": Option("count", _NUMBERS, "T", "Number of steps."),
     "epochs": Option("count", _NUMBERS, "E", "Number of epochs of 1/Q steps (instead of --steps)."),
     "batching": Option(

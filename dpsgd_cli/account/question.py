@@ -66,8 +66,6 @@ def _number_cases(asked: Asked) -> list[Case]:
             noise_multiplier=asked.noise_multiplier if over_clip is None else over_clip,
             sampling_rate=_sampling_rate(asked, batching),
             records=asked.records,
-            largest_batch=asked.largest_batch,
-            participations=asked.participations,
             steps=asked.steps,
             epochs=asked.epochs,
         )
@@ -79,13 +77,6 @@ def _check_numbers(asked: Asked, batchings: Sequence[str]) -> None:
     """Raise UsageError for numbers that contradict each other or that no batching of the question uses."""
     kinds = [kind for name, kind in BATCHINGS.items() if name in batchings]
     rate = asked.sampling_rate
-    if asked.largest_batch is not None and not any(kind.recorded == "truncated" for kind in kinds):
-        raise UsageError(
-            f"--largest-batch is for truncated batches, not for {', '.join(batchings)}: add --batching"
-            " truncated-poisson, or leave it out"
-        )
-    if asked.participations is not None and not all(kind.sampled and kind.by_epoch for kind in kinds):
-        raise UsageError("--participations is for --batching random-allocation alone: leave it out")
     if asked.batch_size is not None:
         if rate is not None:
             raise UsageError("give --sampling-rate, or --batch-size and --records, not both")
@@ -100,8 +91,6 @@ def _check_numbers(asked: Asked, batchings: Sequence[str]) -> None:
             f"--sampling-rate {rate:g} of --records {asked.records} is less than one record a batch:"
             f" the rate must be at least {1 / asked.records:g}"
         )
-    if asked.largest_batch is not None and asked.records is not None and asked.largest_batch > asked.records:
-        raise UsageError(f"--largest-batch is {asked.largest_batch}, but must be at most --records ({asked.records})")
 
 
 def _sampling_rate(asked: Asked, batching: Batching) -> float | None:

@@ -139,7 +139,7 @@ def _parameters(recipe: Recipe, schedule: Schedule) -> dict[str, bool]:
     if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or schedule.adaptive:
         return {}
     sampled = BATCHINGS[method.batching].sampled and method.batch_size is not None
-    size = {BATCH_SIZE: True} if sampled and method.largest_batch is None else {}
+    size = {BATCH_SIZE: True} if sampled else {}
     numbers = {path: not number.increasing for path, number in schedule.numbers().items()}
     return numbers | {"epochs": True} | size
 

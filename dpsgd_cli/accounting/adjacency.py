@@ -1,18 +1,21 @@
 """Kinds of batching, and the adjacencies that each is proved for.
 
-A kind of batching is an entry of `BATCHINGS`, which names the code that draws it (`batching/run.py`) and prices it
-(`accounting/losses.py`), and a name in `Batching`. A method states the kinds that it takes. An adjacency is an
-entry of `NEIGHBOURS` and a name in `Adjacency`.
+A kind of batching is an entry of `BATCHINGS`, which names the code that draws it (`batching/run.py`) and has the
+functions that price it, and a name in `Batching`. A method states the kinds that it takes. An adjacency is an entry of
+`NEIGHBOURS` and a name in `Adjacency`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # NumPy
+    from dpsgd_cli.accounting.losses import Pair
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
-Batching = Literal["poisson", "shuffle", "full", "fixed", "truncated-poisson", "random-allocation"]
+Batching = Literal["poisson", "shuffle", "full", "fixed", "random-allocation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +78,20 @@ def adjacency_label(adjacency: str, unit: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingKind:
-    """Properties of a kind of batching. Code is named as `module:name` and imported when it is needed.
+    """Properties of a kind of batching.
 
     No field has a default. Raises ValueError for fields that contradict each other.
 
     `adjacency`: the adjacency of a statement if the recipe gives none.
     `claim`: the charge of an epoch, in words.
-    `sampler`: a function that draws batches from the trials' streams, the number of records and the batch size; None if
-    a batch is all records.
+    `sampler`: a function, as `module:name`, that draws batches from the trials' streams, the number of records and the
+    batch size; None if a batch is all records.
     `sampled`: a record is in a batch at some rate, which amplifies the guarantee. Otherwise it takes part in every use.
     `by_epoch`: one use of the mechanism is an epoch, not a step. If it is sampled, too, the rate is 1 over the steps of
     an epoch in which a record is once.
-    `recorded`: the kind of mechanism that holds all that the price depends on.
-    `losses`: a function from a mechanism to the pair of its dominating losses. `divergence`: a function from a
-    mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if nothing is
-    proved here.
+    `losses`: the pair of dominating losses of one use, given the sampling rate, the noise multiplier and whether a
+    record is replaced. `divergence`: a bound on the Renyi divergence of one use, given these and the order; None if
+    nothing is proved here.
     `amplifies_pairs`: True if sampling turns (eps, delta) into (log(1 + q (e^eps - 1)), q delta).
     `proved`: the adjacencies that a theorem covers. `unproved`: the reason for each of the others.
     """
@@ -99,9 +101,8 @@ class BatchingKind:
     sampler: str | None
     sampled: bool
     by_epoch: bool
-    recorded: str
-    losses: str | None
-    divergence: str | None
+    losses: Callable[[float, float, bool], Pair]
+    divergence: Callable[[float, float, bool, float], float] | None
     amplifies_pairs: bool
     proved: tuple[Adjacency, ...]
     unproved: Mapping[Adjacency, str]
@@ -111,8 +112,6 @@ class BatchingKind:
             raise ValueError(f"each of {', '.join(NEIGHBOURS)} must be proved, or unproved with a reason, and not both")
         if self.adjacency not in self.proved:
             raise ValueError(f"adjacency {self.adjacency} is the default, but is not proved")
-        if self.sampled and self.losses is None:
-            raise ValueError("batches that amplify must name their dominating losses")
 
     def refusal(self, adjacency: Adjacency) -> str | None:
         """Return why no theorem covers this batching for `adjacency`; None if one does. Raise KeyError if unknown."""
@@ -123,6 +122,49 @@ class BatchingKind:
         if self.sampled and self.by_epoch:
             return 1 / -(-records // batch_size)
         return batch_size / records if self.sampled else 1.0
+
+
+def _gaussian_losses(rate: float, noise: float, replaced: bool) -> Pair:
+    from dpsgd_cli.accounting.losses import gaussian_pair
+
+    return gaussian_pair(1.0, noise)
+
+
+def _gaussian_divergence(rate: float, noise: float, replaced: bool, order: float) -> float:
+    from dpsgd_cli.accounting.renyi import gaussian_divergence
+
+    return gaussian_divergence(noise, order)
+
+
+def _poisson_losses(rate: float, noise: float, replaced: bool) -> Pair:
+    """Return the losses of a record that is present with probability q, or of another that replaces it."""
+    from dpsgd_cli.accounting.losses import gaussian_pair, replaced_pair
+
+    return replaced_pair(rate, noise) if replaced else gaussian_pair(rate, noise)
+
+
+def _poisson_divergence(rate: float, noise: float, replaced: bool, order: float) -> float:
+    from dpsgd_cli.accounting.renyi import poisson_gaussian_divergence, replaced_divergence
+
+    return (replaced_divergence if replaced else poisson_gaussian_divergence)(rate, noise, order)
+
+
+def _fixed_losses(rate: float, noise: float, replaced: bool) -> Pair:
+    from dpsgd_cli.accounting.losses import fixed_pair
+
+    return fixed_pair(rate, noise)
+
+
+def _fixed_divergence(rate: float, noise: float, replaced: bool, order: float) -> float:
+    from dpsgd_cli.accounting.renyi import fixed_size_gaussian_divergence
+
+    return fixed_size_gaussian_divergence(rate, noise, order)
+
+
+def _allocation_losses(rate: float, noise: float, replaced: bool) -> Pair:
+    from dpsgd_cli.accounting.allocation_pairs import allocated_pair
+
+    return allocated_pair(noise, round(1 / rate))
 
 
 _FIXED = (
@@ -138,9 +180,8 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:PoissonSampler",
         sampled=True,
         by_epoch=False,
-        recorded="gaussian",
-        losses="dpsgd_cli.accounting.losses:poisson",
-        divergence="dpsgd_cli.accounting.renyi:poisson_divergence",
+        losses=_poisson_losses,
+        divergence=_poisson_divergence,
         amplifies_pairs=True,
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
@@ -153,9 +194,8 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:ShuffleSampler",
         sampled=False,
         by_epoch=True,
-        recorded="gaussian",
-        losses=None,
-        divergence=None,
+        losses=_gaussian_losses,
+        divergence=_gaussian_divergence,
         amplifies_pairs=True,
         proved=("replace-one", "zero-out"),
         unproved={
@@ -170,9 +210,8 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler=None,
         sampled=False,
         by_epoch=False,
-        recorded="gaussian",
-        losses=None,
-        divergence=None,
+        losses=_gaussian_losses,
+        divergence=_gaussian_divergence,
         amplifies_pairs=True,
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
@@ -184,34 +223,19 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         sampler="dpsgd_cli.batching.run:FixedSampler",
         sampled=True,
         by_epoch=False,
-        recorded="gaussian",
-        losses="dpsgd_cli.accounting.losses:fixed",
-        divergence="dpsgd_cli.accounting.renyi:fixed_divergence",
+        losses=_fixed_losses,
+        divergence=_fixed_divergence,
         amplifies_pairs=True,
         proved=("replace-one",),
         unproved={"add-remove": _FIXED.format("add-remove"), "zero-out": _FIXED.format("zero-out")},
     ),
-    "truncated-poisson": BatchingKind(
-        adjacency="add-remove",
-        claim="a Poisson batch, of which at most largest_batch records are kept (pld, rdp); any adjacency",
-        sampler="dpsgd_cli.batching.run:TruncatedSampler",
-        sampled=True,
-        by_epoch=False,
-        recorded="truncated",
-        losses="dpsgd_cli.accounting.losses:truncated",
-        divergence="dpsgd_cli.accounting.renyi:truncated_divergence",
-        amplifies_pairs=False,
-        proved=("add-remove", "replace-one", "zero-out"),
-        unproved={},
-    ),
     "random-allocation": BatchingKind(
         adjacency="add-remove",
-        claim="an epoch is one draw of a step, or k uses of k steps, for each record (pld); add-remove or zero-out",
+        claim="an epoch is one draw of a step for each record (pld); add-remove or zero-out",
         sampler="dpsgd_cli.batching.run:AllocationSampler",
         sampled=True,
         by_epoch=True,
-        recorded="gaussian",
-        losses="dpsgd_cli.accounting.allocation_pairs:allocated",
+        losses=_allocation_losses,
         divergence=None,
         amplifies_pairs=False,
         proved=("add-remove", "zero-out"),

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dpsgd_cli.accounting.search import smallest
 
 _PEAK_DENSITY = 1 / math.sqrt(2 * math.pi)
-_SQRT_HALF_PI = math.sqrt(math.pi / 2)
-_CONTINUED_FRACTION_FROM = 6.0
 
 
 def bun_steinke_epsilon(rho: float, delta: float) -> float:
@@ -123,38 +121,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def mills_ratio(x: float) -> float:
-    """Return the upper tail of the standard normal over its density at x, (1 - Phi(x)) / phi(x).
+    """Return the upper tail of the standard normal over its density at x, (1 - Phi(x)) / phi(x); inf below -37."""
+    from scipy.special import erfcx  # SciPy, which most questions do without
 
-    Relative error below 1e-13 for x >= -30; inf if the ratio exceeds the range of floats (x < -38).
-    """
-    if x < _CONTINUED_FRACTION_FROM:
-        exponent = x * x / 2
-        return _SQRT_HALF_PI * math.exp(exponent) * math.erfc(x / math.sqrt(2)) if exponent < 700 else math.inf
-    value = x
-    for k in range(60, 0, -1):
-        value = x + k / value
-    return 1 / value
-
-
-def log_upper_tail(x: float) -> float:
-    """Return log(1 - Phi(x)), finite for every finite x."""
-    if x < _CONTINUED_FRACTION_FROM:
-        return math.log(math.erfc(x / math.sqrt(2)) / 2)
-    return math.log(mills_ratio(x)) - x * x / 2 - math.log(2 * math.pi) / 2
+    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-7) -> float:
-    """Return the point of [low, high] where a quasi-convex function is least, by golden-section search."""
-    ratio = (math.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > tolerance:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return left if at_left <= at_right else right
+    """Return where a quasi-convex function is about least in [low, high]: a point at which it was computed."""
+    import numpy as np
+    from scipy.optimize import minimize_scalar
+
+    with np.errstate(invalid="ignore"):  # differences of values that are both inf
+        return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": tolerance}).x)

@@ -24,7 +24,6 @@ from dpsgd_cli.accounting.mechanism import (
     GaussianSum,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
     merge,
     whole_number,
@@ -58,14 +57,6 @@ def _one(release: Release) -> Event:
     mechanism = release.mechanism
     if NEIGHBOURS[mechanism.adjacency].replaced:
         raise UnsupportedMechanism(f"{mechanism.adjacency}: the noise of an event is relative to one record's norm")
-    if isinstance(mechanism, TruncatedSum):
-        return _event(
-            "TruncatedSubsampledGaussianDpEvent",
-            dataset_size=mechanism.records,
-            sampling_probability=mechanism.sampling_rate,
-            truncated_batch_size=mechanism.largest_batch,
-            noise_multiplier=mechanism.noise_multiplier,
-        )
     if isinstance(mechanism, GaussianSum):
         noise = _event("GaussianDpEvent", noise_multiplier=mechanism.noise_multiplier)
         if not mechanism.sampled:

@@ -18,15 +18,14 @@ k does to it, whatever was released before. All of these are then priced as if t
 - epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
 - Named categories (`Threshold`): nothing is proved, as k records may have a category to themselves, whose count is k.
-- No pair is proved here for samples of other kinds: batches of one size or one largest size, random allocation,
+- No pair is proved here for samples of other kinds: batches of one size, random allocation,
   replaced records in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin
   at different steps, so blocks of rows that one record moves overlap with those of another.
 
 By statement. A release that is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for
 groups of k (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). This
 holds for every accountant's own (epsilon, delta), so for the whole curve of a PLD; the code searches for the best point
-of that curve. All k steps need it: if a price depends on the number of records (`TruncatedSum`), it is taken for the
-largest data set on the way.
+of that curve.
 
 If all noise is Gaussian, and unsampled or on Poisson batches, a group attains the first theorem's pairs, and the second
 is not asked.
@@ -48,17 +47,19 @@ from dpsgd_cli.accounting.mechanism import (
     PureDP,
     Release,
     Threshold,
-    TruncatedSum,
     ZeroConcentrated,
 )
-from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.accounting.search import smallest
+from dpsgd_cli.errors import UnsupportedMechanism
 
 _DEEPEST = 300.0
 """How far below a group's delta, in logarithms, the search for one record's delta goes."""
-_HALVINGS = 12
+_PRECISION = 1e-4
 _MOST_SPLITS = 64
 """Most splits of a group over two parts of the data that are priced one by one."""
 Parts = Sequence[Sequence[Release]]
+_MIXTURE = GroupSum(1.0, "add-remove", "poisson", 0.5, size=2)
+"""An example of what only some accountants price."""
 
 
 def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanism:
@@ -68,8 +69,6 @@ def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanis
     """
     if size == 1:
         return mechanism
-    if isinstance(mechanism, GroupSum):
-        return replace(mechanism, size=size * mechanism.size)
     if isinstance(mechanism, GaussianSum):
         if mechanism.sampled and not mechanism.comes_and_goes:
             where = f"{mechanism.batching} batches under {mechanism.adjacency}"
@@ -95,23 +94,6 @@ def of_group(mechanism: Mechanism, size: int, mixtures: bool = True) -> Mechanis
     if log_delta >= 0:
         raise UnsupportedMechanism(f"(epsilon, delta)-DP releases say nothing of groups of {size}: delta passes 1")
     return replace(mechanism, epsilon=size * mechanism.epsilon, delta=math.exp(log_delta))
-
-
-def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
-    """Return the releases on the larger of the last two of `size` + 1 data sets, each a neighbour of the next.
-
-    Raises UnsupportedMechanism if a release is not possible on data of that size.
-    """
-    found = []
-    for release in releases:
-        own = release.mechanism
-        if isinstance(own, TruncatedSum):
-            try:
-                release = replace(release, mechanism=replace(own, records=own.records + size - 1))
-            except PrivacyError as error:
-                raise UnsupportedMechanism(f"groups of {size}: {error}") from None
-        found.append(release)
-    return found
 
 
 def log_factor(epsilon: float, size: int) -> float:
@@ -159,7 +141,7 @@ class ForGroup(Derived, stated=False):
 
     def stated(self, parts: Parts, epsilon: float) -> float:
         """Return the group's delta at `size` times `epsilon`, by the statement on one record."""
-        one = max(self.accountant.delta(_on_the_way(part, self.size), epsilon) for part in parts)
+        one = max(self.accountant.delta(part, epsilon) for part in parts)
         return self.group_delta(one, epsilon)
 
     def group_delta(self, one: float, epsilon: float) -> float:
@@ -173,7 +155,7 @@ class ForGroup(Derived, stated=False):
         """
         found, refused = [], None
         try:
-            mixtures = GroupSum.kind in self.accountant.mechanisms
+            mixtures = self.accountant.refusal(_MIXTURE) is None
             pairs = splits_of(parts, self.size, mixtures)
             found.append(max(map(price, pairs)))
             if mixtures and all(isinstance(pair.mechanism, GaussianSum) for split in pairs for pair in split):
@@ -192,12 +174,11 @@ class ForGroup(Derived, stated=False):
 
     def _by_statement(self, parts: Parts, delta: float) -> float:
         """Return k epsilon at a delta of one record that is small enough; every candidate is a proved bound."""
-        ways = [_on_the_way(part, self.size) for part in parts]
         known: dict[float, float] = {}
 
         def fits(below: float) -> bool:
             """Return whether one record's epsilon at `delta` e^-below gives a group at most `delta`."""
-            known[below] = max(self.accountant.epsilon(releases, delta * math.exp(-below)) for releases in ways)
+            known[below] = max(self.accountant.epsilon(releases, delta * math.exp(-below)) for releases in parts)
             return known[below] < math.inf and log_factor(known[below], self.size) <= below
 
         low = high = math.log(self.size)
@@ -205,10 +186,7 @@ class ForGroup(Derived, stated=False):
             if high > _DEEPEST:
                 return math.inf
             low, high = high, 2 * high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return self.size * known[high]
+        return self.size * known[smallest(fits, low, high, _PRECISION)]
 
 
 def splits_of(parts: Parts, size: int, mixtures: bool = True) -> list[list[Release]]:

@@ -6,6 +6,7 @@ errors of the transform are added to every cell. All can only overstate delta.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,12 +55,10 @@ class SumOfLosses:
             return math.inf
         if self.delta(0.0) <= delta:
             return 0.0
-        fails, fits = max(0, self.start), self.start + len(self.masses)
-        while fits - fails > 1:
-            middle = (fails + fits) // 2
-            fails, fits = (fails, middle) if self.delta(middle * self.width) <= delta else (middle, fits)
+        places = range(max(0, self.start) + 1, self.start + len(self.masses))
+        fails = places.start - 1 + bisect.bisect_left(places, True, key=lambda k: self.delta(k * self.width) <= delta)
         # between two multiples delta falls linearly in e^epsilon
-        at = [self.delta(place * self.width) for place in (fails, fits)]
+        at = [self.delta(place * self.width) for place in (fails, fails + 1)]
         share = min(1.0, (at[0] - delta) / (at[0] - at[1]))
         return (fails * self.width + math.log1p(share * math.expm1(self.width))) * (1 + 1e-9) + 1e-15
 

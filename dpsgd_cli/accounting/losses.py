@@ -39,10 +39,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr, ndtr
 
-from dpsgd_cli.accounting.adjacency import NEIGHBOURS
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, GroupSum, Mechanism, PureDP, TruncatedSum
-from dpsgd_cli.accounting.renyi import overflow_probability
-from dpsgd_cli.common.plugins import named
 from dpsgd_cli.errors import FailedAccountant
 
 Floats = NDArray[np.floating]
@@ -75,15 +71,9 @@ class Losses:
         variance = float((masses * (middle - mean) ** 2).sum() / masses.sum())
         return mean, variance if self.deviation is None else self.deviation**2
 
-    def mixed(self, other: Losses, share: float) -> Losses:
-        """Return the losses of a pair that reveals which of two pairs it is, `other` with probability `share`."""
-        both = zip(self.cells(1 - share), other.cells(share), strict=True)
-        masses, ratio, low, high = (np.concatenate(pair) for pair in both)
-        return Losses(masses, ratio, low, high, (1 - share) * self.infinite + share * other.infinite)
-
-    def cells(self, factor: float = 1.0) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the cells with `factor` times their masses."""
-        return factor * self.masses, self.ratio, self.low, self.high
+    def cells(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the cells without the infinite loss."""
+        return self.masses, self.ratio, self.low, self.high
 
     def dots(self, width: float) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
         """Return the multiples of `width` below and above each cell's losses, and the mass that goes to the upper one.
@@ -106,64 +96,12 @@ Pair = tuple[Losses, Losses]
 """Losses in both directions: the record is in P's data, or in Q's; one object if they are equal."""
 
 
-def pair_of(mechanism: Mechanism) -> Pair:
-    """Return the dominating losses of one use. Accountants refuse beforehand what is proved for no pair.
-
-    Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
-    adjacency it is stated for. Sampled Gaussians have the pair that the batching names; all others `_pure`.
-    """
-    if isinstance(mechanism, PureDP | ApproximateDP):
-        losses = _pure(mechanism.epsilon, getattr(mechanism, "source", "pure"), getattr(mechanism, "delta", 0.0))
-        return losses, losses
-    assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
-    if not mechanism.sampled:
-        return gaussian_pair(1.0, mechanism.noise_multiplier)
-    assert mechanism.batches.losses is not None, "refused by Pld"
-    found: Pair = named(mechanism.batches.losses)(mechanism)
-    return found
-
-
-def poisson(mechanism: GaussianSum) -> Pair:
-    """Return the losses of a record that is present with probability q, or of another that replaces it.
-
-    Guarantee: given all that the others add, which both outputs share. For a record that is added or removed: N(1, z^2)
-    mixed with N(0, z^2), against N(0, z^2) (Zhu, Dong and Wang 2022, Theorem 11). For a replaced one: `_replaced`. For
-    a group: `GroupSum`.
-    """
-    rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
-    if isinstance(mechanism, GroupSum):
-        return grouped(mechanism)
-    return _replaced(rate, noise) if NEIGHBOURS[mechanism.adjacency].replaced else gaussian_pair(rate, noise)
-
-
-def fixed(mechanism: GaussianSum) -> Pair:
-    """Return the losses of a batch of fixed size, drawn without replacement, with one record replaced.
-
-    Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, the
-    record has replaced u. So, given U and u, outputs are those of three points of a ball of radius C: with R the sum
-    over U without u, (1 - q) N(R + u) + q N(R + x), and the same with y for x. Their covariances are at most
-    (2 C)^2 / s^2 each. The losses are those of `_without_replacement`.
-    """
-    losses = _without_replacement(mechanism.sampling_rate, mechanism.noise_multiplier)
-    return losses, losses
-
-
-def truncated(mechanism: GaussianSum) -> Pair:
-    """Return the losses of a Poisson step, mixed with those of a fixed batch by the probability of an overflow.
-
-    `TruncatedSum` has the proof.
-    """
-    assert isinstance(mechanism, TruncatedSum)
-    (remove, add), overflow = poisson(mechanism), overflow_probability(mechanism)
-    if overflow == 0:
-        return remove, add
-    rare = _without_replacement(mechanism.sampling_rate, mechanism.overflowing_noise)
-    mixed = remove.mixed(rare, overflow)
-    return mixed, mixed if remove is add else add.mixed(rare, overflow)
-
-
 def gaussian_pair(rate: float, noise: float) -> Pair:
-    """Return the losses of N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2)."""
+    """Return the losses of N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2).
+
+    Guarantee: those of a record that is present with probability q = `rate`, given all that the others add, which both
+    outputs share (Zhu, Dong and Wang 2022, Theorem 11).
+    """
     return mixtures(np.array([0.0, 1.0]), np.array([1.0, 0.0]), np.array([-rate, rate]), noise)
 
 
@@ -198,34 +136,38 @@ def mixtures(places: Floats, base: Floats, change: Floats, noise: float, least: 
     )
 
 
-def _replaced(rate: float, noise: float) -> Pair:
+def replaced_pair(rate: float, noise: float) -> Pair:
     """Return the losses of (1 - q) N(0) + q N(1/2) against (1 - q) N(0) + q N(-1/2), of variance z^2.
 
-    Here u = 0, and x and y are at most C from it. Guarantee: |x - y|^2, |x|^2 and (x - y).x are at most 4 C^2, C^2 and
-    2 C^2. The choice x = -y of length C attains all of them, in both directions; in units of 2 C those are 1/2 and
-    -1/2. The pair is its own mirror image, and so are its losses.
+    The losses of a Poisson batch of which one record is replaced: u = 0, and x and y are at most C from it. Guarantee:
+    |x - y|^2, |x|^2 and (x - y).x are at most 4 C^2, C^2 and 2 C^2. The choice x = -y of length C attains all of them,
+    in both directions; in units of 2 C those are 1/2 and -1/2. The pair is its own mirror image, and so are its losses.
     """
     weights = np.array([1 - rate, 0.0, rate]), np.array([0.0, rate, -rate])
     found = mixtures(np.array([0.0, 0.5, -0.5]), *weights, noise)
     return found[0], found[0]
 
 
-def grouped(mechanism: GroupSum) -> Pair:
+def grouped_pair(size: int, rate: float, noise: float) -> Pair:
     """Return the losses of a Poisson batch that holds each of K records; weights below 1e-33 in all are infinite."""
-    size, rate = mechanism.size, mechanism.sampling_rate
     j = np.arange(size + 1)
     logs = gammaln(size + 1) - gammaln(j + 1) - gammaln(size - j + 1) + j * np.log(rate) + (size - j) * np.log1p(-rate)
     above = np.exp(logs)[::-1].cumsum()[::-1]
     kept = max(2, int((above > _LOST).sum()))
     change = np.exp(logs[:kept])
     change[0] = math.expm1(size * math.log1p(-rate))
-    remove, add = mixtures(j[:kept].astype(float), np.eye(kept)[0], change, mechanism.noise_multiplier)
+    remove, add = mixtures(j[:kept].astype(float), np.eye(kept)[0], change, noise)
     beyond = float(above[kept]) if kept <= size else 0.0
     return Losses(*remove.cells(), remove.infinite + beyond), add
 
 
-def _without_replacement(rate: float, noise: float) -> Losses:
-    """Return the losses whose H_a is that of the worst three points of a ball, one for each a.
+def fixed_pair(rate: float, noise: float) -> Pair:
+    """Return the losses of a batch of fixed size, drawn without replacement, with one record replaced.
+
+    Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, the
+    record has replaced u. So, given U and u, outputs are those of three points of a ball of radius C: with R the sum
+    over U without u, (1 - q) N(R + u) + q N(R + x), and the same with y for x. H_a is that of the worst three points of
+    the ball, one for each a.
 
     All covariances are 1 / z^2 (z in units of the ball's diameter). For a >= 1 the worst points have u = y,
     H_a((1 - q) N(0) + q N(1), N(0)), and for a < 1 they have u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what
@@ -237,10 +179,11 @@ def _without_replacement(rate: float, noise: float) -> Losses:
     at_none = np.array([(1 - rate) * math.erf(1 / (2 * noise) / math.sqrt(2))]), *(np.zeros(1),) * 3
     every = zip(back.cells(), at_none, forth.cells(), strict=True)
     masses, ratio, low, high = (np.concatenate(parts) for parts in every)
-    return Losses(masses, ratio, low, high, forth.infinite)
+    losses = Losses(masses, ratio, low, high, forth.infinite)
+    return losses, losses
 
 
-def _pure(epsilon: float, source: str, leak: float) -> Losses:
+def pure_pair(epsilon: float, source: str, leak: float) -> Pair:
     """Return a mixture of randomised response and a loss on [-eps, eps] of P-density proportional to e^(l/2).
 
     Randomised response alone dominates any eps-DP release (Kairouz, Oh and Viswanath 2017); the density alone one of
@@ -255,7 +198,8 @@ def _pure(epsilon: float, source: str, leak: float) -> Losses:
     middle = (ends[1:] + ends[:-1]) / 2
     masses = np.concatenate([share * np.array([rare, 1.0]) / (1 + rare), (1 - share) * spread]) * (1 - leak)
     ratio, low, high = (np.concatenate([atoms, own]) for own in (middle, ends[:-1], ends[1:]))
-    return Losses(masses, ratio, low, high, leak, epsilon)
+    losses = Losses(masses, ratio, low, high, leak, epsilon)
+    return losses, losses
 
 
 def cell_masses(z: Floats) -> Floats:

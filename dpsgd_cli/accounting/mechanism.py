@@ -1,22 +1,21 @@
 """Mechanisms: frozen records of what was released, without any price.
 
 A mechanism states the noise, the sensitivity that the noise is relative to, the sample of the data, and the adjacency.
-Ledgers list mechanisms with counts; accountants (`accounting/accountants/`) price them.
+Ledgers list mechanisms with counts. Accountants (`accounting/accountants/`) ask a mechanism for what one use costs:
+`mu` of Gaussian DP, `rho` of zCDP, its Renyi `divergence` by order, or its dominating `losses` in both directions. The
+answer is None where nothing is proved, and inf where no finite number bounds the use.
 
 The batching decides what ONE count of a `GaussianSum` means:
 
 ============  =========================================================================================
 full          One noisy sum over all records.
 poisson       One noisy sum over a batch that holds each record independently with `sampling_rate`.
-truncated-    As poisson, but a batch of more than `largest_batch` records is cut to that size, uniformly
-poisson       at random: see `TruncatedSum`.
 fixed         One noisy sum over a batch of fixed size, drawn uniformly without replacement.
 shuffle       One EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
               does not depend on the data. By parallel composition it costs one Gaussian
               (Yu et al. 2019, Theorem 2 and Corollary 1).
 random-       One EPOCH of T = 1 / `sampling_rate` steps. Each record is in one of them, drawn uniformly and
-allocation    independently of all other records (`accounting/allocation_pairs.py`). An epoch of k T steps, of
-              which each record is in k, is k counts.
+allocation    independently of all other records (`accounting/allocation_pairs.py`).
 ============  =========================================================================================
 
 If noise is correlated across steps, one count covers all the steps that a record may take part in once: see
@@ -28,11 +27,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, replace_factor
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import PrivacyError
+
+if TYPE_CHECKING:  # NumPy
+    from dpsgd_cli.accounting.losses import Pair
 
 PureSource = Literal["laplace", "exponential", "pure"]
 _ROUNDING = 1e-9
@@ -74,9 +76,6 @@ class GaussianSum:
         elif self.by_allocation:
             whole = self.sampling_rate > 0 and abs(1 / self.sampling_rate / self.steps - 1) < _ROUNDING
             _require(whole, "sampling_rate", self.sampling_rate, "1 over the number of steps of an epoch")
-        recorded = KINDS[self.batches.recorded]
-        known = isinstance(self, recorded) and (isinstance(self, TruncatedSum) == (recorded is TruncatedSum))
-        _require(known, "batching", self.batching, f"recorded as {self.batches.recorded}, not as {self.kind}")
 
     @property
     def batches(self) -> BatchingKind:
@@ -107,6 +106,33 @@ class GaussianSum:
     def unsampled_noise(self) -> float:
         """Noise multiplier of an unsampled Gaussian that dominates one use (hockey-stick divergences are convex)."""
         return self.noise_multiplier
+
+    @property
+    def mu(self) -> float | None:
+        """Return 1/z, also for an epoch of shuffled batches (given the partition, only one of them differs)."""
+        if self.sampled:
+            return None
+        return 1 / self.noise_multiplier if self.noise_multiplier**2 > 0 else math.inf
+
+    @property
+    def rho(self) -> float | None:
+        """Return 1/(2 z^2), also for one epoch of shuffled batches (Yu et al. 2019, Theorem 2)."""
+        if self.sampled:
+            return None
+        variance = self.noise_multiplier**2
+        return 1 / (2 * variance) if variance > 0 else math.inf
+
+    def divergence(self, order: float) -> float | None:
+        """Return the bound of the batching."""
+        kind, replaced = self.batches, NEIGHBOURS[self.adjacency].replaced
+        if kind.divergence is None:
+            return None
+        return kind.divergence(self.sampling_rate, self.noise_multiplier, replaced, order)
+
+    def losses(self) -> Pair:
+        """Return the losses of the batching."""
+        replaced = NEIGHBOURS[self.adjacency].replaced
+        return self.batches.losses(self.sampling_rate, self.noise_multiplier, replaced)
 
     def scaled(self, factor: float) -> GaussianSum:
         """Return the mechanism with `factor` times as much noise."""
@@ -206,55 +232,8 @@ class CorrelatedSums(GaussianSum):
 
 
 @dataclass(frozen=True)
-class TruncatedSum(GaussianSum):
-    """One noisy sum over a Poisson batch, of which at most B = `largest_batch` records are kept.
-
-    Every record is drawn independently with probability q = `sampling_rate`. If more than B are drawn, a uniform set of
-    B is kept. `records` is the public number N of records. The price depends on it through how often batches overflow.
-
-    Guarantee: the price is that of a pair which also reveals whether the number K of other records drawn was B or more.
-    Fix the others' coins. If K < B (probability 1 - w in this pair), the record is drawn with probability q and nobody
-    is dropped, so this is a Poisson step and is priced as one. If K >= B (probability w), let U be B of the others and
-    u one of U, both uniform. Without the record in the batch, the batch is U; with it, the record has replaced u. The
-    record is drawn and kept with probability p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs,
-    and N(f(R + x)) against N(f(R + y)) has weight p, where x and y are the record's two values; under add-remove and
-    zero-out y is u or nothing. These three points lie in a ball of radius C, which is the step of a fixed batch
-    (`losses.fixed`), of rate p, at the distance 2 C. Joint convexity over coins, U and u gives the mixture of
-    both, by w.
-
-    The probability w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q). The
-    latter overflows more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair
-    with p = q dominates the first (a Poisson step is one of three points of the same ball, `losses`).
-
-    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. The price is at most
-    delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
-    """
-
-    kind: ClassVar[str] = "truncated"
-    records: int = field(kw_only=True)
-    largest_batch: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.batching == "truncated-poisson", "batching", self.batching, "truncated-poisson")
-        _require(self.records >= 1, "records", self.records, "at least 1")
-        expected = self.sampling_rate * self.records * (1 - _ROUNDING)
-        bound = f"at least the expected size {expected:g} of a batch"
-        _require(self.largest_batch >= max(expected, 1), "largest_batch", self.largest_batch, bound)
-
-    @property
-    def overflowing_noise(self) -> float:
-        """Noise over the distance 2 C that a full batch moves by when a record replaces another one."""
-        return self.noise_multiplier * replace_factor(self.adjacency) / 2
-
-    @property
-    def unsampled_noise(self) -> float:
-        return self.overflowing_noise
-
-
-@dataclass(frozen=True)
 class GroupSum(GaussianSum):
-    """One noisy sum over a Poisson batch, of which K = `size` records belong to one group or to one user.
+    """One noisy sum over a Poisson batch, of which K = `size` records belong to one group: no ledger holds it.
 
     Each of the K records is in the batch independently with probability q = `sampling_rate`. `sensitivity` and
     `noise_multiplier` z are those of one record, not of the group.
@@ -272,7 +251,7 @@ class GroupSum(GaussianSum):
     A enters through its size j alone, whose law is w. Steps compose adaptively (Zhu, Dong and Wang 2022, Theorem 10).
     The mixture: Ganesh 2024 (arXiv 2401.10294); Charles et al. 2024 (arXiv 2407.07737).
 
-    A group or user with fewer records is covered: w then is smaller in the usual order, and covariances do not change.
+    A group with fewer records is covered: w then is smaller in the usual order, and covariances do not change.
     Nothing is proved here for records that are replaced.
     """
 
@@ -292,6 +271,16 @@ class GroupSum(GaussianSum):
     @property
     def unsampled_noise(self) -> float:
         return self.noise_multiplier / self.size
+
+    def divergence(self, order: float) -> float:
+        from dpsgd_cli.accounting.renyi import grouped_divergence
+
+        return grouped_divergence(self.size, self.sampling_rate, self.noise_multiplier, order)
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import grouped_pair
+
+        return grouped_pair(self.size, self.sampling_rate, self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -313,6 +302,47 @@ class PureDP:
         _require_one_of(Adjacency, "adjacency", self.adjacency)
         _require_one_of(PureSource, "source", self.source)
 
+    @property
+    def mu(self) -> float:
+        """Return 2 Phi^-1(e^epsilon / (1 + e^epsilon)), rounded up.
+
+        The trade-off curve of mu-GDP is convex and meets that of epsilon-DP at its corner (Dong, Roth and Su 2022,
+        Proposition 2.10 and Definition 2.6). Below epsilon 1e-4, where that formula loses its digits, sqrt(pi/2)
+        epsilon, which is larger: with c = sqrt(pi/8), Phi(c epsilon) - 1/2 >= epsilon/4 - pi epsilon^3/192, and
+        e^epsilon / (1 + e^epsilon) - 1/2 = tanh(epsilon/2)/2 <= epsilon/4 - epsilon^3/48 + epsilon^5/480.
+        """
+        if self.epsilon == 0:
+            return 0.0
+        if self.epsilon < 1e-4:
+            return math.sqrt(math.pi / 2) * self.epsilon * (1 + 1e-15)
+        from statistics import NormalDist  # takes longer to load than most queries to answer
+
+        tail = 1 / (1 + math.exp(self.epsilon)) if self.epsilon < 700 else 0.0
+        # rounding error of 1 / (1 + e^epsilon) relative to 1/2
+        rounding = 1 + 1e-15 / min(self.epsilon, 1.0)
+        return -2 * NormalDist().inv_cdf(tail) * rounding if tail > 0 else math.inf
+
+    @property
+    def rho(self) -> float:
+        """Return eps^2/8 for the exponential mechanism (Cesar and Rogers 2021, Lemma 3.2), for any other eps^2/2.
+
+        The latter by Bun and Steinke 2016, Proposition 1.4.
+        """
+        return self.epsilon**2 / (8 if self.source == "exponential" else 2)
+
+    def divergence(self, order: float) -> float:
+        """Return that of randomised response, but of Laplace noise, or at most alpha eps^2/8, by the `source`."""
+        from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
+
+        if self.source == "laplace":
+            return laplace_divergence(self.epsilon, order)
+        return pure_divergence(self.epsilon, order, self.source == "exponential")
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import pure_pair
+
+        return pure_pair(self.epsilon, self.source, 0.0)
+
 
 @dataclass(frozen=True)
 class ApproximateDP:
@@ -328,6 +358,22 @@ class ApproximateDP:
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
         _require(0 <= self.delta < 1, "delta", self.delta, "in [0, 1)")
         _require_one_of(Adjacency, "adjacency", self.adjacency)
+
+    @property
+    def mu(self) -> float:
+        return math.inf
+
+    @property
+    def rho(self) -> float:
+        return 0.0 if self.epsilon == self.delta == 0 else math.inf
+
+    def divergence(self, order: float) -> float:
+        return math.inf
+
+    def losses(self) -> Pair:
+        from dpsgd_cli.accounting.losses import pure_pair
+
+        return pure_pair(self.epsilon, "pure", self.delta)
 
 
 @dataclass(frozen=True)
@@ -363,6 +409,16 @@ class ZeroConcentrated:
         _require(self.rho >= 0, "rho", self.rho, "at least 0")
         _require_one_of(Adjacency, "adjacency", self.adjacency)
 
+    @property
+    def mu(self) -> None:
+        return None
+
+    def divergence(self, order: float) -> float:
+        return order * self.rho
+
+    def losses(self) -> None:
+        return None
+
 
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
@@ -370,14 +426,16 @@ KINDS: dict[str, type[Mechanism]] = {
     for cls in (
         GaussianSum,
         CorrelatedSums,
-        TruncatedSum,
-        GroupSum,
         PureDP,
         ApproximateDP,
         Threshold,
         ZeroConcentrated,
     )
 }
+
+
+LISTED = (*KINDS.values(), GroupSum)
+"""All classes of mechanisms; a group's is in no ledger. Accountants refuse any other, whatever it derives from."""
 
 
 @dataclass(frozen=True)

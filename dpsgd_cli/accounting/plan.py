@@ -33,8 +33,6 @@ class Sampling:
     batch_size: int
     adjacency: Adjacency
     groups: int = 1
-    largest_batch: int | None = None
-    participations: int = 1
 
     @property
     def kind(self) -> BatchingKind:
@@ -42,44 +40,24 @@ class Sampling:
         return BATCHINGS[self.batching]
 
     @property
-    def further(self) -> dict[str, int]:
-        """Further numbers that the sampler takes: `further_numbers`."""
-        return further_numbers(self.largest_batch, self.participations)
-
-    @property
     def rate(self) -> float:
         return self.kind.rate(self.groups * self.batch_size, self.records)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.participations * -(-self.records // self.batch_size)
+        return -(-self.records // self.batch_size)
 
     @property
     def releases_per_epoch(self) -> int:
-        """Number of uses of a mechanism that an epoch spends.
-
-        1 for shuffled batches, which compose in parallel. k for random allocation of k steps to each record
-        (`accounting/allocation_pairs.py`): an epoch has k times as many steps as one use.
-        """
-        return self.participations if self.kind.by_epoch else self.steps_per_epoch
-
-
-def further_numbers(largest_batch: int | None, participations: int) -> dict[str, int]:
-    """Return what a sampler needs beside the number of records and the batch size, without usual values.
-
-    >>> further_numbers(None, 1), further_numbers(9, 1), further_numbers(None, 3)
-    ({}, {'largest_batch': 9}, {'participations': 3})
-    """
-    found = {} if largest_batch is None else {"largest_batch": largest_batch}
-    return found if participations == 1 else {**found, "participations": participations}
+        """Number of uses of a mechanism that an epoch spends: 1 where a use is an epoch."""
+        return 1 if self.kind.by_epoch else self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Facts:
     """Public facts about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record. If
-    batches draw rows, it counts the users' places.
+    If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record.
 
     `feature_bound` covers the model's constant column; None if nothing bounds a record's features. `public_records` is
     the number of records that PATE may ask about. `priced_by`, if given, prices a gradient plan's budget instead of the

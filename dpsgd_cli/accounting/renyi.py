@@ -1,49 +1,36 @@
-"""Renyi divergences of single releases, order by order, in plain floats.
+"""Renyi divergences of one use of a mechanism, in the worse of the two directions, from its numbers.
 
-For queries about a few mechanisms, which must answer before NumPy would be loaded; `renyi_arrays.py` computes the same
-for many mechanisms at once. Composition and conversion are in `accountants/rdp.py`.
+Notation: alpha the order (> 1), z the noise multiplier, q the sampling rate, p0 = N(0, z^2), p1 = N(1, z^2). With
+u = dP/dQ - 1 and f_b(u) = (1 + u)^b - 1 - b u >= 0, a divergence is log(1 + E_Q f_alpha(u)) / (alpha - 1), because
+E_Q u = 0. Nothing cancels in that, so small divergences keep their digits.
 
-Notation: alpha the order (> 1), z the noise multiplier, q the sampling rate, p0 = N(0, z^2), p1 = N(1, z^2).
+Integrals over x, in units of z, are sums by the trapezoidal rule. The integrands are analytic up to the zeros of 1 + u,
+so that the rule converges geometrically in 1/step (Trefethen and Weideman 2014, Theorem 5.1). Sampling never adds to a
+divergence (it is jointly quasi-convex), so that the unsampled Gaussian is a bound where an integral would take too many
+points.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from decimal import Decimal, localcontext
-from functools import lru_cache
 
-from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, TruncatedSum
-from dpsgd_cli.common.plugins import named
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+Floats = NDArray[np.floating]
 TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
-
-
 LEAST_NOISE = 0.1
+"""Below it sampling hardly helps, and the unsampled Gaussian is the bound."""
+_MOST_NUMBERS, _MOST_POINTS = 1 << 22, 9600
+"""Most numbers of arrays of several mechanisms or records, and most points where each order takes its own."""
+_NODES = 16
 
 
 def gaussian_divergence(noise_multiplier: float, order: float) -> float:
     """Return D_alpha(p1 || p0) = alpha / (2 z^2). Source: Mironov 2017, Proposition 7."""
     variance = noise_multiplier * noise_multiplier
     return order / (2 * variance) if variance > 0 else math.inf
-
-
-def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """Return D_alpha((1-q) p0 + q p1 || p0), the direction in which Poisson sampling attains the larger divergence.
-
-    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative. Below z = 0.1, where
-    sampling hardly helps, that of the unsampled one, which is never smaller (divergences are quasi-convex).
-    Source: Mironov, Talwar and Zhang 2019, Theorem 5 (direction), section 3.3 (integer orders).
-    """
-    if sampling_rate == 0:
-        return 0.0
-    if sampling_rate == 1 or noise_multiplier < LEAST_NOISE:
-        return gaussian_divergence(noise_multiplier, order)
-    terms_are_fewer = order == int(order) and order <= integration_points(noise_multiplier, order)
-    moment = _integer_log_moment if terms_are_fewer else _integrated_log_moment
-    return moment(sampling_rate, noise_multiplier, order) / (order - 1)
 
 
 def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -> float:
@@ -61,9 +48,8 @@ def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -
         surplus = math.exp(log_large) * math.expm1(excess * epsilon) * -math.expm1(-order * epsilon)
         divergence = math.log1p(surplus) / excess
     else:
-        divergence = min(
-            epsilon, epsilon + (log_large + math.log1p(math.exp(-epsilon - 2 * excess * epsilon))) / excess
-        )
+        rest = math.log1p(math.exp(-epsilon - 2 * excess * epsilon))
+        divergence = min(epsilon, epsilon + (log_large + rest) / excess)
     return min(divergence, order * epsilon**2 / 8) if bounded_range else divergence
 
 
@@ -92,106 +78,50 @@ def _expm1_less(x: float) -> float:
     return x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7)))))
 
 
-def log_binomial(n: float, k: float) -> float:
-    """Return log of n choose k, for 0 <= k <= n."""
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """Return D_alpha((1-q) p0 + q p1 || p0), the direction in which Poisson sampling attains the larger divergence.
 
-
-def _integer_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """Return log E_{p0} (1 - q + q p1/p0)^alpha for integer alpha.
-
-    The binomial weights add up to 1, so the moment minus 1 is a sum of positive terms, and nothing cancels.
+    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative, or that of the unsampled
+    one. Source: Mironov, Talwar and Zhang 2019, Theorem 5 (direction).
     """
-    alpha = int(order)
-    log_q, log_rest = math.log(sampling_rate), math.log1p(-sampling_rate)
-    half_precision = 1 / (2 * noise_multiplier**2)
-    logs = []
-    for k in range(2, alpha + 1):
-        exponent = k * (k - 1) * half_precision
-        gain = math.log(math.expm1(exponent)) if exponent < 30 else exponent
-        logs.append(log_binomial(alpha, k) + k * log_q + (alpha - k) * log_rest + gain)
-    return log1p_of_sum(logs)
+    return float(poisson_gaussian_divergences(sampling_rate, noise_multiplier, order)[0])
 
 
-def _integrated_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """Return log E_{p0} (1 - q + q p1/p0)^alpha for any alpha > 1, by the trapezoidal rule in units of z.
+def poisson_gaussian_divergences(sampling_rates: ArrayLike, noise_multipliers: ArrayLike, orders: ArrayLike) -> Floats:
+    """Return `poisson_gaussian_divergence` for M mechanisms, shape (M,); numbers stand for all M.
 
-    With u = q (p1/p0 - 1), E_{p0} u = 0, so the moment minus 1 is the expectation of (1+u)^alpha - 1 - alpha u >= 0:
-    again nothing cancels. The integrand is analytic up to the zeros of 1 + u at height pi z, so that the rule
-    converges geometrically in 1/step (Trefethen and Weideman 2014, Theorem 5.1).
+    1 + u has its zeros at height pi z.
     """
-    step = trapezoid_step(noise_multiplier)
-    points = integration_points(noise_multiplier, order)
-    scale = math.log(step / math.sqrt(2 * math.pi))
-    logs = []
-    for i in range(points + 1):
-        x = i * step - TAIL
-        log_ratio = x / noise_multiplier - 1 / (2 * noise_multiplier**2)
-        log_value = log_convex_excess(sampling_rate, log_ratio, order)
-        logs.append(log_value - x * x / 2 + scale)
-    return log1p_of_sum(logs)
-
-
-def trapezoid_step(noise_multiplier: float) -> float:
-    """Return a step with error below e^-60 of the integral.
-
-    Moving the path up by y < pi z, the half-width of the strip of analyticity, multiplies the Gaussian by e^(y^2/2) and
-    the error by e^(-2 pi y / step); wider strips than sqrt(120) gain nothing.
-    """
-    height = min(math.pi * noise_multiplier, math.sqrt(120))
-    return min(0.5, 2 * math.pi * height / (60 + height**2 / 2))
-
-
-def integration_points(noise_multiplier: float, order: float) -> int:
-    """Return the number of steps that cover the Gaussian and the farthest peak, at alpha / z."""
-    return int((2 * TAIL + order / noise_multiplier) / trapezoid_step(noise_multiplier)) + 1
-
-
-def log_convex_excess(sampling_rate: float, log_ratio: float, order: float) -> float:
-    """Return log of (1+u)^alpha - 1 - alpha u for u = q (e^log_ratio - 1); -inf where it underflows."""
-    if log_ratio > 300:
-        log_one_plus_u = log_ratio + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-log_ratio))
-        return _log_excess(math.inf, log_one_plus_u, order)
-    u = sampling_rate * math.expm1(log_ratio)
-    return _log_excess(u, math.log1p(u), order)
-
-
-def _log_excess(u: float, log_one_plus_u: float, order: float) -> float:
-    """Return log of (1+u)^alpha - 1 - alpha u for alpha above 1 or below 0; -inf where it underflows."""
-    power = order * log_one_plus_u
-    if power > 40 or u == math.inf:
-        if order < 0:
-            return power
-        linear = math.log(order) + log_one_plus_u
-        return power + math.log1p(-math.exp(min(linear - power, -1e-300)))
-    if abs(u) * (abs(order) + 1) < 1e-3:
-        series = 1 + u * (order - 2) / 3 * (1 + u * (order - 3) / 4 * (1 + u * (order - 4) / 5))
-        value = order * (order - 1) / 2 * u * u * series
-    else:
-        value = math.expm1(power) - order * u
-    return math.log(value) if value > 0 else -math.inf
-
-
-def log1p_of_sum(logs: list[float]) -> float:
-    """Return log(1 + sum of exp(logs)) without overflow."""
-    top = max(logs)
-    if top < 600:
-        return math.log1p(math.fsum(map(math.exp, logs)))
-    return top + math.log(math.exp(-top) + math.fsum(math.exp(value - top) for value in logs))
+    given = np.broadcast_arrays(sampling_rates, noise_multipliers, orders)
+    rates, noises, orders = (np.atleast_1d(own).astype(float) for own in given)
+    with np.errstate(divide="ignore", over="ignore"):
+        found = np.where(rates == 0, 0.0, orders / (2 * noises**2))
+    sampled = np.flatnonzero((rates > 0) & (rates < 1) & (noises >= LEAST_NOISE))
+    steps = _step(noises[sampled])
+    points = ((2 * TAIL + orders[sampled] / noises[sampled]) / steps).astype(int) + 1
+    sampled, steps, points = (own[points < _MOST_NUMBERS] for own in (sampled, steps, points))
+    pieces = -(-len(sampled) * int(points.max(initial=1)) // _MOST_NUMBERS)
+    for part in np.array_split(np.arange(len(sampled)), pieces) if pieces else ():
+        q, z, alpha = (own[sampled[part], None] for own in (rates, noises, orders))
+        x = np.arange(points[part].max() + 1) * steps[part, None] - TAIL  # (M, points)
+        logs = _log_excess(*_sampled(q, x / z - 1 / (2 * z**2)), alpha) - x * x / 2
+        log_moments = _log1p_of_sums(logs + np.log(steps[part, None] / math.sqrt(2 * math.pi)))
+        found[sampled[part]] = log_moments / (alpha[:, 0] - 1)
+    return found
 
 
 def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
     """Return a bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: the divergence of the losses that dominate
-    such a batch (`losses._without_replacement`): Renyi divergences are integrals of hockey-stick divergences
+    such a batch (`losses.fixed_pair`): Renyi divergences are integrals of hockey-stick divergences
     with weights that are no less than 0. Let R = 1 - q + q e^((x - 1/2) / z^2), and E_0 the mean over x > 1/2 of
     N(0, z^2). The losses log R have masses R, the losses -log R masses 1, and loss 0 has the rest of the mass:
 
-        e^((alpha - 1) D) - 1 = E_0 [R^alpha - R + R^(1 - alpha) - 1] = E_0 [f_alpha(R - 1) + f_(1 - alpha)(R - 1)],
+        e^((alpha - 1) D) - 1 = E_0 [R^alpha - R + R^(1 - alpha) - 1] = E_0 [f_alpha(R - 1) + f_(1 - alpha)(R - 1)].
 
-    f_b(u) = (1 + u)^b - 1 - b u >= 0: nothing cancels. Computed by Gauss's rule on panels as wide as the distance pi z
-    (in units of z) of the zeros of R, which leaves an error below 1e-15 of a panel.
+    Computed by Gauss's rule on panels as wide as the distance pi z (in units of z) of the zeros of R, which leaves an
+    error below 1e-15 of a panel.
     """
     if sampling_rate == 0:
         return 0.0
@@ -200,185 +130,119 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
         return unsampled
     start, width = 1 / (2 * noise_multiplier), min(1.0, math.pi * noise_multiplier)
     panels = math.ceil((TAIL + order / noise_multiplier - min(start, TAIL)) / width) + 1
-    if panels > _MOST_PANELS:
+    if panels * _NODES > _MOST_POINTS:
         return unsampled
-    logs = []
-    for panel in range(panels):
-        for node, weight in gauss_rule():
-            x = start + (panel + node) * width
-            u = sampling_rate * math.expm1(ratio) if (ratio := (x - start) / noise_multiplier) < 300 else math.inf
-            far = ratio + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-ratio))
-            log_ratio = far if u == math.inf else math.log1p(u)
-            scale = math.log(weight * width / math.sqrt(2 * math.pi)) - x * x / 2
-            logs += [_log_excess(u, log_ratio, power) + scale for power in (order, 1 - order)]
-    # Sampling never adds to the divergence (it is jointly quasi-convex).
-    return min(unsampled, log1p_of_sum(logs) * (1 + 1e-12) / (order - 1))
-
-
-_MOST_PANELS = 600
-_NODES = 16
-
-
-@lru_cache(maxsize=1)
-def gauss_rule() -> tuple[tuple[float, float], ...]:
-    """Return nodes and weights of Gauss and Legendre's rule on [0, 1], by Newton's method."""
-    found = []
-    for i in range(_NODES):
-        x = math.cos(math.pi * (i + 0.75) / (_NODES + 0.5))
-        for _ in range(6):
-            before, value = 1.0, x
-            for n in range(2, _NODES + 1):
-                before, value = value, ((2 * n - 1) * x * value - (n - 1) * before) / n
-            slope = _NODES * (x * value - before) / (x * x - 1)
-            x -= value / slope
-        found.append(((1 + x) / 2, 1 / ((1 - x * x) * slope * slope)))
-    return tuple(found)
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    x = start + width * (np.arange(panels)[:, None] + (1 + nodes) / 2)
+    own = _sampled(sampling_rate, (x - start) / noise_multiplier)
+    scale = np.log(weights / 2 * width / math.sqrt(2 * math.pi)) - x * x / 2
+    logs = np.stack([_log_excess(*own, power) + scale for power in (order, 1 - order)])
+    return min(unsampled, float(_log1p_of_sums(logs.reshape(1, -1))[0]) * (1 + 1e-12) / (order - 1))
 
 
 def replaced_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
     """Return the Renyi divergence of a Poisson-sampled Gaussian sum of which one record is replaced.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Guarantee: that of the pair that attains the largest
-    hockey-stick divergences (`losses._replaced`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2).
-    With u = P / Q - 1, E_Q u = 0, so the moment less 1 is E_Q of (1+u)^alpha - 1 - alpha u >= 0. By the trapezoidal
-    rule: within pi z of the real axis, in units of z, |P| is at most as on it and |Q| at least 2^(-1/2) of that, so the
-    step pays for a factor of 2^((alpha - 1) / 2).
+    hockey-stick divergences (`losses.replaced_pair`): P = (1 - q) N(0) + q N(1/2), Q = (1 - q) N(0) + q N(-1/2). Within
+    pi z of the real axis, in units of z, |P| is at most as on it and |Q| at least 2^(-1/2) of that, so the step pays
+    for a factor of 2^((alpha - 1) / 2).
     """
     if sampling_rate == 0:
         return 0.0
     unsampled = gaussian_divergence(noise_multiplier, order)
     if sampling_rate == 1 or noise_multiplier < LEAST_NOISE:
         return unsampled
-    height = min(math.pi * noise_multiplier, math.sqrt(120))
-    step = min(0.5, 2 * math.pi * height / (60 + height**2 / 2 + (order - 1) * math.log(2) / 2))
-    half = 1 / (2 * noise_multiplier)
+    step, half = float(_step(noise_multiplier, order)), 1 / (2 * noise_multiplier)
     points = int((2 * TAIL + (order + 1) * half) / step) + 1
-    if points > _NODES * _MOST_PANELS:
+    if points > _MOST_POINTS:
         return unsampled
-    logs = []
-    for i in range(points + 1):
-        x = i * step - TAIL - half
-        one, other = (sign * x * half - half * half / 2 for sign in (1, -1))
-        logs_of = [_log_mixed(sampling_rate, ratio) for ratio in (one, other)]
-        # (N(1/2) - N(-1/2)) over N(0), and over the mixture
-        gap = max(one, other) + math.log(-math.expm1(-abs(one - other))) if one != other else -math.inf
-        size = math.log(sampling_rate) + gap - logs_of[1]
-        u = math.inf if size > 600 else math.copysign(math.exp(size), one - other)
-        scale = logs_of[1] - x * x / 2 + math.log(step / math.sqrt(2 * math.pi))
-        logs.append(_log_excess(u, logs_of[0] - logs_of[1], order) + scale)
-    return min(unsampled, log1p_of_sum(logs) / (order - 1))
+    x = np.arange(points + 1) * step - TAIL - half
+    one, other = (sign * x * half - half * half / 2 for sign in (1, -1))
+    log_p, log_q = (_sampled(sampling_rate, ratio)[1] for ratio in (one, other))
+    with np.errstate(divide="ignore", over="ignore"):
+        # log |P - Q|, over N(0)
+        gap = np.log(sampling_rate) + np.maximum(one, other) + np.log(-np.expm1(-np.abs(one - other)))
+        u = np.copysign(np.exp(gap - log_q), one - other)
+    logs = _log_excess(u, log_p - log_q, order) + log_q - x * x / 2 + math.log(step / math.sqrt(2 * math.pi))
+    return min(unsampled, float(_log1p_of_sums(logs[None])[0]) / (order - 1))
 
 
-def _log_mixed(sampling_rate: float, log_ratio: float) -> float:
-    """Return log(1 - q + q e^log_ratio)."""
-    if log_ratio < 300:
-        return math.log1p(sampling_rate * math.expm1(log_ratio))
-    return log_ratio + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-log_ratio))
+def grouped_divergence(size: int, sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """Return the larger Renyi divergence of the pair of `mechanism.GroupSum`, a Poisson batch of K = `size` records.
 
-
-def poisson_divergence(mechanism: GaussianSum, order: float) -> float:
-    """Return the bound for Poisson batches.
-
-    For a record that is added or removed: Mironov, Talwar and Zhang 2019. For a replaced one: see `_poisson`.
+    R(x) = sum_j w_j e^(jx/z - j^2/2z^2), x in units of z. At x + iy all terms lie in a sector of angle K |y| / z. Below
+    pi, R has no zeros and |R(x + iy)| <= R(x), so the step is that of one record with noise z / K, by the same bound,
+    for E_Q R^alpha. Below pi / 2 also |R(x + iy)| >= R(x) / sqrt(2), so for E_Q R^(1 - alpha) the error gains a factor
+    of at most 2^((alpha - 1) / 2), which its step pays for. The other direction is at most -K log(1 - q), as R is at
+    least (1 - q)^K. The unsampled sum of all K dominates, and serves where too many points would be needed.
     """
-    if isinstance(mechanism, GroupSum) and 0 < mechanism.sampling_rate < 1 and mechanism.noise_multiplier > 0:
-        found: float = named("dpsgd_cli.accounting.renyi_arrays:grouped_divergence")(mechanism, order)
-        return found
-    if isinstance(mechanism, GroupSum):
-        mechanism = GaussianSum(mechanism.unsampled_noise, mechanism.adjacency, "poisson", mechanism.sampling_rate)
-    return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, order)
-
-
-def fixed_divergence(mechanism: GaussianSum, order: float) -> float:
-    """Return the bound for batches of fixed size."""
-    return fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
-
-
-def truncated_divergence(mechanism: GaussianSum, order: float) -> float:
-    """Return the bound of the pair that reveals whether the batch overflowed (`TruncatedSum`).
-
-    Powers of ratios add up, weighted by probability.
-    """
-    assert isinstance(mechanism, TruncatedSum)
-    rate, overflow = mechanism.sampling_rate, overflow_probability(mechanism)
-    usual = _poisson(mechanism.adjacency, rate, mechanism.noise_multiplier, order)
-    if overflow == 0 or rate == 0:
-        return usual
-    rare = fixed_size_gaussian_divergence(rate, mechanism.overflowing_noise, order)
-    if math.isinf(usual + rare):
-        return math.inf
-    # log(1 + sum of w_i (e^x_i - 1)), which keeps small divergences
-    low, high = (order - 1) * usual, (order - 1) * rare
-    if high < 600:
-        return math.log1p((1 - overflow) * math.expm1(low) + overflow * math.expm1(high)) / (order - 1)
-    top = max(low, high)
-    total = (1 - overflow) * math.exp(low - top) + overflow * math.exp(high - top)
-    return (top + math.log(total)) / (order - 1)
-
-
-def _poisson(adjacency: Adjacency, rate: float, noise: float, order: float) -> float:
-    """Return the bound for Poisson batches of `rate` and `noise`.
-
-    A record comes or goes, or is replaced.
-    """
-    if NEIGHBOURS[adjacency].replaced:
-        return replaced_divergence(rate, noise, order)
-    return poisson_gaussian_divergence(rate, noise, order)
-
-
-@lru_cache(maxsize=1024)
-def overflow_probability(mechanism: TruncatedSum) -> float:
-    """Return Pr[Binomial(N, q) >= B] from above, for N up to 2^53.
-
-    It is at most 2e-8 more, relative, within 1e6 terms of the sum.
-    Terms from B on fall by ratios that fall themselves, so a geometric series bounds the terms that are not summed. One
-    step of the loop loses at most 8 units of 2^-53, all of them less than the last factor adds.
-
-    >>> two_of_three = TruncatedSum(1.0, "add-remove", "truncated-poisson", 0.5, records=3, largest_batch=2)
-    >>> round(overflow_probability(two_of_three), 5)
-    0.5
-    """
-    n, rate, least = mechanism.records, mechanism.sampling_rate, mechanism.largest_batch
-    if least > n or rate == 0:
+    if sampling_rate == 0:
         return 0.0
-    if rate == 1:
-        return 1.0
-    total, term = 0.0, 1.0
-    for size in range(least, n + 1):
-        total += term
-        ratio = (n - size) * rate / ((size + 1) * (1 - rate))
-        term *= ratio
-        if ratio < 1 and (term < 1e-18 * total * (1 - ratio) or size - least >= _MOST_TERMS):
-            total += term / (1 - ratio)
-            break
-    return min(1.0, max(_binomial_term(n, rate, least) * total * (1 + 2e-8), sys.float_info.min))
+    unsampled = gaussian_divergence(noise_multiplier / size, order)
+    if sampling_rate == 1 or noise_multiplier == 0:
+        return unsampled
+    own = size, sampling_rate, noise_multiplier
+    step = float(_step(noise_multiplier / size))
+    points = int((2 * TAIL + order * size / noise_multiplier) / step) + 1
+    if points * size > _MOST_NUMBERS:
+        return unsampled
+    remove = _grouped_log_moment(*own, order, step, points) / (order - 1)
+    most = -size * math.log1p(-sampling_rate)
+    if remove >= most:
+        return min(unsampled, remove)
+    step = float(_step(noise_multiplier / size / 2, order))
+    points = int((2 * TAIL + 1 / noise_multiplier) / step) + 1
+    add = most if points * size > _MOST_NUMBERS else _grouped_log_moment(*own, 1 - order, step, points) / (order - 1)
+    return min(unsampled, max(remove, min(add, most)))
 
 
-_MOST_TERMS = 1_000_000
+def _grouped_log_moment(size: int, rate: float, noise: float, power: float, step: float, points: int) -> float:
+    """Return log E_Q R^power for a power above 1 or below 0."""
+    j = np.arange(1, size + 1)[:, None]
+    weights = np.cumsum(np.log((size + 1 - j) / j), axis=0) + j * np.log(rate) + (size - j) * np.log1p(-rate)
+    x = np.arange(points + 1) * step - TAIL
+    exponents = j * x / noise - j * j / (2 * noise**2)
+    excess = (np.exp(weights) * np.expm1(np.minimum(exponents, 300))).sum(axis=0)
+    far = np.logaddexp(np.logaddexp.reduce(weights + exponents, axis=0), size * np.log1p(-rate))
+    log_ratio = np.where(exponents.max(axis=0) > 300, far, np.log1p(excess))
+    logs = _log_excess(excess, log_ratio, power) - x * x / 2 + math.log(step / math.sqrt(2 * math.pi))
+    return float(_log1p_of_sums(logs[None])[0])
 
 
-def _binomial_term(n: int, rate: float, size: int) -> float:
-    """Return Pr[Binomial(n, rate) = size], from above to 1e-12.
+def _step(noise: ArrayLike, order: float = 1.0) -> Floats:
+    """Return a step of the trapezoidal rule with error below e^-60 of the integral, in units of `noise`.
 
-    Computed in decimal digits, with factorials between Stirling's bounds:
-    log m! = (m + 1/2) log m - m + log(2 pi) / 2 + s, 1/(12 m) - 1/(360 m^3) < s < 1/(12 m) - 1/(360 m^3) +
-    1/(1260 m^5) (Robbins 1955; the series alternates). Products up to 60 are exact.
+    Moving the path up by y < pi z, the half-width of the strip of analyticity, multiplies the Gaussian by e^(y^2/2) and
+    the error by e^(-2 pi y / step); wider strips than sqrt(120) gain nothing. Above order 1 the step also pays for a
+    factor of 2^((order - 1) / 2).
     """
-    with localcontext() as digits:
-        digits.prec, digits.Emin, digits.Emax = 60, -(10**17), 10**17
-        success = Decimal(rate)
-        log = _log_factorial(n, above=True) - _log_factorial(size, above=False) - _log_factorial(n - size, above=False)
-        log += size * success.ln() + (n - size) * (1 - success).ln()
-        return 0.0 if log < -800 else math.nextafter(float(log.exp()), 1.0)
+    height = np.minimum(np.pi * np.asarray(noise), math.sqrt(120))
+    return np.asarray(np.minimum(0.5, 2 * np.pi * height / (60 + height**2 / 2 + (order - 1) * math.log(2) / 2)))
 
 
-def _log_factorial(m: int, above: bool) -> Decimal:
-    """Return log m! from above or from below, to the digits of the context and 1/(1260 m^5)."""
-    if m <= 60:
-        return Decimal(math.factorial(m)).ln()
-    x = Decimal(m)
-    bound = 1 / (12 * x) - 1 / (360 * x**3) + (1 / (1260 * x**5) if above else 0)
-    return (x + Decimal("0.5")) * x.ln() - x + _TWO_PI.ln() / 2 + bound
+def _sampled(rate: Floats | float, log_ratio: Floats) -> tuple[Floats, Floats]:
+    """Return u = q (e^log_ratio - 1), cut off at e^300, and log(1 + u)."""
+    u = rate * np.expm1(np.minimum(log_ratio, 300))
+    far = log_ratio + np.log(rate + (1 - rate) * np.exp(-np.maximum(log_ratio, 0)))
+    return u, np.where(log_ratio > 300, far, np.log1p(u))
 
 
-_TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918")
+def _log_excess(u: Floats, log_one_plus_u: Floats, order: Floats | float) -> Floats:
+    """Return log of (1+u)^alpha - 1 - alpha u, for alpha above 1 or below 0; -inf where it underflows."""
+    powers = order * log_one_plus_u
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        series = 1 + u * (order - 2) / 3 * (1 + u * (order - 3) / 4 * (1 + u * (order - 4) / 5))
+        small = order * (order - 1) / 2 * u * u * series
+        near = np.where(np.abs(u) * (np.abs(order) + 1) < 1e-3, small, np.expm1(np.minimum(powers, 40)) - order * u)
+        # u and alpha have one sign where the power is large
+        linear = np.log(np.abs(order)) + np.log(np.abs(np.expm1(-log_one_plus_u))) + log_one_plus_u
+        log_large = powers + np.log1p(-np.exp(np.minimum(linear - powers, -1e-300)))
+        return np.where(powers > 40, log_large, np.log(np.maximum(near, 0.0)))
+
+
+def _log1p_of_sums(logs: Floats) -> Floats:
+    """Return log(1 + sum of exp) along the last axis, without overflow."""
+    tops = np.maximum(logs.max(axis=-1), 0.0)
+    sums = np.exp(logs - tops[:, None]).sum(axis=-1)
+    return np.where(tops > 0, tops + np.log(np.exp(-tops) + sums), np.log1p(sums))

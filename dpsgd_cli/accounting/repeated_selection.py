@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
-from dpsgd_cli.accounting.accountants.rdp import DIVERGENCES, Profile, Rdp
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.rdp import Profile, Rdp
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Mechanism, PureDP, Release, merge
 from dpsgd_cli.accounting.search import smallest
 from dpsgd_cli.errors import PrivacyError
@@ -66,8 +66,6 @@ class BestOfTrials(Rdp):
     name = "rdp"
     bound = "upper"
     note = "best of a random number of trials"
-    mechanisms = DIVERGENCES
-    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, choice: Choice) -> None:
         super().__init__()

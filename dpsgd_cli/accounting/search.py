@@ -4,8 +4,7 @@ It doubles and bisects. Everything that is solved for (`auto` in a recipe, `--so
 an epsilon, a delta) is found here, so that equal questions give equal numbers. Sums are compared with a limit exactly,
 not after rounding.
 
-The conditions are in `accounting/budget.py` and `accounting/accountants/`; minima are found by
-`privacy/conversions.minimise`.
+The conditions are in `accounting/budget.py` and `accounting/accountants/`; minima are found by `conversions.minimise`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dpsgd_cli.errors import UnsupportedMechanism
 
@@ -174,31 +174,26 @@ def _signed(gap: float, beyond: bool) -> float:
 class ExactSum:
     """Exact sum of terms added one at a time. `total` is correctly rounded, like `math.fsum` of all terms.
 
-    The exact value is stored as a few floats whose digits do not overlap (Shewchuk 1997, "Adaptive precision
-    floating-point arithmetic", Grow-Expansion). Terms are >= 0, possibly inf.
+    Terms are >= 0, possibly inf.
     """
 
     def __init__(self) -> None:
-        self._parts: list[float] = []
+        self._finite, self._unbounded = Fraction(0), False
 
     def add(self, term: float) -> None:
-        parts = []
-        for part in self._parts:
-            large, small = (term, part) if abs(term) >= abs(part) else (part, term)
-            term = large + small
-            lost = small - (term - large)
-            if lost and math.isfinite(term):
-                parts.append(lost)
-        self._parts = [*parts, term] if math.isfinite(term) else [term]
+        if math.isfinite(term):
+            self._finite += Fraction(term)
+        else:
+            self._unbounded = True
 
     def passes(self, limit: float, extra: float) -> bool:
-        """Return True if the sum plus `extra` is above `limit`, exactly."""
-        return exceeds([*self._parts, extra], limit)
+        """Return True if the sum plus `extra` is above `limit`, exactly. NaN is above every limit."""
+        return self._unbounded or not math.isfinite(extra) or not self._finite + Fraction(extra) <= limit
 
     def total(self, extra: float = 0.0) -> float:
         """Return the sum plus `extra`, which is not stored; inf beyond the range of floats."""
         try:
-            return math.fsum([*self._parts, extra])
+            return math.inf if self._unbounded else float(self._finite + Fraction(extra))
         except OverflowError:
             return math.inf
 

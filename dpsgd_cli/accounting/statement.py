@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant, number
+from dpsgd_cli.accounting.accountants import Accountant, number
 from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.conversions import log_upper_tail
 from dpsgd_cli.accounting.groups import ForGroup, Parts, splits_of
-from dpsgd_cli.accounting.mechanism import KINDS, GaussianSum, Mechanism, Release, ZeroConcentrated, merge
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES, Attacker, TradeoffCurve, curve_of, strongest
 from dpsgd_cli.common.text_format import count, epsilon_text
@@ -36,8 +35,6 @@ class BestAccountant(Accountant):
     name = "least"
     bound = "upper"
     note = "least upper bound"
-    mechanisms = tuple(KINDS)
-    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, names: Sequence[str] = accountants.USUAL) -> None:
         self._names = names
@@ -47,7 +44,7 @@ class BestAccountant(Accountant):
         named = [accountants.get(name) for name in self._names]
         return [accountant for accountant in named if accountant.bound == "upper"]
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         reasons = [accountant.refusal(mechanism) for accountant in self._all]
         return None if None in reasons else "; ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -236,17 +233,12 @@ def epsilon_at_least(noise_multiplier: float, batches: int, delta: float) -> flo
 
     Source: Chua et al. 2024, "How private are DP-SGD implementations?", section 4 (lower bound for shuffling).
     """
-    best = 0.0
-    for i in range(1, 4001):
-        threshold = i * (2 + 12 * noise_multiplier) / 4000
-        others = (batches - 1) * _log_below(threshold / noise_multiplier)
-        with_record = -math.expm1(_log_below((threshold - 2) / noise_multiplier) + others)
-        without = -math.expm1(_log_below((threshold - 1) / noise_multiplier) + others)
-        if with_record > delta and without > 0:
-            best = max(best, math.log((with_record - delta) / without))
-    return best
+    import numpy as np
+    from scipy.special import log_ndtr
 
-
-def _log_below(x: float) -> float:
-    """Return log Phi(x), to full precision on both sides."""
-    return math.log1p(-math.exp(log_upper_tail(x))) if x > 0 else log_upper_tail(-x)
+    # in units of the noise
+    thresholds = np.arange(1, 4001) * (2 / noise_multiplier + 12) / 4000
+    others = (batches - 1) * log_ndtr(thresholds)
+    with_record, without = (-np.expm1(log_ndtr(thresholds - moved / noise_multiplier) + others) for moved in (2, 1))
+    held = (with_record > delta) & (without > 0)
+    return float(np.log((with_record[held] - delta) / without[held]).max(initial=0.0))

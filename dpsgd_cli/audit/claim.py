@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy import stats
 
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Release, ZeroConcentrated, merge
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, ZeroConcentrated, merge
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.accounting.tradeoff import TradeoffCurve, curve_of
@@ -158,9 +157,9 @@ class PrivacyClaim:
                     if steps > 1:
                         drawn = own[which] == step % steps
                     else:
-                        drawn = random.binomial(rows_of(mechanism), rate, count)
+                        drawn = random.binomial(1, rate, count)
                     seen = moved * drawn + mechanism.noise_multiplier * random.standard_normal(count)
-                    scores += score(seen, mechanism.noise_multiplier, rate, shift, rows_of(mechanism))
+                    scores += score(seen, mechanism.noise_multiplier, rate, shift)
         return out, inside
 
 
@@ -208,18 +207,11 @@ def shift_of(mechanism: GaussianSum) -> tuple[float, float]:
     return (-0.5, 0.5) if mechanism.adjacency == "replace-one" else (0.0, 1.0)
 
 
-def rows_of(mechanism: GaussianSum) -> int:
-    """Return how many rows a canary has, each of which is drawn by itself."""
-    return mechanism.size if isinstance(mechanism, GroupSum) else 1
-
-
-def score(
-    seen: np.ndarray, noise: np.ndarray | float, rate: float, shift: tuple[float, float], rows: int = 1
-) -> np.ndarray:
+def score(seen: np.ndarray, noise: np.ndarray | float, rate: float, shift: tuple[float, float]) -> np.ndarray:
     """Return the log-likelihood ratio, in against out, of one release's value on a canary coordinate.
 
     The test is Neyman and Pearson's. A sample of rate q shows N(shift, s^2) with probability q, else N(0, s^2); s is
-    the noise multiplier. Of a canary with several `rows` it shows N(j shift, s^2), j being binomial.
+    the noise multiplier.
 
     >>> round(float(score(np.array(1.0), 2.0, 1.0, (0.0, 1.0))), 4)
     0.125
@@ -228,11 +220,6 @@ def score(
     def against_nothing(place: float) -> np.ndarray:
         if place == 0:
             return np.zeros_like(seen)
-        if rows > 1:
-            moved = [j * place for j in range(rows + 1)]
-            logs = stats.binom.logpmf(np.arange(rows + 1), rows, rate)
-            laws = [log + (2 * by * seen - by**2) / (2 * np.square(noise)) for log, by in zip(logs, moved, strict=True)]
-            return np.asarray(np.logaddexp.reduce(laws, axis=0))
         return log_ratio(place * seen, place**2, noise, rate)
 
     return against_nothing(shift[1]) - against_nothing(shift[0])

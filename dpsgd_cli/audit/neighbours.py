@@ -25,7 +25,6 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.stage import random_inputs, random_labels, sized, smaller, synthetic, without
 from dpsgd_cli.data.settings import ValidationSet
@@ -194,8 +193,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     mechanism = next(
         m for e in base.entries if isinstance(m := e.release.mechanism, GaussianSum) and e.phase == "train"
     )
-    # every row of a user may be in one batch
-    sensitivity, most = mechanism.sensitivity, rows_of(mechanism)
+    sensitivity = mechanism.sensitivity
     moved, noise, others = {}, {}, {}
     for name, one in seen.items():
         pairs = list(zip(one.sums, base.sums, strict=False))
@@ -214,7 +212,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     worst, noisy = max(moved, key=lambda name: moved[name]), max(noise, key=lambda name: noise[name])
     found = [
         _judged("summed gradients", f"{moved[worst]:.6f} sensitivities at most, in {len(base.sums)} steps",
-                   f"at most {most}", worst, moved[worst] > most * _CLOSE),
+                   "at most 1", worst, moved[worst] > _CLOSE),
         _judged("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
     found += _of_others(seen)

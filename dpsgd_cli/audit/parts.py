@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, TruncatedSum
-from dpsgd_cli.audit.claim import rows_of
+from dpsgd_cli.accounting.mechanism import CorrelatedSums
 from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
 from dpsgd_cli.audit.watch import BEFORE, ObservedNoise, Watch
@@ -76,14 +75,10 @@ def _two_sided(squares: float, count: int) -> float:
 
 
 def norm_checks(watch: Watch) -> Iterator[Finding]:
-    """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise.
-
-    A canary of several rows, each of which is drawn and clipped by itself, moves it by one sensitivity a row.
-    """
-    most = 1 if watch.mechanism is None else rows_of(watch.mechanism)
+    """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise."""
     if watch.largest > 0:
-        p, control = (0.0 if by > most * _CLOSE else 1.0 for by in (watch.largest, _WRONG * watch.largest))
-        yield _check("clipped norm", f"{watch.largest:.6f} sensitivities at most", f"at most {most}", p, control)
+        p, control = (0.0 if by > _CLOSE else 1.0 for by in (watch.largest, _WRONG * watch.largest))
+        yield _check("clipped norm", f"{watch.largest:.6f} sensitivities at most", "at most 1", p, control)
 
 
 def batch_checks(watch: Watch) -> Iterator[Finding]:
@@ -95,10 +90,6 @@ def batch_checks(watch: Watch) -> Iterator[Finding]:
     sizes, records = np.array(watch.sizes), watch.staged.plan.sampling.records
     turns = mechanism.bands if isinstance(mechanism, CorrelatedSums) and mechanism.batching == "poisson" else 1
     total, draws, rate = int(sizes.sum()), records * sizes.size, mechanism.sampling_rate / turns
-    if isinstance(mechanism, TruncatedSum):
-        drawn = np.arange(records + 1)
-        chances = stats.binom(records, rate).pmf(drawn)
-        rate = float(chances @ np.minimum(drawn, mechanism.largest_batch)) / records
     found = f"{total / draws:.6f} ({draws:,} draws)" if draws else "no batch was drawn by a sampler"
     yield _check("inclusion rate", found, f"{rate:.6f}", far_from(total, draws, rate) if draws else 0.0,
                  far_from(total, draws, min(1.0, _WRONG * rate)) if draws else 0.0)  # fmt: skip

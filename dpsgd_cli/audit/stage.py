@@ -22,10 +22,8 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import canaries as canary_inputs
-from dpsgd_cli.audit.claim import rows_of
 from dpsgd_cli.audit.findings import AuditSize
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.users import as_users
@@ -90,12 +88,7 @@ def uses_vector_canaries(loaded: SettledRecipe) -> bool:
 
 def canaries_of(plan: Plan, size: AuditSize) -> int:
     """Return the number of canaries: `size.canaries`, but at most a third of the records, and at least 1."""
-    return max(1, min(size.canaries, plan.sampling.records // places_each(plan) // 3))
-
-
-def places_each(plan: Plan) -> int:
-    """Return how many places of the sampler's table a canary has: those of a user whose rows are drawn, else 1."""
-    return max((rows_of(m) for r in plan.releases if isinstance(m := r.mechanism, GaussianSum)), default=1)
+    return max(1, min(size.canaries, plan.sampling.records // 3))
 
 
 def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
@@ -111,9 +104,8 @@ def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
     if sampling.batching == "fixed" and batch == 1:
         return min(records, max(least, _FIXED_RECORDS)), batch
     if sampling.kind.by_epoch:
-        in_a_use = sampling.steps_per_epoch // sampling.participations
-        small = -(-least // in_a_use)
-        return (small * in_a_use, small) if small < batch else (records, batch)
+        small = -(-least // sampling.steps_per_epoch)
+        return (small * sampling.steps_per_epoch, small) if small < batch else (records, batch)
     # share of all records, also if groups of them take turns
     rate = sampling.rate / sampling.groups
     # a fixed batch of one record would be another method
@@ -137,8 +129,6 @@ class SizedRecipe:
 def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
     """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
-    # whole users, at a rate that is nearly the recipe's: it is the one that this plan charges
-    records = -(-records // places_each(whole)) * places_each(whole)
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
     assert outline.input_shape is not None
@@ -149,8 +139,7 @@ def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, siz
         changed["records"] = records
         if uses_vector_canaries(loaded):
             small = _as_steady(small, records / whole.sampling.records, changed)
-        users = records // places_each(whole)
-        plan = plan_of(small, dataclasses.replace(outline, train_records=users, files=(users,)))
+        plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
     return SizedRecipe(small, outline, plan, canaries_of(plan, size), changed)
 
@@ -183,17 +172,16 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any
     else:
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
         rows = rows.astype(np.int64) if outline.integers else rows
-    each = places_each(plan)
-    others = plan.sampling.records // each - canaries
+    others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = DataOverride(
         as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
-        share=lambda table: _shared(table, inside, replaced, each),
+        share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
     trials = start([Member(made.loaded, plan)], earlier, override=on)
-    places = np.arange(others * each, plan.sampling.records, each)
+    places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (
         canary_inputs.VectorCanaries(trials, places, places + canaries if replaced else None, columns)
@@ -215,10 +203,7 @@ def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledReci
     method, runtime = recipe.method, recipe.runtime
     if method.batch is not None and method.batch != batch:
         changed["batch_size"] = batch
-        sizes = {"batch_size": batch}
-        if (largest := getattr(method, "largest_batch", None)) is not None:
-            sizes["largest_batch"] = changed["largest_batch"] = round(largest * batch / method.batch)
-        method = method.changed(**sizes)
+        method = method.changed(batch_size=batch)
     dtype = "float64" if runtime.dtype == "float64" else "float32"
     for name, value in (("compile", False), ("dtype", dtype)):
         if getattr(runtime, name) != value:
@@ -302,13 +287,8 @@ def without(place: int, trials: int = 1) -> Callable[[Table], Table]:
     return share
 
 
-def _shared(table: Table, inside: np.ndarray, replaced: bool, each: int = 1) -> Table:
-    """Return the table with each trial's own rows: the place of a canary that is out is empty, or its replacement's.
-
-    A canary is a user of `each` places, which are in or out together.
-    """
-    if each > 1:
-        inside = np.repeat(inside, each, axis=1)
+def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
+    """Return the table with each trial's own rows: the place of a canary that is out is empty, or its replacement's."""
     trials, canaries = inside.shape
     others = table.rows - canaries * (2 if replaced else 1)
     first = np.arange(others, others + canaries)

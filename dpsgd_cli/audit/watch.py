@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
-from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, rows_of, score, shift_of
+from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
@@ -191,7 +191,7 @@ class Watch(AuditHook):
 
         def of(shown: np.ndarray) -> np.ndarray:
             with np.errstate(divide="ignore", invalid="ignore"):
-                found = score(shown, multipliers[:, None], first.sampling_rate, shift_of(first), rows_of(first))
+                found = score(shown, multipliers[:, None], first.sampling_rate, shift_of(first))
             return np.where(counted, found, 0.0)
 
         shown = staged.signs * seen / unit

@@ -151,35 +151,9 @@ class PoissonSampler(Sampler):
     def batch(self, step: int) -> Batch:
         drawn = []
         for stream in self._streams:
-            size = self._kept(self._sizes.draw(stream.bits("poisson", step)))
+            size = self._sizes.draw(stream.bits("poisson", step))
             drawn.append(stream.distinct("poisson", step, self._records, size))
         return _padded(drawn)
-
-    def _kept(self, size: int) -> int:
-        """Return how many of `size` drawn records are kept."""
-        return size
-
-
-class TruncatedSampler(PoissonSampler):
-    """Poisson batches truncated to `largest_batch` records, chosen uniformly.
-
-    A batch equals that of `PoissonSampler` unless it is larger than `largest_batch`. Guarantee: a uniform subset of a
-    uniform set is uniform, so drawing a set of the smaller size gives the distribution of the kept records. Sizes are
-    within 2^-100 of theirs, as for Poisson batches.
-
-    >>> from dpsgd_cli.engine.streams import SeededStreams
-    >>> sampler = TruncatedSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3, largest_batch=3)
-    >>> drawn = sampler.batch(2)
-    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
-    ([[6, 1, 3], [3, 0, 0]], [3, 1])
-    """
-
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int, largest_batch: int) -> None:
-        super().__init__(streams, records, batch_size)
-        self._largest = largest_batch
-
-    def _kept(self, size: int) -> int:
-        return min(size, self._largest)
 
 
 class CyclicSampler(Sampler):
@@ -265,28 +239,21 @@ class FixedSampler(Sampler):
 
 
 class AllocationSampler(Sampler):
-    """Each record in k of the t steps of each epoch, drawn uniformly and independently of all others.
+    """Each record in one step of each epoch, drawn uniformly and independently of all others.
 
-    Guarantee: the steps of a record depend on no record, not even on which other records exist. All sets of
-    k = `participations` steps are equally likely: Floyd's algorithm draws x of 0..j for j = t - k, ..., t - 1, and
-    takes j where x was taken before. An epoch has t = k ceil(records / batch_size) steps; batch sizes are random and
-    may be 0. The sampler stores 8 bytes per participation of a record and trial.
+    Guarantee: the step of a record depends on no record, not even on which other records exist. Batch sizes are random
+    and may be 0. The sampler stores 8 bytes for each record and trial.
 
     >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[2], [1, 4, 5, 6], [0, 3]]
-    >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3, participations=2)
-    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
-    [[2, 4, 6], [5], [1, 3, 4], [2, 5, 6], [0, 3], [0, 1]]
     """
 
     varies = True
 
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int, participations: int = 1) -> None:
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
         super().__init__(streams, records, batch_size)
-        self._each = participations
-        self.steps_per_epoch *= participations
         self._epoch = -1
         self._batches: list[list[np.ndarray]] = []
 
@@ -298,13 +265,14 @@ class AllocationSampler(Sampler):
         return _padded([batches[place] for batches in self._batches])
 
     def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
-        steps = np.empty((self._records, self._each), dtype=np.int64)
-        for i, j in enumerate(range(self.steps_per_epoch - self._each, self.steps_per_epoch)):
-            drawn = stream.integers("allocation", epoch * self._each + i, j + 1, self._records)
-            again = (steps[:, :i] == drawn[:, None]).any(axis=1)
-            steps[:, i] = np.where(again, j, drawn)
-        sizes = np.bincount(steps.ravel(), minlength=self.steps_per_epoch)
-        return np.split(np.argsort(steps.ravel(), kind="stable") // self._each, np.cumsum(sizes)[:-1])
+        """Return the records of each step."""
+        steps = self._steps(stream, epoch)
+        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
+        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
+
+    def _steps(self, stream: Streams, epoch: int) -> np.ndarray:
+        """Draw the step of each record."""
+        return stream.integers("allocation", epoch, self.steps_per_epoch, self._records)
 
 
 class CyclicAllocationSampler(AllocationSampler):
@@ -335,11 +303,9 @@ class CyclicAllocationSampler(AllocationSampler):
             for stream, kept, own in zip(streams, lasting, groups, strict=True)
         }
 
-    def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
+    def _steps(self, stream: Streams, epoch: int) -> np.ndarray:
         groups, of = self._of[stream]
-        steps = stream.integers("allocation", epoch, self.steps_per_epoch // groups, self._records) * groups + of
-        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
-        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
+        return stream.integers("allocation", epoch, self.steps_per_epoch // groups, self._records) * groups + of
 
 
 class ShuffleSampler(Sampler):

@@ -32,7 +32,6 @@ from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbat
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
-from dpsgd_cli.users.settings import Unit
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -295,7 +294,6 @@ def _unit(recipe: Recipe) -> list[str]:
             f"privacy.unit: nothing is proved of method {recipe.method.kind}{fixed} where all rows of a user are"
             f" protected together; use {proved}, or leave this out"
         )
-    problems += _rows_of_users(recipe, unit)
     if unit.column in recipe.data.target_names:
         problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
     cut = recipe.data.validation
@@ -316,28 +314,6 @@ def _unit(recipe: Recipe) -> list[str]:
         problems.append(f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64")
     if recipe.runtime.compile:
         problems.append("runtime.compile: is for single records; leave it false, or leave privacy.unit out")
-    return problems
-
-
-def _rows_of_users(recipe: Recipe, unit: Unit) -> list[str]:
-    """Refuse, for batches of users' rows, all but plain Poisson batches: `GroupSum` covers nothing else."""
-    privacy = recipe.privacy
-    if unit.sampling != "rows" or privacy is None:
-        return []
-    where, problems = "privacy.unit.sampling: rows", []
-    if not (recipe.method.kind == "dp-sgd" and recipe.method.batching == "poisson"):
-        problems.append(f"{where} is proved for method.kind dp-sgd with batching poisson; use them, or sampling: users")
-    if NEIGHBOURS[recipe.adjacency].replaced:
-        problems.append(f"{where} is proved for users that come or go; use adjacency add-remove or zero-out")
-    if recipe.folds is not None:
-        problems.append(f"{where}: folds are cut by users; leave folds out, or use sampling: users")
-    if privacy.correlated is not None:
-        problems.append(f"{where}: correlated noise is proved for one row a user; leave privacy.noise out")
-    if privacy.clipping.moves:
-        problems.append(
-            f"{where}: the release that privacy.clipping {privacy.clipping.kind} reads bounds from is charged for one"
-            " row; use flat or per-layer"
-        )
     return problems
 
 

@@ -268,8 +268,7 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
-        places = 1 if unit is None else unit.places
-        return train if dataset.train_records is None else train.with_places(dataset.train_records * places), test
+        return train if dataset.train_records is None else train.with_places(dataset.train_records), test
     x, y = _all_rows(dataset)
     x = in_numbers(recipes[0], x)
     assert keys is not None
@@ -284,9 +283,8 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
 
 
 def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
-    """Return the table of users, or of their places, given the rows and the key of each row's user."""
-    make = UnitTable.of_places if unit.sampling == "rows" else UnitTable.of
-    return make(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
+    """Return the table of users, given the rows and the key of each row's user."""
+    return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
 
 
 def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:

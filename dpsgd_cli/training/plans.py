@@ -152,10 +152,10 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
 def training_records(recipe: Recipe, outline: data.Outline) -> int:
     """Return the public number of records of each trial: of the training part, or with folds of a trial's places.
 
-    Users count, if they are the unit of privacy, or all of their places if rows are drawn.
+    Users count, if they are the unit of privacy.
     """
     if recipe.folds is None:
-        return outline.train_records * (1 if recipe.data.unit is None else recipe.data.unit.places)
+        return outline.train_records
     return places_of_a_fold(outline.files, recipe.folds, recipe.data.by_place)
 
 

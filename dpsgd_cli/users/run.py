@@ -10,15 +10,6 @@ the role of a record, so every theorem about sums over records holds, with N the
 (a batch has all rows of a user, or none), and rates, batch sizes and prices count users. (Clipping each g_i, and adding
 them up, would move the sum by m C.)
 
-Sampling of rows (`sampling: rows`). Each user has K = `most_rows` places, of which their rows fill the first, and the
-sampler draws from all U K places of U users. A place without a row adds exactly 0. Each row's gradient is clipped to C.
-
-Guarantee: with Poisson batches of rate q, a step is `GroupSum` of size K, under add-remove and zero-out of users.
-Proof: each of the user's K places is drawn with probability q by itself, and neighbouring data sets differ in what
-these places add: a vector of norm at most C each, or 0. Other users' places are drawn by their own coins. The number of
-places depends on the public number of users alone, not on who has how many rows. This is the group of `GroupSum`, whose
-records add at most C.
-
 Method: the rows of a user go through the model like the copies of one example (`layers/base.py`). A user's loss is the
 mean over their rows, so layers pass g_u to the clipping. A user with fewer than m rows has unused places, which hold
 zeros and a label that marks them as empty (`absent`). The loss of an empty place is not counted, and its gradient is
@@ -59,11 +50,6 @@ class UnitTable(Table):
         if table.held_out is not None:
             raise ValueError("users are of a table before folds are cut")
         return cls(table.x, table.y, table.per_trial, members=members.to(table.y.device))
-
-    @classmethod
-    def of_places(cls, table: Table, members: Tensor) -> UnitTable:
-        """Return the table whose examples are the places of all users, U m of one row at most, in the users' order."""
-        return cls.of(table, members.reshape(-1, 1))
 
     @property
     def rows(self) -> int:

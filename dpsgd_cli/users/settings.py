@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -24,18 +24,6 @@ class Unit(Section):
         description="A user's gradient is the mean over at most this many of their rows, chosen"
         " independently of their values."
     )
-
-    sampling: Literal["users", "rows"] = Field(
-        "users",
-        description="What a batch draws. users: a user with all their rows, whose mean gradient is clipped. rows: each"
-        " of a user's `most_rows` places by itself, and each row's gradient is clipped; a step then costs what a group"
-        " of `most_rows` records costs (batching poisson).",
-    )
-
-    @property
-    def places(self) -> int:
-        """Number of examples that a user has in the sampler's table: 1, or if rows are drawn, their places."""
-        return self.most_rows if self.sampling == "rows" else 1
 
     @property
     def in_a_file(self) -> bool:

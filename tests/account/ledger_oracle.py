@@ -137,28 +137,16 @@ def one_use(mechanism: records.Mechanism, group: int, top: float) -> list[Pair]:
 
 def _of_sums(mechanism: records.GaussianSum, group: int) -> list[Pair]:
     noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
-    if isinstance(mechanism, records.GroupSum):
-        group *= mechanism.size
     if mechanism.batching == "random-allocation":
         return [allocation(noise, mechanism.steps)]
     if mechanism.batching in ("full", "shuffle"):
         return [mixture([0, group], [0, 1], [1, 0], noise)]
     replaced = mechanism.adjacency == "replace-one" and mechanism.batching != "fixed"
-    if isinstance(mechanism, records.TruncatedSum):
-        group = 1  # of which the others add nothing
     usual = binom.pmf(np.arange(group + 1), group, rate)
     plain = mixture(range(group + 1), usual, [1.0, *([0.0] * group)], noise)
     if replaced:
         plain = mixture([-0.5, 0, 0.5], [0, 1 - rate, rate], [rate, 1 - rate, 0], noise)
-    if not isinstance(mechanism, records.TruncatedSum):
-        return [plain]
-    # the batch is full with the others alone, and the record takes another one's place
-    full = float(binom.sf(mechanism.largest_batch - 1, mechanism.records - 1, rate))
-    sizes = np.arange(mechanism.largest_batch, mechanism.records)
-    kept = float((binom.pmf(sizes, mechanism.records - 1, rate) * mechanism.largest_batch / (sizes + 1)).sum())
-    kept = rate * kept / full if full > 0 else 0.0
-    over = mixture([0, 1 if replaced else 2], [1 - kept, kept], [1, 0], noise)
-    return [Pair((1 - full) * plain.p, (1 - full) * plain.q), Pair(full * over.p, full * over.q)]
+    return [plain]
 
 
 def _spread(pairs: Sequence[Pair]) -> float:

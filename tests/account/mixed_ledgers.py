@@ -28,11 +28,9 @@ from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
-    GroupSum,
     PureDP,
     Release,
     Threshold,
-    TruncatedSum,
     ZeroConcentrated,
 )
 from dpsgd_cli.errors import UnsupportedMechanism
@@ -78,15 +76,6 @@ def _levels(draw: Draw, near: Adjacency) -> Iterator[Release]:
         yield Release(GaussianSum(float(noise), near, "poisson", rate), draw.whole(1, 50))
 
 
-def _truncated(draw: Draw, near: Adjacency) -> Iterator[Release]:
-    records, rate = draw.whole(200, 5000), draw.between(0.01, 0.2)
-    mean = records * rate
-    largest = int(mean + draw.random.uniform(1, 6) * mean**0.5) + 1
-    noise = draw.between(0.7, 6)
-    made = TruncatedSum(noise, near, "truncated-poisson", rate, records=records, largest_batch=largest)
-    yield Release(made, draw.whole(1, 500))
-
-
 def _fixed(draw: Draw, near: Adjacency) -> Iterator[Release]:
     yield Release(GaussianSum(draw.between(0.5, 6), near, "fixed", draw.between(1e-3, 0.3)), draw.whole(1, 1000))
 
@@ -95,11 +84,6 @@ def _allocated(draw: Draw, near: Adjacency) -> Iterator[Release]:
     steps = draw.one(1, 2, 3, 5, 8, 12, 40)
     noise = draw.between(0.3, 5)
     yield Release(GaussianSum(noise, near, "random-allocation", 1 / steps), draw.whole(1, 20))
-
-
-def _rows_of_users(draw: Draw, near: Adjacency) -> Iterator[Release]:
-    made = GroupSum(draw.between(1, 8), near, "poisson", draw.between(1e-3, 0.1), size=draw.whole(2, 8))
-    yield Release(made, draw.whole(1, 500))
 
 
 def _correlated(draw: Draw, near: Adjacency) -> Iterator[Release]:
@@ -128,10 +112,10 @@ def _budget(draw: Draw, near: Adjacency) -> Iterator[Release]:
 
 
 _ALWAYS: dict[str, Maker] = {
-    "unsampled": _unsampled, "poisson": _poisson, "levels": _levels, "truncated": _truncated, "correlated": _correlated,
+    "unsampled": _unsampled, "poisson": _poisson, "levels": _levels, "correlated": _correlated,
     "pure": _pure, "approximate": _approximate, "threshold": _threshold, "budget": _budget,
 }  # fmt: skip
-_COMES: dict[str, Maker] = {"allocated": _allocated, "rows of users": _rows_of_users}
+_COMES: dict[str, Maker] = {"allocated": _allocated}
 _REPLACED: dict[str, Maker] = {"fixed": _fixed}
 
 

@@ -145,5 +145,4 @@ def test_what_is_repeated_states_no_more_than_what_is_not(name: str) -> None:
     """An estimate of several trials, or of a group, is no upper bound either."""
     one = accountants.get(name)
     for derived in (RepeatedAccountant(one, 3), ForGroup(one, 2)):
-        assert (derived.bound, derived.mechanisms) == (one.bound, one.mechanisms)
-        assert derived.adjacencies == one.adjacencies
+        assert derived.bound == one.bound

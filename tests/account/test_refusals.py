@@ -12,14 +12,13 @@ import pytest
 import dpsgd_cli
 from dpsgd_cli.account.options import OPTIONS, QUESTIONS, RANGES
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
-from dpsgd_cli.accounting.renyi import laplace_divergence, overflow_probability, pure_divergence
+from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release, to_record
+from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
 from dpsgd_cli.errors import FailedAccountant, UsageError
 from tests.cli.accounting import rows, run
 from tests.conftest import Train, WriteRecipe
 
 PLAIN = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "1000"]
-CUT = ["--batching", "truncated-poisson"]
 ONE_STEP: dict[str, Any] = {"method": {"kind": "dp-gd", "learning_rate": 1}, "epochs": 1, "repeats": 1}
 
 
@@ -83,9 +82,6 @@ def test_an_option_that_a_question_does_not_use_is_refused(question: str, name: 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([*PLAIN, "--largest-batch", "9"], "--largest-batch is for truncated batches"),
-        ([*PLAIN, "--largest-batch", "9", "--max-epsilon", "9"], "--largest-batch is for truncated batches"),
-        ([*PLAIN, "--participations", "2"], "--participations is for --batching random-allocation alone"),
         ([*PLAIN, "--records", "10"], "less than one record"),
         ([*PLAIN, "--noise-over-clip", "4"], "not both"),
         ([*PLAIN, "--batching", "random-allocation", "--sampling-rate", "0.51"], "must be 1 over a whole number"),
@@ -107,13 +103,9 @@ def test_contradictions_are_refused(args: list[str], words: str) -> None:
     assert words in told.stderr
 
 
-TRUNCATED = TruncatedSum(1.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=12)
-
-
-@pytest.mark.parametrize("key", ["count", "noise_multiplier", "adjacency", "batching", "sampling_rate", "sensitivity",
-                                 "records", "largest_batch"])  # fmt: skip
+@pytest.mark.parametrize("key", ["count", "noise_multiplier", "adjacency", "batching", "sampling_rate", "sensitivity"])
 def test_a_ledger_line_without_a_number_is_refused(tmp_path: Path, key: str) -> None:
-    line = to_record(Release(TRUNCATED, 100))
+    line = to_record(Release(GaussianSum(1.0, "add-remove", "poisson", 0.01), 100))
     path = tmp_path / "ledger.jsonl"
     path.write_text(json.dumps(line))
     assert run(str(path)).exit_code == 0
@@ -174,27 +166,6 @@ def test_divergences_of_tiny_epsilons_keep_their_digits(epsilon: float, order: f
         laplace = mpmath.log(share * mpmath.exp((a - 1) * e) + (1 - share) * mpmath.exp(-a * e)) / (a - 1)
     assert pure_divergence(epsilon, order) == pytest.approx(float(pure), rel=1e-11, abs=0)
     assert laplace_divergence(epsilon, order) == pytest.approx(float(laplace), rel=1e-11, abs=0)
-
-
-@pytest.mark.parametrize(
-    ("records", "rate", "largest"),
-    [(50, 0.2, 10), (60_000, 0.01, 720), (10**8, 1e-4, 10_500), (10**9, 1e-6, 1_100), (10**15, 1e-12, 1_150)],
-)
-def test_overflows_are_bounded_from_above_whatever_the_number_of_records(
-    records: int, rate: float, largest: int
-) -> None:
-    with mpmath.workdps(60):
-        q, log = mpmath.mpf(rate), mpmath.loggamma
-        top = min(records, largest + 600)
-        true = mpmath.fsum(
-            mpmath.exp(log(records + 1) - log(k + 1) - log(records - k + 1) + k * mpmath.log(q)
-                       + (records - k) * mpmath.log1p(-q))
-            for k in range(largest, top + 1)
-        )  # fmt: skip
-        found = overflow_probability(
-            TruncatedSum(1.0, "add-remove", "truncated-poisson", rate, records=records, largest_batch=largest)
-        )
-        assert true <= found <= true * (1 + mpmath.mpf(1e-6))
 
 
 def stated(*args: object) -> list[tuple[str, float | None, str]]:

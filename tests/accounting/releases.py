@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpsgd_cli.accounting.losses import Losses, Pair, pair_of
+from dpsgd_cli.accounting.losses import Losses, Pair
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP, PureSource, Release
 
 
@@ -53,4 +53,6 @@ def dots_of(pair: Pair, width: float) -> DotPair:
 
 
 def discretise(mechanism: Mechanism, width: float) -> DotPair:
-    return dots_of(pair_of(mechanism), width)
+    pair = mechanism.losses()
+    assert pair is not None
+    return dots_of(pair, width)

@@ -13,7 +13,6 @@ import pytest
 from scipy import stats
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, NeighbourKind
-from dpsgd_cli.accounting.mechanism import KINDS
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.streams import SeededStreams
 
@@ -65,8 +64,7 @@ def test_what_an_adjacency_states_holds_of_all_its_neighbours_and_is_reached(adj
 def batches(kind: BatchingKind) -> list[list[list[int]]]:
     """The records of each step, epoch by epoch."""
     assert kind.sampler is not None
-    more = {"largest_batch": BATCH} if kind.recorded == "truncated" else {}
-    sampler = named(kind.sampler)([SeededStreams(7)], RECORDS, BATCH, **more)
+    sampler = named(kind.sampler)([SeededStreams(7)], RECORDS, BATCH)
     steps = RECORDS // BATCH
     drawn = [sampler.batch(step) for step in range(EPOCHS * steps)]
     rows = [
@@ -90,9 +88,6 @@ def test_a_sampler_draws_what_its_entry_is_charged_for(batching: Batching) -> No
         most = stats.binom.isf(1e-9, steps, kind.rate(BATCH, RECORDS))
         assert times.sum(axis=0).max() <= most
         assert times.max() > 1
-    sizes = {len(step) for epoch in epochs for step in epoch}
-    if kind.recorded == "truncated":
-        assert max(sizes) == BATCH
     # where nothing amplifies, a record's part in an epoch is certain: nothing else is charged by the epoch as a whole
     assert kind.sampled or kind.by_epoch
 
@@ -100,9 +95,7 @@ def test_a_sampler_draws_what_its_entry_is_charged_for(batching: Batching) -> No
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_names_of_an_entry_are_there_and_what_it_states_agrees(batching: Batching) -> None:
     kind = BATCHINGS[batching]
-    assert kind.recorded in KINDS
-    for name in (kind.sampler, kind.losses, kind.divergence):
-        assert name is None or callable(named(name))
+    assert kind.sampler is None or callable(named(kind.sampler))
     for adjacency in NEIGHBOURS:
         refusal = kind.refusal(adjacency)
         assert (refusal is None) == (adjacency in kind.proved)
@@ -127,7 +120,6 @@ def test_an_entry_without_one_of_its_statements_cannot_be_made(record: type[Any]
         ({"proved": ("add-remove",)}, "must be proved, or unproved"),
         ({"unproved": {"zero-out": "no"}}, "must be proved, or unproved"),
         ({"proved": ("replace-one", "zero-out"), "unproved": {"add-remove": "no"}}, "is not proved"),
-        ({"losses": None}, "dominating losses"),
     ],
 )
 def test_statements_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.allocation_pairs import _trimmed, allocated, law_of_ratio
+from dpsgd_cli.accounting.allocation_pairs import _trimmed, allocated_pair, law_of_ratio
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from tests.accounting.releases import dots_of
@@ -38,7 +38,7 @@ def by_quadrature(noise: float, steps: int, epsilon: float) -> tuple[float, floa
 @pytest.mark.parametrize("steps", [2, 3])
 @pytest.mark.parametrize("noise", [0.7, 1.0, 3.0])
 def test_few_steps_agree_with_an_integral(noise: float, steps: int) -> None:
-    pair = dots_of(allocated(epoch(noise, steps)), WIDTH)
+    pair = dots_of(allocated_pair(noise, steps), WIDTH)
     for epsilon in (0.0, 0.2, 0.7):
         for true, loss in zip(by_quadrature(noise, steps, epsilon), (pair.remove, pair.add), strict=True):
             assert true * (1 - 1e-4) <= hockey_stick(loss, WIDTH, epsilon) <= true * 1.01
@@ -55,7 +55,7 @@ def test_many_steps_agree_with_draws(noise: float, steps: int) -> None:
     without = (ratio + np.exp(own - 1 / (2 * noise**2))) / steps
     within = (ratio + np.exp(own + 1 / (2 * noise**2))) / steps
     for count, right in ((steps, True), (2 * steps, False)):
-        pair = dots_of(allocated(epoch(noise, count)), WIDTH)
+        pair = dots_of(allocated_pair(noise, count), WIDTH)
         for epsilon in (0.0, 0.1):
             for seen, loss in (
                 (np.maximum(0, 1 - math.exp(epsilon) / within), pair.remove),
@@ -64,33 +64,6 @@ def test_many_steps_agree_with_draws(noise: float, steps: int) -> None:
                 found, error = hockey_stick(loss, WIDTH, epsilon), float(seen.std()) / draws**0.5
                 near = abs(found - float(seen.mean())) < 6 * error + 0.01 * found
                 assert near is right
-
-
-def elementary(values: np.ndarray, k: int) -> np.ndarray:
-    """The mean over all sets of k of the columns of `values` of the product of the set's columns."""
-    sums = [np.ones(len(values)), *(np.zeros(len(values)) for _ in range(k))]
-    for column in values.T:
-        for j in range(k, 0, -1):
-            sums[j] = sums[j] + column * sums[j - 1]
-    return np.asarray(sums[k] / math.comb(values.shape[1], k))
-
-
-@pytest.mark.parametrize(("noise", "steps", "k"), [(1.0, 40, 2), (0.8, 30, 3), (2.0, 10, 5)])
-def test_epochs_of_several_steps_cost_what_draws_of_them_say_and_little_more(noise: float, steps: int, k: int) -> None:
-    """The true pair, mean over sets S of N(sum of e_t in S, z^2 I) against N(0, z^2 I), by 100,000 draws: never below
-    it by more than four standard errors, and above it by at most a tenth where delta is seen well."""
-    random, draws = np.random.default_rng(11), 100_000
-    x = noise * random.standard_normal((draws, steps))
-    ratios = {"add": elementary(np.exp((x - 0.5) / noise**2), k)}
-    x[:, :k] += 1
-    ratios["remove"] = elementary(np.exp((x - 0.5) / noise**2), k)
-    made = [Release(epoch(noise, steps // k), k)]
-    for epsilon in (0.0, 0.5):
-        seen = {"remove": np.maximum(0, 1 - math.exp(epsilon) / ratios["remove"]),
-                "add": np.maximum(0, 1 - math.exp(epsilon) * ratios["add"])}  # fmt: skip
-        most = max(float(one.mean()) for one in seen.values())
-        error = max(float(one.std()) for one in seen.values()) / draws**0.5
-        assert most - 4 * error <= pld.delta(made, epsilon) <= 1.1 * most + 4 * error
 
 
 def test_one_step_is_a_gaussian_and_so_is_what_is_hardly_private() -> None:
@@ -120,7 +93,7 @@ def test_means_are_kept_and_tails_charged(noise: float, steps: int) -> None:
     assert (masses >= 0).all()
     assert float(masses.sum()) == pytest.approx(1, abs=1e-12)
     assert float(values @ masses) == pytest.approx(1, abs=1e-12)
-    pair = dots_of(allocated(epoch(noise, steps)), WIDTH)
+    pair = dots_of(allocated_pair(noise, steps), WIDTH)
     beyond = float(stats.norm.sf(10)) + (steps - 1) * float(stats.norm.sf(10 + 1 / noise))
     assert pair.remove.infinite == pytest.approx(beyond, rel=1e-9, abs=0)
     assert pair.add.infinite >= steps * float(stats.norm.sf(10 + 1 / noise))
@@ -164,7 +137,7 @@ def test_what_cannot_be_without_the_record_is_charged() -> None:
     beyond = steps * float(stats.norm.sf(10 + 1 / noise))
     never = float(masses[values == 0].sum())
     assert 0 < never < 1e-20
-    assert dots_of(allocated(epoch(noise, steps)), WIDTH).add.infinite == pytest.approx(never + beyond, rel=1e-9, abs=0)
+    assert dots_of(allocated_pair(noise, steps), WIDTH).add.infinite == pytest.approx(never + beyond, rel=1e-9, abs=0)
 
 
 def test_more_noise_and_more_steps_cost_less() -> None:

@@ -92,12 +92,5 @@ def test_mills_ratio(x: float) -> None:
         assert abs(mp.mpf(conversions.mills_ratio(x)) / exact - 1) < 2e-13
 
 
-@pytest.mark.parametrize("x", POINTS)
-def test_log_upper_tail(x: float) -> None:
-    with mp.workdps(60):
-        exact = mp.log(mp.erfc(mp.mpf(x) / mp.sqrt(2)) / 2)
-        assert abs(mp.mpf(conversions.log_upper_tail(x)) - exact) < 1e-13 * max(1, abs(exact))
-
-
 def test_mills_ratio_is_infinite_where_it_leaves_the_range_of_floats() -> None:
     assert conversions.mills_ratio(-50) == float("inf")

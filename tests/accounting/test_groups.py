@@ -15,9 +15,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.rdp import mechanism_divergence
 from dpsgd_cli.accounting.groups import ForGroup, log_factor, of_group
-from dpsgd_cli.accounting.losses import grouped
+from dpsgd_cli.accounting.losses import grouped_pair
 from dpsgd_cli.accounting.mechanism import (
     ApproximateDP,
     CorrelatedSums,
@@ -25,7 +24,6 @@ from dpsgd_cli.accounting.mechanism import (
     GroupSum,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
 )
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
@@ -121,7 +119,7 @@ def test_a_step_of_a_group_is_its_integral_in_both_directions(
     alone = norm.pdf(x, 0, noise)
     mixed = sum(binom.pmf(j, size, rate) * norm.pdf(x, j, noise) for j in range(size + 1))
     width = 1e-3
-    pair = dots_of(grouped(GroupSum(noise, "add-remove", "poisson", rate, size=size)), width)
+    pair = dots_of(grouped_pair(size, rate, noise), width)
     for p, q, losses in ((mixed, alone, pair.remove), (alone, mixed, pair.add)):
         true = float(np.maximum(0, p - math.exp(epsilon) * q).sum()) * (x[1] - x[0])
         own = losses.cells * width
@@ -140,7 +138,7 @@ def test_divergences_of_a_group_are_the_larger_integral(size: int, order: float)
         math.log(float(np.exp(order * p + (1 - order) * q).sum()) * (x[1] - x[0])) / (order - 1)
         for p, q in ((mixed, alone), (alone, mixed))
     ]
-    found = mechanism_divergence(GroupSum(noise, "zero-out", "poisson", rate, size=size), order)
+    found = GroupSum(noise, "zero-out", "poisson", rate, size=size).divergence(order)
     assert found == pytest.approx(max(both), rel=1e-8)
 
 
@@ -153,22 +151,18 @@ def test_a_group_of_one_is_one_record_and_a_rate_of_one_the_whole_group() -> Non
         assert priced(one, name) == pytest.approx(priced(GaussianSum(1.5, "add-remove", "poisson", 0.05), name), 1e-6)
         all_of_them = GroupSum(30.0, "add-remove", "poisson", 1.0, size=3)
         assert priced(all_of_them, name) == pytest.approx(priced(GaussianSum(10.0, "add-remove"), name), 1e-6)
-    assert of_group(one, 4) == GroupSum(1.5, "add-remove", "poisson", 0.05, size=4)
+    step = GaussianSum(1.5, "add-remove", "poisson", 0.05)
+    assert of_group(step, 4) == GroupSum(1.5, "add-remove", "poisson", 0.05, size=4)
     with pytest.raises(PrivacyError, match="add-remove or zero-out"):
         GroupSum(1.0, "replace-one", "poisson", 0.1, size=2)
     with pytest.raises(PrivacyError, match="size"):
         GroupSum(1.0, "add-remove", "poisson", 0.1, size=0)
 
 
-def test_groups_of_users_have_all_their_rows() -> None:
-    users = GroupSum(4.0, "add-remove", "poisson", 0.01, size=5)
-    assert of_group(users, 3) == GroupSum(4.0, "add-remove", "poisson", 0.01, size=15)
-
-
 def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut where it shows: of 60 records at rate .01, more than 4 are drawn at once with a chance below 1e-3."""
     monkeypatch.setattr("dpsgd_cli.accounting.losses._LOST", 1e-3)
-    pair = dots_of(grouped(GroupSum(8.0, "add-remove", "poisson", 0.01, size=60)), 1e-3)
+    pair = dots_of(grouped_pair(60, 0.01, 8.0), 1e-3)
     beyond = float(binom.sf(4, 60, 0.01))
     assert float(binom.sf(3, 60, 0.01)) > 1e-3 > beyond > 1e-4
     assert beyond <= pair.remove.infinite <= beyond + 1.1e-3
@@ -239,7 +233,6 @@ def test_what_is_kept_of_a_release() -> None:
         GaussianSum(2.0, "replace-one", "fixed", 0.01),
         GaussianSum(2.0, "replace-one", "poisson", 0.01),
         GaussianSum(2.0, "add-remove", "random-allocation", 0.01),
-        TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30),
     ],
     ids=lambda one: f"{one.batching} {one.adjacency}",
 )
@@ -251,26 +244,6 @@ def test_samples_without_a_pair_of_groups_are_bounded_by_the_statement_of_one_re
     one = pld.delta(uses, found / 2)
     assert one * (1 + math.exp(found / 2)) == pytest.approx(1e-6, rel=0.2)
     assert one * (1 + math.exp(found / 2)) <= 1e-6 * (1 + 1e-6)
-
-
-def test_truncated_batches_are_priced_on_the_largest_data_between_a_group_and_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """From N to N + 3 records it is three steps, of which the last is between N + 2 and N + 3."""
-    pld, seen = accountants.get("pld"), set()
-    own = type(pld).epsilon
-
-    def epsilon(self: Any, releases: Any, delta: float) -> float:
-        seen.add(releases[0].mechanism.records)
-        return own(self, releases, delta)
-
-    monkeypatch.setattr(type(pld), "epsilon", epsilon)
-    truncated = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30)
-    assert ForGroup(pld, 3).epsilon([Release(truncated)], 1e-6) > 0
-    assert seen == {1002}
-    full = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=10)
-    with pytest.raises(UnsupportedMechanism, match="truncated-poisson"):
-        ForGroup(pld, 102).epsilon([Release(full)], 1e-6)
 
 
 def test_cycles_of_correlated_noise_are_bounded_by_the_statement_of_one_record() -> None:

@@ -76,7 +76,14 @@ def test_levels_that_are_coins_between_two_kinds() -> None:
     """By convolution of mixed masses."""
     share, counts = np.array([0.0, 0.3, 0.95, 1.0]), [3, 9, 4, 8]
     levels = Levels([], np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64), share)
-    mixed = [SKEW.mixed(COIN, own) for own in share]
+    ratio, low, high = (np.concatenate([getattr(one, n) for one in (SKEW, COIN)]) for n in ("ratio", "low", "high"))
+    mixed = [
+        Losses(
+            np.concatenate([(1 - own) * SKEW.masses, own * COIN.masses]), ratio, low, high,
+            (1 - own) * SKEW.infinite + own * COIN.infinite,
+        )
+        for own in share
+    ]  # fmt: skip
     halves, whole = fast([COIN, SKEW], levels, [n // 2 for n in counts], counts)
     for epsilon in (1.0, 4.0):
         assert whole.delta(epsilon) == pytest.approx(slow_delta(mixed, counts, epsilon), rel=1e-6)

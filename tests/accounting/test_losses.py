@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from dpsgd_cli.accounting.conversions import gaussian_delta
-from dpsgd_cli.accounting.losses import Losses, pair_of
+from dpsgd_cli.accounting.losses import Losses
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.errors import FailedAccountant
 from tests.accounting.releases import Dots, discretise
@@ -31,7 +31,7 @@ def exact(rate: float, noise: float, epsilon: float, remove: bool) -> float:
 @pytest.mark.parametrize("epsilon", [-0.02, 0.0, 0.013, 0.4])
 def test_sampled_gaussian_is_dominated_in_both_directions(rate: float, noise: float, epsilon: float) -> None:
     mechanism = GaussianSum(noise, "add-remove", "poisson", rate)
-    width = 0.02 * pair_of(mechanism)[0].moments()[1] ** 0.5
+    width = 0.02 * mechanism.losses()[0].moments()[1] ** 0.5
     pair = discretise(mechanism, width)
     for loss, remove in ((pair.remove, True), (pair.add, False)):
         true = exact(rate, noise, epsilon, remove)

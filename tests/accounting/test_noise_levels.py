@@ -13,7 +13,7 @@ import pytest
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import pld as module
 from dpsgd_cli.accounting.adjacency import Adjacency, Batching
-from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, PureDP, Release, TruncatedSum
+from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, PureDP, Release
 from dpsgd_cli.accounting.noise_levels import Levels, levels_of
 
 PLD = accountants.get("pld")
@@ -50,15 +50,12 @@ def test_divergences_are_convex_in_the_coordinate_of_coins(rate: float) -> None:
 
 
 def made(batching: Batching, adjacency: Adjacency, noise: float) -> Mechanism:
-    if batching == "truncated-poisson":
-        return TruncatedSum(noise, adjacency, batching, 0.02, records=1000, largest_batch=45)
     return GaussianSum(noise, adjacency, batching, 0.02)
 
 
 CASES: list[tuple[Batching, Adjacency, float]] = [
     ("poisson", "add-remove", 1.5),
     ("fixed", "replace-one", 1.5),
-    ("truncated-poisson", "zero-out", 1.5),
     ("poisson", "replace-one", 0.02),
 ]
 
@@ -101,17 +98,6 @@ def test_a_coin_has_the_shares_of_its_level_and_lower_levels_are_lower() -> None
         found = lower.made
         assert len(found) < 900 and (lower.first == lower.second).all() and (lower.share == 1).all()
         assert all(found[lower.first[i]].noise_multiplier <= one.noise_multiplier for i, one in enumerate(own))
-
-
-def test_truncated_batches_take_the_coordinate_of_their_overflows() -> None:
-    """Their second pair has half of the noise over its sensitivity: s is erf(2 / z / sqrt 8)."""
-    noises = np.linspace(1.0, 1.6, 400)
-    coins = levels_of([made("truncated-poisson", "add-remove", float(z)) for z in noises])
-    found: list[Any] = coins.made
-    i = 137
-    ends = (found[coins.first[i]].noise_multiplier, float(noises[i]), found[coins.second[i]].noise_multiplier)
-    s = [math.erf(2 / z / math.sqrt(8)) for z in ends]
-    assert coins.share[i] * s[0] + (1 - coins.share[i]) * s[2] == pytest.approx(s[1], rel=1e-12)
 
 
 def test_few_levels_and_other_releases_stay_as_they_are() -> None:

@@ -26,8 +26,6 @@ class Broken(Rdp):
     name = "broken"
     bound = "upper"
     note = ""
-    mechanisms = Rdp.mechanisms
-    adjacencies = Rdp.adjacencies
 
     def __init__(self, answer: float | Exception) -> None:
         super().__init__()

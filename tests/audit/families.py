@@ -53,7 +53,6 @@ FAMILIES: dict[str, list[str]] = {
     "beyond/mnist-allocation": ["epochs=2"],
     "beyond/adult-fixed": SHORT,
     "beyond/adult-replaced": SHORT,
-    "beyond/adult-truncated": SHORT,
     "frontier/mnist": [],
     "tramer2021/mnist-cnn": ["epochs=1"],
     "tramer2021/mnist-scattering-linear": ["epochs=1"],

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting import losses
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
@@ -45,15 +44,12 @@ Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
 ALLOCATED = [*POISSON, "method.batching=random-allocation"]
-TWICE = [*ALLOCATED, "method.participations=2"]
-TRUNCATED = [*POISSON, "method.batching=truncated-poisson", "method.largest_batch=200"]
 FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
 PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
 COUNTED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: marginals}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 USERS = ["epochs=4", "privacy.budget.epsilon=6"]
-ROWS = [*USERS, "privacy.unit={column: fnlwgt, most_rows: 2, sampling: rows}", "method.batch_size=2048"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
           "privacy.schedule={kind: exponential, initial: 4, decay: 0.3}"]  # fmt: skip
 LAYERS = [
@@ -150,12 +146,6 @@ def double_rate(patch: Patch, folder: Path) -> None:
         self.steps_per_epoch = -(-records // batch_size)
 
     patch.setattr(sampling.PoissonSampler, "__init__", made)
-
-
-def one_row_charged(patch: Patch, folder: Path) -> None:
-    """A user with several rows priced as a single record."""
-    own = losses.grouped
-    patch.setattr(losses, "grouped", lambda mechanism: own(replace(mechanism, size=1)))
 
 
 def mixing(patch: Patch, folder: Path) -> list[str]:
@@ -298,7 +288,6 @@ BUGS: dict[str, Bug] = {
     "replace-one's sensitivity halved": Bug(REPLACED, halved, "BCD"),
     "clipping after averaging": Bug(POISSON, clipped_mean, "CD"),
     "rows clipped instead of users": Bug(USERS, by_row, "CD", "beyond/adult-users"),
-    "rows of users charged as single records": Bug(ROWS, one_row_charged, "B", "beyond/adult-users"),
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),

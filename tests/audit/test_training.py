@@ -13,7 +13,7 @@ from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of, resolve_auto
 from tests.audit import alarms
-from tests.audit.planted import ALLOCATED, FULL, LAYERS, POISSON, REPLACED, TRUNCATED, TWICE, audited
+from tests.audit.planted import ALLOCATED, FULL, LAYERS, POISSON, REPLACED, audited
 
 EPSILON_4 = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}", "epochs=20"]
 SHUFFLED = ["method={kind: dp-sgd, batching: shuffle, batch_size: 256, learning_rate: 1}", "privacy.adjacency=zero-out",
@@ -22,8 +22,6 @@ PATHS = {
     "poisson": ("quickstart", POISSON),
     "poisson, replace-one": ("quickstart", [*POISSON, "privacy.adjacency=replace-one"]),
     "random-allocation": ("quickstart", ALLOCATED),
-    "random-allocation of two steps": ("quickstart", TWICE),
-    "truncated-poisson": ("quickstart", TRUNCATED),
     "full": ("quickstart", FULL),
     "replace-one": ("quickstart", REPLACED),
     "layers": ("quickstart", LAYERS),

@@ -30,7 +30,6 @@ from dpsgd_cli.batching.run import (
     PoissonSampler,
     Sampler,
     ShuffleSampler,
-    TruncatedSampler,
     WrappedSampler,
     _groups_of,
     batch_sizes,
@@ -218,35 +217,6 @@ def test_allocated_records_choose_by_themselves(make: MakeStreams) -> None:
         assert not even(own, beside, 1 / 5)
 
 
-def test_allocated_records_are_in_each_set_of_steps_equally_often(make: MakeStreams) -> None:
-    """3,000 epochs of 6 steps with two steps for each record: its 15 pairs of steps, and those of two records."""
-    sampler = AllocationSampler(make(1), RECORDS, BATCH, participations=2)
-    pairs = list(itertools.combinations(range(6), 2))
-    assert sampler.steps_per_epoch == 6
-    held = np.zeros((3000, 6, RECORDS), dtype=int)
-    for step in range(held.shape[0] * 6):
-        np.add.at(held[step // 6, step % 6], records(sampler.batch(step))[0], 1)
-    assert held.max() == 1 and (held.sum(axis=1) == 2).all()
-    own = np.array([[pairs.index((int(a), int(b))) for a, b in map(np.flatnonzero, epoch.T)] for epoch in held])
-    for record in range(RECORDS):
-        mine, beside = own[:, record], own[:, (record + 1) % RECORDS]
-        assert stats.chisquare(np.bincount(mine, minlength=15)).pvalue > LEAST
-        for one, other in ((mine[0::2], mine[1::2]), (mine, beside)):
-            assert unlikely(int((one == other).sum()), one.size, 1 / 15) > LEAST
-
-
-def test_a_truncated_batch_is_a_poisson_batch_of_which_no_more_are_kept(make: MakeStreams) -> None:
-    """Sizes have the binomial's law, cut at 3; each record has its share of what is kept, and no more."""
-    sampler = TruncatedSampler(make(2), RECORDS, BATCH, 3)
-    seen = inclusions(sampler, STEPS, RECORDS)
-    law = stats.binom.pmf(np.arange(RECORDS + 1), RECORDS, BATCH / RECORDS)
-    cut = np.append(law[:3], law[3:].sum())
-    assert stats.chisquare(np.bincount(seen[0].sum(axis=1), minlength=4), cut * STEPS).pvalue > LEAST
-    share = float(cut @ np.arange(4)) / RECORDS
-    tails = [unlikely(int(own.sum()), STEPS, share) for own in seen[0].T]
-    assert min(tails) > LEAST > min(unlikely(int(own.sum()), STEPS, 1.25 * share) for own in seen[0].T)
-
-
 def test_batches_of_one_size_are_uniform_sets_drawn_anew(make: MakeStreams) -> None:
     """How often two records are together is that of draws without replacement, not of draws by themselves."""
     sampler = FixedSampler(make(2), RECORDS, BATCH)
@@ -374,10 +344,8 @@ SAMPLERS = {
     "nearly-empty": lambda: PoissonSampler(STREAMS, 1000, 1),
     "shuffle": lambda: ShuffleSampler(STREAMS, 50, 7),
     "single": lambda: FixedSampler(STREAMS, 50, 1),
-    "truncated": lambda: TruncatedSampler(STREAMS, 50, 7, 8),
     "fixed": lambda: FixedSampler(STREAMS, 50, 7),
     "allocation": lambda: AllocationSampler(STREAMS, 50, 7),
-    "allocation of three": lambda: AllocationSampler(STREAMS, 50, 7, participations=3),
 }
 
 

@@ -49,8 +49,6 @@ def expected() -> np.ndarray:
         {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0},
         {"kind": "dp-sgd", "batching": "poisson", "batch_size": PLACES, "learning_rate": 1.0},
         {"kind": "dp-sgd", "batching": "random-allocation", "batch_size": PLACES, "learning_rate": 1.0},
-        {"kind": "dp-sgd", "batching": "truncated-poisson", "batch_size": PLACES, "largest_batch": PLACES,
-         "learning_rate": 1.0},
     ],
 )  # fmt: skip
 def test_a_batch_of_all_places_sums_each_record_once_and_is_divided_by_places(method: dict[str, Any]) -> None:
@@ -62,11 +60,9 @@ def test_a_batch_of_all_places_sums_each_record_once_and_is_divided_by_places(me
     assert np.allclose(trained.output[0].numpy(), -expected() / PLACES, atol=1e-12)
 
 
-@pytest.mark.parametrize("batching", ["poisson", "truncated-poisson"])
-def test_each_record_is_in_a_batch_at_the_rate_that_was_priced(batching: str) -> None:
+def test_each_record_is_in_a_batch_at_the_rate_that_was_priced() -> None:
     """1,500 batches of expected size 30 from 60 places: each record in half of them, to 5 deviations (3e-5 for all)."""
-    more = {"largest_batch": PLACES} if batching == "truncated-poisson" else {}
-    method = {"kind": "dp-sgd", "batching": batching, "batch_size": 30, "learning_rate": 1.0, **more}
+    method = {"kind": "dp-sgd", "batching": "poisson", "batch_size": 30, "learning_rate": 1.0}
     own = in_places(made(method), [SeededStreams(0)])
     trained: Any = create(own)
     seen = np.zeros(ROWS)
@@ -137,11 +133,6 @@ NOISED: dict[str, dict[str, Any]] = {
         **LINEAR,
         "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 1},
         "privacy": {"unit": {"column": "who", "most_rows": 2}},
-    },
-    "truncated-poisson": {
-        **LINEAR,
-        "method": {"kind": "dp-sgd", "batching": "truncated-poisson", "batch_size": 12, "largest_batch": 20,
-                   "learning_rate": 1},
     },
     "full": {**LINEAR, "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1}},
     "preconditioned": {

@@ -290,7 +290,6 @@ def said_of(name: str, mechanism: GaussianSum) -> float | str:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"batching": "truncated-poisson", "sampling_rate": 0.1}, "batching"),
         ({"batching": "fixed", "adjacency": "replace-one", "sampling_rate": 0.1}, "batching"),
         ({"bands": 0}, "bands"),
     ],
@@ -325,11 +324,6 @@ def test_one_order_costs_one_gaussian_of_all_epochs(adjacency: str) -> None:
         ({"kind": "banded", "bands": 2000}, {}, "give at most 10 bands"),
         ({"kind": "banded"}, {"method": {"batching": "full", "batch_size": None}}, "banded on full batches"),
         ({"kind": "banded", "bands": 3}, {"method": ALLOCATED}, "which 3 groups .* 1 or 11"),
-        (
-            {"kind": "banded", "bands": 11},
-            {"method": {**ALLOCATED, "participations": 2}},
-            "with method.participations",
-        ),
         (
             {"kind": "banded", "bands": 2},
             {"privacy": {"adjacency": "replace-one"}},

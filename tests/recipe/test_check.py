@@ -79,7 +79,7 @@ BROKEN = [
     (
         "batch_size: 10",
         "batch_size: 10, batching: poison",
-        "4: method.batching: must be poisson, shuffle, full, fixed, truncated-poisson or random-allocation, got"
+        "4: method.batching: must be poisson, shuffle, full, fixed or random-allocation, got"
         " 'poison'; did you mean poisson?",
     ),
     (

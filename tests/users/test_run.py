@@ -129,23 +129,6 @@ def test_a_user_adds_the_clipped_mean_gradient_of_their_rows(name: str, flat: bo
     assert not torch.allclose(found[0], truth(pack, 0, ROWS, [9.0] * len(norms), x), atol=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_places_of_users_add_one_clipped_row_each_and_empty_ones_nothing(name: str) -> None:
-    pack = pack_of(MODELS[name])
-    MODEL_OF[id(pack)] = MODELS[name]()
-    x, y = rows()
-    members = table().members
-    places = UnitTable.of_places(Table(x, y, False), members)
-    assert len(places) == len(ROWS) * MOST
-    each = [[row] for user in ROWS for row in user]
-    found = summed(pack, places, Batch(rows=None), 7, [0.6])
-    assert torch.allclose(found[0], truth(pack, 0, each, [0.6], x), atol=1e-10)
-    # the second and third place of the first user, the only one and an empty one of the second
-    found = summed(pack, places, Batch(torch.tensor([[1, 2], [3, 4]])), 7, [0.6])
-    assert torch.allclose(found[0], truth(pack, 0, [[0], [7]], [0.6], x), atol=1e-10)
-    assert torch.allclose(found[1], truth(pack, 1, [[1]], [0.6], x), atol=1e-10)
-
-
 def test_batches_and_folds_are_of_users() -> None:
     pack = pack_of(mlp)
     MODEL_OF[id(pack)] = mlp()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 from safetensors.torch import load_file
 
 from dpsgd_cli.errors import RunError, UsageError
@@ -43,12 +42,6 @@ METHOD: dict[str, dict[str, Any]] = {
     "raw": {**PRIVATE, "model": {"kind": "linear"}, "method": FULL, "data": {**SPLIT["data"], "preprocess": []}},
     "dp-gd": {**PRIVATE, "model": {"kind": "convex"}, "method": {"kind": "dp-gd", "learning_rate": 0.5}},
     "poisson": {**PRIVATE, "model": {"kind": "linear"}, "method": {**FULL, "batching": "poisson", "batch_size": 5}},
-    "rows": {
-        **PRIVATE,
-        "model": {"kind": "linear"},
-        "method": {**FULL, "batching": "poisson", "batch_size": 5},
-        "privacy": {**FLAT, "unit": {**UNIT["unit"], "sampling": "rows"}},
-    },
     "shuffle": {
         **PRIVATE,
         "model": {"kind": "linear"},
@@ -150,54 +143,6 @@ def test_replacing_all_rows_of_a_user_moves_a_sum_by_no_more_than_the_ledger_say
     assert most > 0.1
 
 
-def test_rows_that_are_drawn_by_themselves_move_a_sum_by_one_clip_bound_each_and_are_charged_as_a_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At rate 1 both rows of a user are in each batch: a sum moves by up to 2 S, and by more than S, where they go."""
-    every = {**METHOD["rows"], "method": {**METHOD["rows"]["method"], "batch_size": 20}, "seed": 3}
-    one = changed(base_rows(), lambda row: ["0.9", "0.9", "no", WHO])
-    other = changed(base_rows(), lambda row: ["0.9", "0.9", "yes", WHO])
-    sums = []
-    for number, rows in enumerate((one, other)):
-        found, stated = first_sums(monkeypatch, lambda: Run(tmp_path / str(number), rows, every))  # noqa: B023
-        sums.append(found)
-    moved = float((sums[0] - sums[1]).norm(dim=1).max())
-    # replaced, so twice as far as a user that goes
-    assert 2 * stated < moved <= 4 * stated * (1 + 1e-5)
-    done = Run(tmp_path / "drawn", base_rows(), METHOD["rows"])
-    assert done.result is not None, done.done.stderr
-    line = json.loads((done.result / "ledger.jsonl").read_text().splitlines()[0])
-    assert (line["mechanism"], line["size"], line["batching"]) == ("grouped", 2, "poisson")
-    # places for all 10 users, 2 each: 20 / 5 steps an epoch
-    assert line["sampling_rate"] == 0.25 and line["count"] == 4
-    priced = CliRunner().invoke(main, ["account", str(done.result), "--accountant", "pld", "--format", "json"])
-    oracle = from_mixture_gaussian_mechanism(
-        line["noise_multiplier"],
-        sensitivities=[0, 1, 2],
-        sampling_probs=[0.5625, 0.375, 0.0625],
-        value_discretization_interval=1e-3,
-    )
-    stated = oracle.self_compose(8).get_epsilon_for_delta(json.loads(priced.stdout)[0]["delta"])
-    assert json.loads(priced.stdout)[0]["epsilon"] == pytest.approx(stated, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"method": FULL}, "batching poisson"),
-        ({"privacy": {**METHOD["rows"]["privacy"], "adjacency": "replace-one"}}, "come or go"),
-        ({"privacy": {**METHOD["rows"]["privacy"], "noise": {"kind": "banded", "bands": 2}}}, "correlated noise"),
-        ({"folds": 2, "data": {"test_path": ""}}, "folds are cut by users"),
-        (
-            {"privacy": {**METHOD["rows"]["privacy"], "clipping": {"kind": "quantile", "norm": 1, "quantile": 0.5}}},
-            "reads bounds",
-        ),
-    ],
-)
-def test_rows_are_drawn_only_where_their_price_is_proved(sections: dict[str, Any], said: str, tmp_path: Path) -> None:
-    assert said in refused(tmp_path / "run", {**METHOD["rows"], **sections})
-
-
 def test_least_squares_moves_by_no_more_than_the_ledger_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[np.ndarray, ...]] = []
     own = DpLeastSquares._exact
@@ -228,7 +173,7 @@ def test_all_rows_of_a_user_are_in_one_fold(runs: Callable[..., Run]) -> None:
     document = json.loads((one.result / "result.json").read_text())
     told = document["privacy"]["declarations"]
     assert any("The number of users is public: 10; each trial trains on at most 10" in said for said in told)
-    assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2, "sampling": "users"}
+    assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2}
 
 
 def test_the_statement_is_about_a_persons_rows(runs: Callable[..., Run]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.mechanism import (
+    LISTED,
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
@@ -29,9 +30,7 @@ from dpsgd_cli.accounting.search import smallest
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism, UsageError
 
 Bound = Literal["upper", "estimate"]
-STATEMENTS = ("name", "bound", "note", "mechanisms", "adjacencies")
-EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
-"""Adjacencies of theorems about two distributions, which hold for any neighbours."""
+STATEMENTS = ("name", "bound", "note")
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,6 @@ class Accountant(ABC):
 
     `name`: its key in the registry. `note`: what a reader should know of the formula.
     `bound`: `upper` if its statement is a theorem, `estimate` otherwise.
-    `mechanisms`: kinds of mechanisms that it prices (keys of `mechanism.KINDS`). For `zcdp` only a bound on Renyi
-    divergences is known, so only accountants that read nothing else may list it.
-    `adjacencies`: those that it is proved for.
 
     A class that is not an accountant by itself passes `stated=False`. Any other class must state all, or
     raises TypeError.
@@ -67,8 +63,6 @@ class Accountant(ABC):
     name: ClassVar[str]
     bound: ClassVar[Bound]
     note: ClassVar[str]
-    mechanisms: ClassVar[tuple[str, ...]]
-    adjacencies: ClassVar[tuple[Adjacency, ...]]
 
     def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -78,20 +72,12 @@ class Accountant(ABC):
 
     def refusal(self, mechanism: Mechanism) -> str | None:
         """Return why this accountant does not cover `mechanism`; None if it does."""
-        return self.uncovered(mechanism) or self._unstated(mechanism) or unsound_sampling(mechanism)
+        listed = None if type(mechanism) in LISTED else f"{mechanism.kind} releases: no theorem here is about them"
+        return listed or self.uncovered(mechanism) or unsound_sampling(mechanism)
 
-    def _unstated(self, mechanism: Mechanism) -> str | None:
-        if mechanism.kind not in self.mechanisms:
-            of_known = f"{mechanism.kind} releases: it is proved for {', '.join(self.mechanisms)} ones"
-            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else of_known
-        if mechanism.adjacency not in self.adjacencies:
-            return f"{mechanism.adjacency} adjacency: it is proved for {', '.join(self.adjacencies)}"
-        return None
-
+    @abstractmethod
     def uncovered(self, mechanism: Mechanism) -> str | None:
-        """Return why its own formula does not cover `mechanism`, apart from what it states; None if it does."""
-        del mechanism
-        return None
+        """Return why its formula does not cover a listed mechanism; None if it does."""
 
     @abstractmethod
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -147,7 +133,7 @@ class Derived(Accountant, stated=False):
         for name in STATEMENTS:
             setattr(self, name, getattr(accountant, name))
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         return self.accountant.refusal(mechanism)
 
 

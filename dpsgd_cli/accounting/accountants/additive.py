@@ -17,8 +17,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
-from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, Release, ZeroConcentrated
 from dpsgd_cli.accounting.search import ExactSum
 
 
@@ -59,32 +59,6 @@ class Additive(WithoutLeaks, stated=False):
         return result
 
 
-def mechanism_mu(mechanism: Mechanism) -> float:
-    """Return mu of one use.
-
-    Gaussian: 1/z, also for an epoch of shuffled batches (given the partition, only one of them differs). Pure epsilon:
-    2 Phi^-1(e^epsilon / (1 + e^epsilon)), because the trade-off curve of mu-GDP is convex and meets that of
-    epsilon-DP at its corner (Dong, Roth and Su 2022, Proposition 2.10 and Definition 2.6). Below epsilon 1e-4, where
-    that formula loses its digits, sqrt(pi/2) epsilon, which is larger: with c = sqrt(pi/8), Phi(c epsilon) - 1/2 >=
-    epsilon/4 - pi epsilon^3/192, and e^epsilon / (1 + e^epsilon) - 1/2 = tanh(epsilon/2)/2 <= epsilon/4 - epsilon^3/48
-    + epsilon^5/480. Rounded up. All others: inf.
-    """
-    if isinstance(mechanism, GaussianSum):
-        return 1 / mechanism.noise_multiplier if mechanism.noise_multiplier**2 > 0 else math.inf
-    if isinstance(mechanism, PureDP):
-        if mechanism.epsilon == 0:
-            return 0.0
-        if mechanism.epsilon < 1e-4:
-            return math.sqrt(math.pi / 2) * mechanism.epsilon * (1 + 1e-15)
-        from statistics import NormalDist  # takes longer to load than most queries to answer
-
-        tail = 1 / (1 + math.exp(mechanism.epsilon)) if mechanism.epsilon < 700 else 0.0
-        # rounding error of 1 / (1 + e^epsilon) relative to 1/2
-        rounding = 1 + 1e-15 / min(mechanism.epsilon, 1.0)
-        return -2 * NormalDist().inv_cdf(tail) * rounding if tail > 0 else math.inf
-    return math.inf
-
-
 class Gaussian(Additive):
     """Accountant of Gaussian DP: mu^2 adds up; epsilon and delta follow from Phi.
 
@@ -96,11 +70,11 @@ class Gaussian(Additive):
     name = "gaussian"
     bound = "upper"
     note = "exact for Gaussians"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
-        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
+        if isinstance(mechanism, ZeroConcentrated):
+            return ONLY_ZCDP
+        if isinstance(mechanism, GaussianSum) and mechanism.mu is None:
             return (
                 f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld"
                 f"{' or rdp' if mechanism.batches.divergence else ''}"
@@ -108,7 +82,8 @@ class Gaussian(Additive):
         return None
 
     def cost(self, mechanism: Mechanism) -> float:
-        return mechanism_mu(mechanism) ** 2
+        assert mechanism.mu is not None, "refused by Accountant.check"
+        return mechanism.mu**2
 
     def epsilon_of(self, total: float, delta: float) -> float:
         return conversions.gaussian_epsilon(math.sqrt(total), delta)
@@ -122,25 +97,6 @@ def total_mu_squared(releases: Sequence[Release]) -> float:
     gaussian = Gaussian()
     gaussian.check(releases)
     return gaussian.total(releases)
-
-
-def mechanism_rho(mechanism: Mechanism) -> float:
-    """Return rho of one use.
-
-    Gaussian 1/(2 z^2), also for one epoch of shuffled batches (Yu et al. 2019, Theorem 2); exponential mechanism
-    eps^2/8 (Cesar and Rogers 2021, Lemma 3.2); any other pure release eps^2/2 (Bun and Steinke 2016, Proposition 1.4);
-    inf if no rho bounds it.
-    """
-    if isinstance(mechanism, GaussianSum):
-        if mechanism.sampled:
-            return math.inf
-        variance = mechanism.noise_multiplier**2
-        return 1 / (2 * variance) if variance > 0 else math.inf
-    if isinstance(mechanism, PureDP):
-        return mechanism.epsilon**2 / (8 if mechanism.source == "exponential" else 2)
-    if isinstance(mechanism, ZeroConcentrated):
-        return mechanism.rho
-    return 0.0 if mechanism.epsilon == mechanism.delta == 0 else math.inf
 
 
 def total_rho(releases: Sequence[Release]) -> float:
@@ -169,11 +125,9 @@ class Zcdp(Additive):
     name = "zcdp"
     bound = "upper"
     note = "Bun-Steinke conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
-    adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
-        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
+        if isinstance(mechanism, GaussianSum) and mechanism.rho is None:
             estimate = ", or zcdp-rs for the published estimate" if mechanism.comes_and_goes else ""
             return (
                 f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
@@ -182,7 +136,8 @@ class Zcdp(Additive):
         return None
 
     def cost(self, mechanism: Mechanism) -> float:
-        return mechanism_rho(mechanism)
+        assert mechanism.rho is not None, "refused by Accountant.check"
+        return mechanism.rho
 
     def epsilon_of(self, total: float, delta: float) -> float:
         return conversions.bun_steinke_epsilon(total, delta)
@@ -197,8 +152,6 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold", "zcdp")
-    adjacencies = EVERY_NEIGHBOUR
 
     def epsilon_of(self, total: float, delta: float) -> float:
         return conversions.tight_zcdp_epsilon(total, delta)
@@ -208,10 +161,10 @@ class TightZcdp(Zcdp):
 
 
 def sampled_rho(mechanism: Mechanism) -> float:
-    """Return P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); `mechanism_rho` of all others."""
+    """Return P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); the rho of all others."""
     if isinstance(mechanism, GaussianSum) and mechanism.batching == "poisson" and mechanism.sampling_rate < 1:
         return (mechanism.sampling_rate / mechanism.noise_multiplier) ** 2 if mechanism.sampling_rate else 0.0
-    return mechanism_rho(mechanism)
+    return math.inf if mechanism.rho is None else mechanism.rho
 
 
 def largest_order(mechanism: Mechanism) -> float:
@@ -227,12 +180,10 @@ class ZcdpRs(WithoutLeaks):
     name = "zcdp-rs"
     bound = "estimate"
     note = "conjectured divergence bound q^2/z^2"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
-            return None
+            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else None
         rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
         if mechanism.batching == "shuffle":
             return (

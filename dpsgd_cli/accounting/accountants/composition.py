@@ -19,10 +19,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Bound, WithoutLeaks, smallest_delta
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, Bound, WithoutLeaks, smallest_delta
 from dpsgd_cli.accounting.adjacency import Batching
 from dpsgd_cli.accounting.conversions import gaussian_delta, gaussian_epsilon, minimise
-from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated
+from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, Release, ZeroConcentrated
 from dpsgd_cli.errors import UnsupportedMechanism
 
 GaussianLemma = Callable[[float, float], float]
@@ -81,15 +81,15 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     return rate * epsilon if linear else amplified(epsilon, rate)
 
 
-PAIRS = ("gaussian", "correlated", "pure", "approximate", "threshold")
-"""Kinds of mechanisms of which one use has an epsilon at a delta, by `use_epsilon`."""
-
-
 class Composition(WithoutLeaks, stated=False):
     """Base of all compositions: they take every mechanism whose batching has a theorem for pairs."""
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
-        if isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs:
+        if isinstance(mechanism, ZeroConcentrated):
+            return ONLY_ZCDP
+        if isinstance(mechanism, GroupSum) or (
+            isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs
+        ):
             return f"{mechanism.batching} batches: no lemma gives (epsilon, delta) of one use; use pld"
         return None
 
@@ -108,8 +108,6 @@ class BasicComposition(Composition):
     name = "basic-composition"
     bound = "upper"
     note = "exact Gaussian per use"
-    mechanisms = PAIRS
-    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         share = delta / max(self.noisy_uses(kept), 1)
@@ -133,8 +131,6 @@ class AdvancedComposition(Composition):
     name = "advanced-composition"
     bound = "upper"
     note = "Lemmas 15.2 and 15.3, for epsilon < 1"
-    mechanisms = PAIRS
-    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         if not kept:
@@ -174,8 +170,6 @@ class StrongComposition(Composition):
     name = "strong-composition"
     bound: ClassVar[Bound] = "upper"
     note = "Gaussian lemma per use, split of delta optimised"
-    mechanisms = PAIRS
-    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         if not self.noisy_uses(kept):
@@ -203,8 +197,6 @@ class PublishedStrongComposition(StrongComposition):
     name = "strong-composition-published"
     bound = "estimate"
     note = "linear amplification q*eps is below what sampling achieves: no bound"
-    mechanisms = PAIRS
-    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         half = delta / 2
@@ -227,7 +219,9 @@ class LectureNoise(WithoutLeaks, stated=False):
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, GaussianSum) and mechanism.batching != self.batching:
             return f"{mechanism.batching} batches: it is stated for {self.batching} batches"
-        return None
+        if isinstance(mechanism, ZeroConcentrated):
+            return ONLY_ZCDP
+        return None if type(mechanism) is GaussianSum else f"{mechanism.kind} releases: it is stated for Gaussian sums"
 
     @abstractmethod
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
@@ -264,8 +258,6 @@ class Lemma151(LectureNoise):
     name = "lemma-15.1"
     bound = "upper"
     note = "Lecture 15, for epsilon < 1"
-    mechanisms = ("gaussian",)
-    adjacencies = EVERY_NEIGHBOUR
     batching = "full"
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
@@ -283,8 +275,6 @@ class Lemma155(LectureNoise):
     name = "lemma-15.5"
     bound = "upper"
     note = "Lecture 15, for epsilon < 1"
-    mechanisms = ("gaussian",)
-    adjacencies = ("replace-one",)
     batching = "fixed"
 
     def largest_delta(self, kept: list[Release]) -> float:
@@ -320,8 +310,6 @@ class Nikolov(LectureNoise):
     name = "nikolov"
     bound = "upper"
     note = "Lecture 9, for epsilon < 1"
-    mechanisms = ("gaussian",)
-    adjacencies = EVERY_NEIGHBOUR
     batching = "full"
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:

@@ -6,6 +6,7 @@ module joins them, in both directions of the adjacency. SciPy loads on the first
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import conversions
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, Accountant
 from dpsgd_cli.accounting.accountants.rdp import Rdp
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, GroupSum, PureDP, Release, merge
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    GroupSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.loss_sums import SumOfLosses
@@ -43,8 +54,9 @@ class Pld(Accountant):
     name = "pld"
     bound = "upper"
     note = "numerical composition, rounded up"
-    mechanisms = ("gaussian", "correlated", "truncated", "grouped", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else None
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         return self.curve([releases], delta)[0]
@@ -132,7 +144,6 @@ def _sums(rows: Sequence[Sequence[Release]], least: float) -> list[list[SumOfLos
     import numpy as np
 
     from dpsgd_cli.accounting.loss_sums import summed
-    from dpsgd_cli.accounting.losses import pair_of
     from dpsgd_cli.accounting.noise_levels import levels_of
 
     made = [release.mechanism for release in rows[-1]]
@@ -142,7 +153,8 @@ def _sums(rows: Sequence[Sequence[Release]], least: float) -> list[list[SumOfLos
         for release in row:
             uses[i, place[release.mechanism]] = release.count
     levels = levels_of(made)
-    pairs = [pair_of(mechanism) for mechanism in levels.made]
+    pairs = [pair for mechanism in levels.made if (pair := mechanism.losses()) is not None]
+    assert len(pairs) == len(levels.made), "refused by Accountant.check"
     sides = range(1 if all(remove is add for remove, add in pairs) or not _samples(rows[-1]) else 2)
     return [summed([pair[side] for pair in pairs], levels, uses, least) for side in sides]
 
@@ -154,7 +166,7 @@ def _revealed(mechanism: GaussianSum, count: int, leak: float) -> int:
     to the attacker which steps drew the record. The draw has one law in both data sets; steps that did not draw it are
     equal there, and each of the others is dominated by `unsampled_noise`.
     """
-    if mechanism.kind not in ("gaussian", "correlated", "grouped") or mechanism.sampling_rate == 1:
+    if mechanism.sampling_rate == 1:
         return count
     size = mechanism.size if isinstance(mechanism, GroupSum) else 1
     return _most_of(count, -math.expm1(size * math.log1p(-mechanism.sampling_rate)), leak)
@@ -174,11 +186,7 @@ def _most_of(count: int, rate: float, beyond: float) -> int:
     """Return the least k with Pr[Binomial(`count`, `rate`) > k] <= `beyond`."""
     from scipy.special import bdtrc
 
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bdtrc(middle, count, rate) <= beyond else (middle + 1, high)
-    return low
+    return bisect.bisect_left(range(count), True, key=lambda most: bdtrc(most, count, rate) <= beyond)
 
 
 def _dominating(releases: Sequence[Release], secret: bool, delta: float | None = None) -> list[Release] | None:

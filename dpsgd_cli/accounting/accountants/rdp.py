@@ -1,31 +1,28 @@
 """Renyi DP over all useful orders, with the improved conversion; and as published: Markov's, and integer moments.
 
-Privacy-loss distributions are tighter and slower (`pld.py`). The search for the order relies on the fact that the set
-of orders proving a given epsilon is an interval; every order is a valid bound by itself.
+Privacy-loss distributions are tighter and slower (`pld.py`). Every order is a valid bound by itself, so the search for
+the best one may stop early.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dpsgd_cli.accounting import conversions, renyi
-from dpsgd_cli.accounting.accountants import EVERY_NEIGHBOUR, WithoutLeaks, split_delta
+from dpsgd_cli.accounting.accountants import ONLY_ZCDP, WithoutLeaks, split_delta
 from dpsgd_cli.accounting.mechanism import (
-    ApproximateDP,
     GaussianSum,
     Mechanism,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.common.plugins import named
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ORDERS: tuple[float, ...] = (
     *(1.0001, 1.0002, 1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05),
@@ -35,15 +32,6 @@ ORDERS: tuple[float, ...] = (
 )
 """Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
-DIVERGENCES = (
-    *("gaussian", "correlated", "truncated", "grouped"),
-    *("pure", "approximate", "threshold", "zcdp"),
-)
-"""Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
-_ONE_START = (16.0,)
-_MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
-"""Starts of the search: if a divergence is the least of several bounds, there may be several local best orders."""
-_ARRAYS_FROM = 8
 _MOMENTS = range(1, 33)
 
 
@@ -53,8 +41,8 @@ class Rdp(WithoutLeaks):
     name = "rdp"
     bound = "upper"
     note = "best Renyi order"
-    mechanisms = DIVERGENCES
-    adjacencies = EVERY_NEIGHBOUR
+    epsilon_at = staticmethod(conversions.renyi_epsilon)
+    log_delta_at = staticmethod(conversions.renyi_log_delta)
 
     def __init__(self, orders: Sequence[float] = ORDERS) -> None:
         self.orders = tuple(sorted(orders))
@@ -66,7 +54,7 @@ class Rdp(WithoutLeaks):
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile = Profile(kept)
-        return self._best_epsilon(profile.total, delta, profile.starts) if kept else 0.0
+        return self._best_epsilon(profile.total, delta, profile.has_kinks) if kept else 0.0
 
     def _delta(self, kept: list[Release], epsilon: float) -> float:
         return self._delta_of(Profile(kept), epsilon)
@@ -80,17 +68,15 @@ class Rdp(WithoutLeaks):
         return lambda epsilon: min(1.0, leak + self._delta_of(profile, epsilon)) if kept else 0.0
 
     def _delta_of(self, profile: Profile, epsilon: float) -> float:
-        log_delta = self.least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
+        log_delta = self.least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.has_kinks)
         by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
         return min(by_kl, math.exp(min(log_delta, 0.0)))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        import numpy as np
-
         flat = [release for releases in epochs for release in releases]
         self.check(flat)
         profile = Profile(flat)
-        if any(math.isinf(cost) for cost in profile.divergences(self.orders[0])):
+        if np.isinf(profile.divergences(self.orders[0])).any():
             return super().curve(epochs, delta)
         columns = {mechanism: i for i, mechanism in enumerate(profile.mechanisms)}
         counts = np.zeros((len(epochs), len(columns)))
@@ -98,53 +84,33 @@ class Rdp(WithoutLeaks):
             for release in releases:
                 if release.count:
                     counts[row, columns[release.mechanism]] += release.count
-        counts = counts.cumsum(axis=0)
-        spent: dict[float, list[float]] = {}
+        counts, spent = counts.cumsum(axis=0), dict[float, list[float]]()
 
         def total(order: float, epoch: int) -> float:
             if order not in spent:
-                spent[order] = (counts @ profile.divergences(order)).tolist() if columns else [0.0] * len(epochs)
+                spent[order] = (counts @ profile.divergences(order)).tolist()
             return spent[order][epoch]
 
         return [
-            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta, profile.starts)  # type: ignore[misc]
+            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta, profile.has_kinks)  # type: ignore[misc]
             if counts[epoch].any()
             else 0.0
             for epoch in range(len(epochs))
         ]
 
-    def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
+    def _best_epsilon(self, total: Callable[[float], float], delta: float, kinks: bool) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self.least(lambda order: self.epsilon_at(order, total(order), delta), starts))
+        return max(0.0, self.least(lambda order: self.epsilon_at(order, total(order), delta), kinks))
 
-    epsilon_at = staticmethod(conversions.renyi_epsilon)
-    log_delta_at = staticmethod(conversions.renyi_log_delta)
-
-    def least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
-        return objective(self._argmin(objective, starts))
-
-    def _argmin(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
-        """Return the order where a quasi-convex objective is least: gallop from `starts`, then bisect."""
-        values: dict[int, float] = {}
-
-        def at(index: int) -> float:
-            if index not in values:
-                values[index] = objective(self.orders[index])
-            return values[index]
-
-        last = len(self.orders) - 1
-        for start in starts:
-            low, high = _bracket(at, min(range(last + 1), key=lambda i: abs(self.orders[i] - start)), last)
-            while low < high:
-                middle = (low + high) // 2
-                if at(middle) <= at(middle + 1):
-                    high = middle
-                else:
-                    low = middle + 1
-            at(low)
-        return self.orders[min(values, key=values.__getitem__)]
+    def least(self, objective: Callable[[float], float], kinks: bool = False) -> float:
+        """Return the least value over the orders of an objective: quasi-convex, unless a divergence has `kinks`."""
+        at = functools.cache(lambda index: objective(self.orders[index]))
+        if kinks:
+            return min(map(at, range(len(self.orders))))
+        falling = range(len(self.orders) - 1)
+        return at(bisect.bisect_left(falling, True, key=lambda index: at(index) <= at(index + 1)))
 
 
 class MarkovRdp(Rdp):
@@ -157,8 +123,6 @@ class MarkovRdp(Rdp):
     name = "rdp-markov"
     bound = "upper"
     note = "Markov conversion, fractional orders"
-    mechanisms = DIVERGENCES
-    adjacencies = EVERY_NEIGHBOUR
 
     @staticmethod
     def epsilon_at(order: float, divergence: float, delta: float) -> float:
@@ -182,12 +146,10 @@ class Moments(WithoutLeaks):
     name = "moments"
     bound = "upper"
     note = "integer moments to 32, Markov conversion"
-    mechanisms = ("gaussian", "correlated", "pure", "approximate", "threshold")
-    adjacencies = EVERY_NEIGHBOUR
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
-            return None
+            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else None
         if mechanism.batching == "shuffle":
             return (
                 "shuffled batches: its moments are those of Poisson sampling, and shuffling is not Poisson sampling"
@@ -211,94 +173,36 @@ class Moments(WithoutLeaks):
         return math.exp(min(best, 0.0))
 
 
-def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:
-    """Return indices between which a quasi-convex sequence has its minimum, by doubling steps from `start`."""
-    step, low, high = 4, max(start - 4, 0), min(start + 4, last)
-    if at(high) < at(start):
-        while high < last and at(high) < at(start):
-            low, start, step = start, high, 2 * step
-            high = min(high + step, last)
-        return low, high
-    while low > 0 and at(low) <= at(start):
-        high, start, step = start, low, 2 * step
-        low = max(low - step, 0)
-    return low, high
-
-
 class Profile:
     """Distinct mechanisms of some releases, with the cost of each at an order."""
 
     def __init__(self, releases: Sequence[Release]) -> None:
         merged = merge(list(releases))
         self.mechanisms = [release.mechanism for release in merged]
-        self.counts = [release.count for release in merged]
-        self._sampled = [i for i, mechanism in enumerate(self.mechanisms) if _is_sampled(mechanism)]
+        self._counts = [release.count for release in merged]
+        poisson = {i: m for i, m in enumerate(self.mechanisms) if isinstance(m, GaussianSum) and m.comes_and_goes}
+        self._poisson = list(poisson)
+        self._rates = np.array([mechanism.sampling_rate for mechanism in poisson.values()])
+        self._noises = np.array([mechanism.noise_multiplier for mechanism in poisson.values()])
         self._totals: dict[float, float] = {}
 
     @property
-    def starts(self) -> Sequence[float]:
-        """Orders from which the search for the best one starts."""
-        return _MANY_STARTS if any(map(_is_least_of_several, self.mechanisms)) else _ONE_START
+    def has_kinks(self) -> bool:
+        """True if a divergence is the least of two bounds, so that there may be several local best orders."""
+        return any(isinstance(m, PureDP) and m.source == "exponential" for m in self.mechanisms)
 
     def total(self, order: float) -> float:
         """Return the Renyi divergence of everything together."""
         if order not in self._totals:
-            costs = self.divergences(order)
-            self._totals[order] = math.fsum(n * cost for n, cost in zip(self.counts, costs, strict=True))
+            costs = self.divergences(order).tolist()
+            self._totals[order] = math.fsum(n * cost for n, cost in zip(self._counts, costs, strict=True))
         return self._totals[order]
 
-    def divergences(self, order: float) -> list[float] | NDArray:
-        """Return the divergence of one use of each distinct mechanism; many Poisson-sampled ones at once."""
-        if len(self._sampled) < _ARRAYS_FROM:
-            return [mechanism_divergence(mechanism, order) for mechanism in self.mechanisms]
-        import numpy as np
-
-        from dpsgd_cli.accounting.renyi_arrays import poisson_gaussian_divergences
-
-        costs = np.zeros(len(self.mechanisms))
-        rest = set(range(len(costs))) - set(self._sampled)
-        for i in rest:
-            costs[i] = mechanism_divergence(self.mechanisms[i], order)
-        sampled = [m for i in self._sampled if isinstance(m := self.mechanisms[i], GaussianSum)]
-        rates = np.array([m.sampling_rate for m in sampled])
-        noises = np.array([m.noise_multiplier for m in sampled])
-        costs[self._sampled] = poisson_gaussian_divergences(rates, noises, order)
+    def divergences(self, order: float) -> renyi.Floats:
+        """Return the divergence of one use of each distinct mechanism; all Poisson-sampled ones at once."""
+        costs = np.empty(len(self.mechanisms))
+        costs[self._poisson] = renyi.poisson_gaussian_divergences(self._rates, self._noises, order)
+        for i in set(range(len(costs))) - set(self._poisson):
+            found = self.mechanisms[i].divergence(order)
+            costs[i] = math.inf if found is None else found
         return costs
-
-
-def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
-    """Return the Renyi divergence of one use at `order` > 1, in the worse of the two directions.
-
-    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `renyi.py`. Pure:
-    randomised response, except Laplace noise, which has its own; for the exponential mechanism at most alpha eps^2/8,
-    too. inf if it has no bound.
-    """
-    if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
-        return renyi.laplace_divergence(mechanism.epsilon, order)
-    if isinstance(mechanism, PureDP):
-        return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
-    if isinstance(mechanism, ApproximateDP):
-        return math.inf
-    if isinstance(mechanism, ZeroConcentrated):
-        return order * mechanism.rho
-    if not mechanism.sampled:
-        return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
-    if mechanism.batches.divergence is None:
-        return math.inf
-    found: float = named(mechanism.batches.divergence)(mechanism, order)
-    return found
-
-
-def _is_least_of_several(mechanism: Mechanism) -> bool:
-    if isinstance(mechanism, GaussianSum):
-        return isinstance(mechanism, TruncatedSum)
-    return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
-
-
-def _is_sampled(mechanism: Mechanism) -> bool:
-    return (
-        isinstance(mechanism, GaussianSum)
-        and mechanism.comes_and_goes
-        and 0 < mechanism.sampling_rate < 1
-        and mechanism.noise_multiplier > 0
-    )

@@ -109,5 +109,5 @@ def _whole_sampler(context: Context) -> Sampler:
         return SamePartitionSampler(context.lasting, records, settings.batch)
     kind = BATCHINGS[settings.batching].sampler
     assert kind is not None, "batches of all records have no size"
-    drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.further)
+    drawn: Sampler = named(kind)(context.streams, records, settings.batch)
     return drawn

@@ -7,11 +7,8 @@ may be replaced; the noise has standard deviation z S):
 - poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
   public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
   under replace-one for another, which has a pair of its own (`accounting/losses.py`).
-- poisson with `privacy.unit: {sampling: rows}`: N counts the users' places; a step is a `mechanism.GroupSum` of as many
-  records as a user has places (`users/run.py`).
-- truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
-- random-allocation (add-remove, zero-out): an epoch of k T steps, T = ceil(N / batch_size), of which a record is in
-  k = `participations`, drawn by itself, costs k uses of the pair of one in T: `accounting/allocation_pairs.py`.
+- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
+  drawn by itself: `accounting/allocation_pairs.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -36,7 +33,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, replace_factor
 from dpsgd_cli.accounting.budget import RhoBudget, format_budget, over_budget
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, GroupSum, Mechanism, Release, TruncatedSum
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Mechanism, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
 from dpsgd_cli.accounting.statement import BestAccountant
@@ -84,9 +81,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         )
     noise = privacy.correlated
     groups = 1 if noise is None else noise.groups_for(method.batching)
-    sampling = Sampling(
-        method.batching, facts.records, batch, recipe.adjacency, groups, **(getattr(method, "further", None) or {})
-    )
+    sampling = Sampling(method.batching, facts.records, batch, recipe.adjacency, groups)
     _check_noise(privacy, sampling)
     if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
         raise PrivacyError(
@@ -128,11 +123,6 @@ def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
         raise PrivacyError(
             f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
             " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
-        )
-    if sampling.participations > 1:
-        raise PrivacyError(
-            "no guarantee for privacy.noise with method.participations: its theorem is about one step of an epoch;"
-            " leave participations out, and train more epochs"
         )
     most = sampling.records // sampling.batch_size
     if batching == "poisson" and sampling.groups > most:
@@ -318,12 +308,7 @@ class _Draft:
             "sampling_rate": self.sampling.rate,
             "sensitivity": self.sensitivity,
         }
-        if self.sampling.largest_batch is not None:
-            numbers |= {"records": self.sampling.records, "largest_batch": self.sampling.largest_batch}
-            return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
-        noise, unit = self.privacy.correlated, self.recipe.data.unit
-        if unit is not None and unit.sampling == "rows":
-            return Release(GroupSum(**numbers, size=unit.most_rows), self.sampling.releases_per_epoch)
+        noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
         bands = self.sampling.groups if self.sampling.batching == "poisson" else self.sampling.steps_per_epoch

@@ -327,10 +327,10 @@ class DpSgd(GradientMethod):
         """Raise PrivacyError if batching, sizes or sensitivities differ from those that the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
         size = settings.batch or len(table)
-        runs: tuple[Any, ...] = (settings.batching, len(table), size, *settings.further.values())
+        runs = (settings.batching, len(table), size)
         for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
-            priced = (sampling.batching, sampling.records, sampling.batch_size, *sampling.further.values())
+            priced = (sampling.batching, sampling.records, sampling.batch_size)
             if priced != runs:
                 raise PrivacyError(
                     f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
-from dpsgd_cli.accounting.plan import further_numbers
+from dpsgd_cli.accounting.adjacency import Batching
 from dpsgd_cli.calibration.settings import Calibration
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
@@ -116,16 +115,6 @@ class Gradient(Section):
         "auto",
         description="Expected or exact (shuffle, fixed) size, none (full); auto: from public facts, 1 for fixed.",
     )
-    largest_batch: Count | None = Field(
-        None,
-        description="Records of a batch that are kept at most, the rest dropped at random; truncated-poisson alone, and"
-        " needed there.",
-    )
-    participations: Count = Field(
-        1,
-        description="Steps of an epoch that each record is in, drawn uniformly; random-allocation alone. An epoch is as"
-        " many times longer.",
-    )
     learning_rate: Positive | Rate | Literal["theorem", "auto"] = Field(
         "auto",
         description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
@@ -155,32 +144,12 @@ class Gradient(Section):
             raise ValueError("learning_rate: theorem is for one record a step; give batch_size: 1, or a number")
         if self.batch_size != "auto" and (self.batching == "full") != (self.batch_size is None):
             raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
-        truncated = BATCHINGS[self.batching].recorded == "truncated"
-        if truncated and self.largest_batch is None:
-            raise ValueError(f"batching: {self.batching} needs largest_batch: how many records of a batch are kept")
-        if not truncated and self.largest_batch is not None:
-            raise ValueError(f"largest_batch: is for batching truncated-poisson, not {self.batching}; leave it out")
-        if self.participations > 1 and not (BATCHINGS[self.batching].by_epoch and BATCHINGS[self.batching].sampled):
-            raise ValueError(
-                f"participations: is for batching random-allocation, not {self.batching}; leave it out, or train more"
-                " epochs"
-            )
-        if self.largest_batch is not None and isinstance(self.batch_size, int) and self.largest_batch < self.batch_size:
-            raise ValueError(
-                f"largest_batch: is {self.largest_batch}, below the expected size {self.batch_size} of a batch, so that"
-                " most batches would be cut; give more (batch_size plus five times its root is seldom passed)"
-            )
         return self
 
     @property
     def one_by_one(self) -> bool:
         """Return True if a step reads a single record: Algorithm 3 of Lecture 15, which has a class of its own."""
         return self.batching == "fixed" and self.batch_size in (1, "auto")
-
-    @property
-    def further(self) -> dict[str, int]:
-        """Return the further arguments of the batching's sampler (`plan.further_numbers`)."""
-        return further_numbers(self.largest_batch, self.participations)
 
     @property
     def batch(self) -> int | None:
@@ -193,7 +162,7 @@ class Gradient(Section):
 
     def steps_per_epoch(self, records: int) -> int:
         """Return the number of steps of an epoch over `records` training records."""
-        return self.participations * -(-records // (self.batch or records))
+        return -(-records // (self.batch or records))
 
     @property
     def rate(self) -> float | Rate | Literal["theorem"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dpsgd_cli.accounting.accountants.additive import mechanism_rho, rho_of, total_rho
+from dpsgd_cli.accounting.accountants.additive import rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
 from dpsgd_cli.accounting.budget import RhoBudget
 from dpsgd_cli.accounting.mechanism import PureDP, Release
@@ -51,7 +51,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
         )
     choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
     counted = [*facts.preprocessing_releases] if privacy.budget_covers == "total" else []
-    left = (privacy.budget.rho - mechanism_rho(choice.mechanism)) * (1 - 1e-12) - total_rho(counted)
+    left = (privacy.budget.rho - total_rho([choice])) * (1 - 1e-12) - total_rho(counted)
     if left <= 0:
         raise InfeasibleBudget(
             f"a choice at method.epsilon {method.epsilon:g} costs rho {method.epsilon**2 / 8:g}, which leaves nothing"

@@ -23,7 +23,6 @@ from dpsgd_cli.accounting.mechanism import (
     Mechanism,
     PureDP,
     Release,
-    TruncatedSum,
     ZeroConcentrated,
 )
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
@@ -33,7 +32,6 @@ BATCHINGS: dict[Batching, Adjacency] = {
     "poisson": "add-remove",
     "shuffle": "zero-out",
     "fixed": "replace-one",
-    "truncated-poisson": "add-remove",
     "random-allocation": "add-remove",
 }
 RELAXED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,9 +41,6 @@ everyone = pytest.mark.parametrize("name", accountants.NAMES)
 def gaussian(batching: Batching, noise: float, rate: float) -> GaussianSum:
     """Of a sample at about `rate`; an epoch of allocated records has at most 16 steps, to be quick."""
     adjacency, kind = BATCHINGS[batching], KINDS[batching]
-    if kind.recorded == "truncated":
-        largest = math.ceil(1000 * rate) + 30
-        return TruncatedSum(noise, adjacency, batching, rate, records=1000, largest_batch=largest)
     if kind.sampled and kind.by_epoch:
         rate = 1 / min(16, max(2, round(1 / rate)))
     return GaussianSum(noise, adjacency, batching, rate if kind.sampled else 1.0)
@@ -130,7 +125,7 @@ def test_no_noise_is_no_privacy(name: str) -> None:
         assert epsilon in (None, math.inf)
         if epsilon is not None:
             # A sampled release without noise harms nobody while the record is not drawn.
-            drawn = 0.01 if batching in ("poisson", "fixed", "truncated-poisson") else 1
+            drawn = 0.01 if batching in ("poisson", "fixed") else 1
             assert accountant.delta([Release(gaussian(batching, 0.0, 0.01))], 5.0) >= drawn
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dpsgd_cli.accounting import accountants, conversions
-from dpsgd_cli.accounting.accountants.additive import largest_order, mechanism_mu, mechanism_rho, sampled_rho
+from dpsgd_cli.accounting.accountants.additive import largest_order, sampled_rho
 from dpsgd_cli.accounting.accountants.composition import amplified, classical_gaussian
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 
@@ -52,15 +52,15 @@ def test_strong_composition_of_pure_releases_is_that_of_dwork_rothblum_and_vadha
 
 def test_rho_and_mu_of_single_releases() -> None:
     """Bun and Steinke 2016, Propositions 1.4 and 1.6; Cesar and Rogers 2021, Lemma 3.2; Dong, Roth and Su 2022."""
-    assert mechanism_rho(GaussianSum(4.0, "add-remove")) == pytest.approx(1 / 32)
-    assert mechanism_rho(GaussianSum(4.0, "zero-out", "shuffle")) == pytest.approx(1 / 32)
-    assert mechanism_rho(PureDP(0.6, "add-remove")) == pytest.approx(0.18)
-    assert mechanism_rho(PureDP(0.6, "add-remove", "laplace")) == pytest.approx(0.18)
-    assert mechanism_rho(PureDP(0.6, "add-remove", "exponential")) == pytest.approx(0.045)
-    assert mechanism_mu(GaussianSum(4.0, "add-remove")) == 0.25
+    assert GaussianSum(4.0, "add-remove").rho == pytest.approx(1 / 32)
+    assert GaussianSum(4.0, "zero-out", "shuffle").rho == pytest.approx(1 / 32)
+    assert PureDP(0.6, "add-remove").rho == pytest.approx(0.18)
+    assert PureDP(0.6, "add-remove", "laplace").rho == pytest.approx(0.18)
+    assert PureDP(0.6, "add-remove", "exponential").rho == pytest.approx(0.045)
+    assert GaussianSum(4.0, "add-remove").mu == 0.25
     # one standard deviation each way holds 0.6826895 of the normal mass: its corner is at e^eps = (1 - t) / t
     corner = math.log((1 - 0.158655254) / 0.158655254)
-    assert mechanism_mu(PureDP(corner, "add-remove")) == pytest.approx(2.0, rel=1e-8)
+    assert PureDP(corner, "add-remove").mu == pytest.approx(2.0, rel=1e-8)
 
 
 def test_published_conversions() -> None:
