@@ -310,10 +310,7 @@ class Data(Section):
         " public). Left out: private for a file of your own that has no test records, public for cards and files with"
         " test records.",
     )
-    features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
-        None,
-        description="A frozen extractor, or several that are joined record by record, before any preprocessing.",
-    )
+    features: Features | None = Field(None, description="A frozen extractor, before any preprocessing.")
     coins: Literal["content", "place"] | None = Field(
         None,
         description="Without privacy only: what decides a record's part, to be tested on the records of a recipe for"
@@ -607,11 +604,6 @@ class Data(Section):
     def of_texts(self) -> bool:
         """Return True if a column of text is used, as the recipe says (not the card)."""
         return any(isinstance(use, TextColumn) for use in (self.columns or {}).values())
-
-    @property
-    def extractors(self) -> list[Features]:
-        """Return the extractors of `features` as a list."""
-        return self.features if isinstance(self.features, list) else [self.features] if self.features else []
 
     @property
     def fillings(self) -> dict[str, Missing]:

@@ -308,7 +308,7 @@ def _unit(recipe: Recipe) -> list[str]:
         if isinstance(step.step, Pca) and step.step.noise_multiplier is not None:
             problems.append(
                 "data.preprocess: the noise of pca is charged for one record, and privacy.unit protects all rows of a"
-                " user; use of: public, or rotate"
+                " user; use of: public"
             )
     if recipe.data.augment is not None:
         problems.append("data.augment: is for single records; leave it out, or privacy.unit")
