@@ -94,7 +94,7 @@ def features(
 ) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
     told: list[AutoChoice] = []
-    if recipe.data.target_transform == "auto" and isinstance(recipe.data.target_bounds, tuple):
+    if recipe.data.target_transform == "auto" and recipe.data.target_bounds is not None:
         low, high = recipe.data.target_bounds
         told = [AutoChoice("data.target_transform", "log" if recipe.data.log_scale else None, f"{low:g} to {high:g}")]
         recipe = with_choice(recipe, told[0])
