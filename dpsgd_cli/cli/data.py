@@ -67,14 +67,14 @@ def list_command(cards: Path | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @_CARDS
 def fetch(names: tuple[str, ...], cards: Path | None) -> None:
-    """Download a data set, going on where an earlier download was cut off.
+    """Download a data set.
 
     Files that are already there with the right content are kept; every file is checked against its card's SHA-256.
 
     Example: dpsgd data fetch mnist
     """
     for card in _cards(names, cards):
-        written = card_files.fetch(card, card_files.Manner())
+        written = card_files.fetch(card)
         for path in written:
             click.echo(f"{card.name}: fetched {path}")
         if not written:

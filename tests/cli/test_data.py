@@ -47,7 +47,7 @@ def test_fetch_of_bundled_data_needs_no_download() -> None:
 
 
 def test_fetch_names_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(card: Card, manner: card_files.Manner) -> list[Path]:
+    def pretend(card: Card) -> list[Path]:
         return [Path("/data") / card.name / "file"] if card.name == "mnist" else []
 
     monkeypatch.setattr(card_files, "fetch", pretend)
