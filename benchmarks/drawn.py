@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from benchmarks import real
-from dpsgd_cli.data import synthetic
+from examples import frontier_features as drawing
 
 CLASSES, DRAWINGS, HANDS = 10, 3, 400
 
@@ -28,14 +28,14 @@ def write_digits(folder: Path, model: dict[str, Any]) -> Path:
 
 def write_drawings(folder: Path, model: dict[str, Any]) -> Path:
     """A recipe for drawings in strokes by many hands."""
-    drawn = synthetic.draw_variants(CLASSES * DRAWINGS, HANDS, (1, 28, 28), 1)
+    drawn = drawing.draw_by_hands(CLASSES * DRAWINGS, HANDS, (1, 28, 28), 1)
     return _write(folder, drawn.reshape(-1, 1, 28, 28), _labels(), model)
 
 
 def write_drawings_on_leaves(folder: Path, model: dict[str, Any]) -> Path:
     """A recipe for the drawings, each in a colour of its own on dead leaves."""
-    ink = synthetic.draw_variants(CLASSES * DRAWINGS, HANDS, (1, 32, 32), 1).reshape(-1, 1, 32, 32) / 255
-    leaves = synthetic.draw("dead-leaves", len(ink), (3, 32, 32), 2)
+    ink = drawing.draw_by_hands(CLASSES * DRAWINGS, HANDS, (1, 32, 32), 1).reshape(-1, 1, 32, 32) / 255
+    leaves = drawing.draw("dead-leaves", len(ink), (3, 32, 32), 2)
     colours = np.random.default_rng(3).uniform(0, 255, (len(ink), 3, 1, 1))
     return _write(folder, (ink * colours + (1 - ink) * leaves).astype(np.uint8), _labels(), model)
 

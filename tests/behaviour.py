@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpsgd_cli.data import card_files, card_readers, cards, opening
-from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import recipe_writer
-from tests.test_recipes_run import RECIPES, RECORDS, shrink, stand_in
+from tests.test_recipes_run import RECIPES, on_stand_in
 
 _SGD: dict[str, Any] = {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 0.5}
 _SHUFFLED = _SGD | {"batching": "shuffle"}
@@ -113,18 +113,11 @@ def _results(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def trained(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights of one shipped recipe, shrunk and trained on stand-in records, and its ledger, metrics and epsilon."""
-    file = RECIPES[name]
-    recipe = load_recipe(str(file)).recipe
-    card = cards.load_card(str(recipe.data.name))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(card_readers, "read", stand_in)
-        patch.setattr(opening, "_kept", {})
-        patch.setattr(card_files, "records", lambda card, file: RECORDS)
-        small = shrink(recipe, any(file.part == "test" for file in card.files))
-        small = small.model_copy(
-            update={"save_model": True, "runtime": small.runtime.model_copy(update={"device": "cpu"})}
-        )
-        directory = loop.run(resolve_auto(LoadedRecipe(small, file.parent, str(file))), loop.Options(out=Path(folder)))
+        small = on_stand_in(RECIPES[name], Path(folder), patch)
+        runtime = small.recipe.runtime.model_copy(update={"device": "cpu"})
+        recipe = small.recipe.model_copy(update={"save_model": True, "runtime": runtime})
+        directory = loop.run(resolve_auto(replace(small, recipe=recipe)), loop.Options(out=Path(folder)))
         return _results(directory)
 
 

@@ -7,13 +7,11 @@ Methods of one data set share features and directions, and the epsilons of one m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
-from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
 from benchmarks.pages.drawing import errorbars, over_epsilon
 from benchmarks.pages.rows import MISSING, Rows, markdown, percent
@@ -23,8 +21,8 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.training.auto_rule import MOMENTS
 
 TRIALS = 5
-HELD = 10_000
-"""Training records of CIFAR-10 that are held out for a sharper figure: of its official test records 1,000 are used."""
+YU = 5.6796
+"""The epsilon of Yu et al.'s Table II."""
 
 
 @dataclass(frozen=True)
@@ -76,56 +74,85 @@ RATES = {"mnist": {0.3: 800.0, 1.0: 800.0, 3.0: 1333.0}, "cifar10": {1.0: 500.0,
 CLIPS = {"mnist": {0.3: 0.1, 1.0: 0.2, 3.0: 0.2}, "cifar10": {1.0: 0.3, 3.0: 0.3, 8.0: 0.3}}
 STEPS = {"mnist": (20, 0.8), "cifar10": (40, 0.9)}
 """Settings of DP-GD, which has no preconditioner: rates, clip norms; steps and momentum."""
-LEAVES = "data.preprocess=[{{rotate: {{images: dead-leaves, components: {}, records: {}}}}}, {{unit-norm: {{}}}}]"
-HANDS = (
-    "data.preprocess=[{{rotate: {{images: strokes, components: {}, power: 0, variants: {{among: 1500}}}}}}"
-    ", {{unit-norm: {{}}}}]"
-)
 FEWER = {
-    "mnist": {0.3: HANDS.format(500), 1.0: HANDS.format(700), 3.0: HANDS.format(1500)},
-    "cifar10": dict.fromkeys(AIMS["cifar10"], LEAVES.format(1500, 3000)),
+    "mnist": {0.3: "mnist-500", 1.0: "mnist-700", 3.0: "mnist-1500"},
+    "cifar10": dict.fromkeys(AIMS["cifar10"], "cifar10-few-1500"),
+    "cifar10-held": dict.fromkeys(AIMS["cifar10"], "cifar10-few-held-1500"),
 }
-"""Fewer directions, for the methods without a preconditioner: what a small budget does not pay for, and cheap."""
+"""Files of features on fewer directions, for methods without a preconditioner: cheap, and paid by a small budget."""
+SETTINGS = {
+    "mnist": {
+        0.3: (585, 225.021, 0.0989949, 50),
+        1.0: (1015, 464.278, 0.0989949, 73),
+        1.2: (1102, 506.364, 0.0989949, 79),
+        2.0: (1388, 634.16, 0.0989949, 100),
+        2.93: (1500, 750.0, 0.0989949, 100),
+        3.0: (1500, 750.0, 0.0989949, 100),
+        YU: (1500, 750.0, 0.0989949, 100),
+    },
+    "mnist-principal": {
+        0.3: (585, 225.021, 0.0989949, 50),
+        1.0: (1015, 464.278, 0.0989949, 73),
+        3.0: (1662, 831.0, 0.0989949, 100),
+    },
+    "cifar10": {
+        1.0: (2681, 273.24, 0.204653, 50),
+        2.0: (5016, 373.759, 0.279942, 50),
+        3.0: (7191, 447.542, 0.335205, 50),
+        4.0: (7999, 507.563, 0.380158, 50),
+        7.53: (7999, 667.775, 0.494975, 50),
+        8.0: (7999, 702.173, 0.494975, 50),
+    },
+    "cifar10-held": {
+        1.0: (2144, 244.392, 0.183048, 50),
+        3.0: (5753, 400.294, 0.299816, 50),
+        8.0: (7999, 609.286, 0.456348, 50),
+    },
+}
+"""Of preconditioned rows, by features and epsilon: directions, learning rate, clip norm, steps, by the page's rules."""
 
 
-def preconditioned(data: str, epsilon: float) -> tuple[str, ...]:
-    """On rows that noised second moments have made round; everything by the rule."""
-    del data, epsilon
-    return ()
+def preconditioned(features: str, epsilon: float) -> tuple[str, ...]:
+    """On rows that noised second moments have made round."""
+    directions, rate, norm, steps = SETTINGS[features][epsilon]
+    path, clipping = f"data.path={features}-{directions}.npz", f"privacy.clipping.norm={norm:g}"
+    lengths = (f"epochs={steps}", f"privacy.schedule.weights.epochs={steps}")
+    return (path, f"method.learning_rate={rate:g}", clipping, *lengths)
 
 
-def plain(data: str, epsilon: float) -> tuple[str, ...]:
+def plain(features: str, epsilon: float) -> tuple[str, ...]:
     """On the rows as they are."""
+    data = features.removesuffix("-held")
     steps, momentum = STEPS[data]
     method = (
         f"{{kind: dp-gd, learning_rate: {RATES[data][epsilon]:g}, preconditioner: null"
         f", optimizer: {{kind: sgd, momentum: {momentum:g}}}, averaging: {{kind: tail}}}}"
     )
     clipping = f"privacy.clipping={{kind: flat, norm: {CLIPS[data][epsilon]:g}}}"
-    return (f"method={method}", clipping, f"epochs={steps}", FEWER[data][epsilon])
+    schedule = "privacy.schedule={kind: uniform, initial: auto}"
+    return (f"method={method}", clipping, schedule, f"epochs={steps}", f"data.path={FEWER[features][epsilon]}.npz")
 
 
-def least_squares(data: str, epsilon: float) -> tuple[str, ...]:
+def least_squares(features: str, epsilon: float) -> tuple[str, ...]:
     """One release, no settings."""
     privacy = f"{{budget: {{epsilon: {epsilon:g}, delta: 1e-5}}, noise_source: seeded}}"
-    return ("method={kind: dp-least-squares}", f"privacy={privacy}", "epochs=auto", FEWER[data][epsilon])
+    path = f"data.path={FEWER[features][epsilon]}.npz"
+    return ("method={kind: dp-least-squares}", f"privacy={privacy}", "epochs=auto", path)
 
 
 METHODS = {"preconditioned": preconditioned, "DP-GD": plain, "DP least squares": least_squares}
 
 
-def cases(data: str, held: bool = False) -> list[Case]:
+def cases(table: str) -> list[Case]:
     """All methods at all epsilons."""
-    table = f"{data}-held" if held else data
-    kept = (f"data.validation={{records: {HELD}, public: true}}",) if held else ()
     return [
         Case(
             table,
             f"{method}, epsilon {epsilon:g}",
-            f"frontier/{data}",
-            (f"privacy.budget.epsilon={epsilon:g}", *settings(data, epsilon), *kept, "save_model=false"),
+            f"frontier/{table.removesuffix('-held')}",
+            (f"privacy.budget.epsilon={epsilon:g}", *settings(table, epsilon), "save_model=false"),
             TRIALS,
-            pack="" if settings is preconditioned else f"{table} {method} {FEWER[data][epsilon]}",
+            pack="" if settings is preconditioned else f"{method} {FEWER[table][epsilon]}",
         )
         for method, settings in METHODS.items()
         for epsilon in AIMS[table]
@@ -134,13 +161,14 @@ def cases(data: str, held: bool = False) -> list[Case]:
 
 PRINCIPAL = "preconditioned, principal directions"
 BEFORE = [
-    replace(
-        one,
-        name=one.name.replace("preconditioned", PRINCIPAL),
-        changes=(*one.changes, "data.preprocess=[{rotate: {images: strokes}}, {unit-norm: {}}]"),
+    Case(
+        "mnist",
+        f"{PRINCIPAL}, epsilon {epsilon:g}",
+        "frontier/mnist",
+        (f"privacy.budget.epsilon={epsilon:g}", *preconditioned("mnist-principal", epsilon), "save_model=false"),
+        TRIALS,
     )
-    for one in cases("mnist")
-    if one.name.startswith("preconditioned")
+    for epsilon in AIMS["mnist"]
 ]
 """Directions of strokes without variants."""
 AT_YU = [
@@ -148,7 +176,7 @@ AT_YU = [
         "yu",
         "features",
         "frontier/mnist",
-        ("privacy.budget={rho: 0.78125}", "privacy.delta=1e-5", "save_model=false"),
+        ("privacy.budget={rho: 0.78125}", "privacy.delta=1e-5", *preconditioned("mnist", YU), "save_model=false"),
         5,
     ),
     Case("yu", "raw pixels", "frontier/mnist-raw", ("save_model=false",), 2),
@@ -159,7 +187,7 @@ AT_BOARD = [
         data,
         f"preconditioned, epsilon {epsilon:g}",
         f"frontier/{data}",
-        (f"privacy.budget.epsilon={epsilon:g}", "save_model=false"),
+        (f"privacy.budget.epsilon={epsilon:g}", *preconditioned(data, epsilon), "save_model=false"),
         TRIALS,
     )
     for data, entries in BOARD.items()
@@ -167,10 +195,8 @@ AT_BOARD = [
     if epsilon not in AIMS[data]
 ]
 """Epsilons of the leaderboard that the tables above lack."""
-OTHERS = {PRINCIPAL: ("mnist",)}
-"""Rows of some tables besides the methods of all."""
-CASES = [*cases("mnist"), *BEFORE, *cases("cifar10"), *cases("cifar10", held=True), *AT_YU, *AT_BOARD]
-METRICS = ("test_accuracy", "validation_accuracy", "seconds")
+CASES = [*cases("mnist"), *BEFORE, *cases("cifar10"), *cases("cifar10-held"), *AT_YU, *AT_BOARD]
+METRICS = ("test_accuracy", "seconds")
 QUOTED = ".3 .78125 93.2 98.7 72.3 2.7"
 
 
@@ -180,8 +206,6 @@ def said(rows: Rows) -> Mapping[str, str]:
     told = {case.name.replace(" ", "_"): percent(rows.summary(case.table, case.name)) for case in AT_YU}
     told |= {"share": f"{MOMENTS.share:g}"}
     boards = {f"board_{data}": _board(rows, data) for data in BOARD}
-    attempts = pd.read_csv(RESULTS / "frontier" / "attempts.csv", dtype=str, keep_default_na=False)
-    boards["attempts"] = markdown(tuple(attempts.columns), attempts.to_numpy().tolist())
     return tables | told | boards | {"gaps": _gaps(rows)}
 
 
@@ -212,25 +236,21 @@ def _gaps(rows: Rows) -> str:
 
 def _gap(rows: Rows, table: str, epsilon: float) -> str:
     """The best method's accuracy minus the aim at one epsilon, in points; empty where there is no aim."""
-    data = table.removesuffix("-held")
     if epsilon not in AIMS[table]:
         return ""
-    column = "test_accuracy" if data == table else "validation_accuracy"
-    found = [rows.summary(table, f"{method}, epsilon {epsilon:g}", column) for method in METHODS]
+    found = [rows.summary(table, f"{method}, epsilon {epsilon:g}") for method in METHODS]
     means = [100 * one.mean for one in found if one is not None]
     return f"{max(means) - AIMS[table][epsilon]:+.2f}" if means else "not run"
 
 
 def _table(rows: Rows, table: str) -> str:
     """One line a method: accuracy in percent at each epsilon, seconds a trial; aims, and other papers' points."""
-    data = table.removesuffix("-held")
-    column = "test_accuracy" if data == table else "validation_accuracy"
     lines = []
-    for method in (*METHODS, *(one for one, tables in OTHERS.items() if table in tables)):
+    for method in (*METHODS, *((PRINCIPAL,) if table == "mnist" else ())):
         cells, seconds = [method], []
         for epsilon in AIMS[table]:
             name = f"{method}, epsilon {epsilon:g}"
-            cells.append(percent(rows.summary(table, name, column)))
+            cells.append(percent(rows.summary(table, name)))
             took = rows.summary(table, name, "seconds")
             seconds += [] if took is None else [took.mean]
         if seconds:
@@ -251,11 +271,10 @@ def pictures(rows: Rows) -> Mapping[str, Figure]:
 def _picture(rows: Rows, table: str) -> Figure:
     """Accuracy against epsilon: a line a method, bars for aims, stars for the points of other papers."""
     data = table.removesuffix("-held")
-    column = "test_accuracy" if data == table else "validation_accuracy"
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     axes = figure.subplots()
     for number, method in enumerate(METHODS):
-        found = {e: rows.summary(table, f"{method}, epsilon {e:g}", column) for e in AIMS[table]}
+        found = {e: rows.summary(table, f"{method}, epsilon {e:g}") for e in AIMS[table]}
         points = {e: one and one.percent for e, one in found.items()}
         errorbars(axes, points, color=f"C{number}", marker="o", capsize=3, label=method)
     axes.plot(list(AIMS[table]), list(AIMS[table].values()), "k_", markersize=18, label="aim")

@@ -34,7 +34,6 @@ from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
-from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.data.users import in_memory, shares_of_rows
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
@@ -195,7 +194,7 @@ def _twice(part: Part) -> int:
 def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
     """Return a finding for each preprocessing step that may learn from rows."""
     recipe = loaded.recipe
-    if recipe.data.extractors:
+    if recipe.data.features is not None:
         return []
     steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
     charges = [release.mechanism for release in plan.preprocessing_releases]
@@ -219,8 +218,6 @@ def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
 
 
 def _learned(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-    if isinstance(step, Rotation):
-        return step.kept(step.drawn(layout), layout)
     if not isinstance(step, PrivateStep) or step.release is None:
         return step.kept(rows, layout)
     random = np.random.default_rng(3)

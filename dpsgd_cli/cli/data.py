@@ -10,7 +10,6 @@ import click
 
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.data import card_files, card_readers, cards
-from dpsgd_cli.data import synthetic as drawing
 from dpsgd_cli.data.cards import Card, read_card
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -68,14 +67,14 @@ def list_command(cards: Path | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @_CARDS
 def fetch(names: tuple[str, ...], cards: Path | None) -> None:
-    """Download a data set, going on where an earlier download was cut off.
+    """Download a data set.
 
     Files that are already there with the right content are kept; every file is checked against its card's SHA-256.
 
     Example: dpsgd data fetch mnist
     """
     for card in _cards(names, cards):
-        written = card_files.fetch(card, card_files.Manner())
+        written = card_files.fetch(card)
         for path in written:
             click.echo(f"{card.name}: fetched {path}")
         if not written:
@@ -103,35 +102,6 @@ def verify(names: tuple[str, ...], cards: Path | None) -> None:
             problems += [] if problem is None else [problem]
     if problems:
         raise DataError("\n".join(problems))
-
-
-@command.command()
-@click.argument("kind", type=click.Choice(list(drawing.KINDS)))
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of images.")
-@click.option("--side", type=click.IntRange(8, 512), help="Pixels per side.  [default: 28 strokes, 32 dead leaves]")
-@click.option("--channels", type=click.IntRange(1, 4), help="Colour channels.  [default: 1 strokes, 3 dead leaves]")
-@click.option("--hands", type=click.IntRange(2, 100), help="Draw each of the strokes in this many hands (variants).")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Public seed.")
-def synthetic(
-    kind: str, directory: Path, count: int, side: int | None, channels: int | None, hands: int | None, seed: int
-) -> None:
-    """Write synthetic images to DIR/KIND.npy, and the first hundred to DIR/KIND.png.
-
-    `data.features` (patches) and `preprocess: rotate` use these images, with the same seed. No data set is read.
-
-    Example: dpsgd data synthetic dead-leaves drawn/ --count 200
-    """
-    own_channels, own_side = drawing.USUAL[kind]
-    shape = (channels or own_channels, side or own_side, side or own_side)
-    if hands is not None and kind != "strokes":
-        raise click.UsageError(f"--hands: variants are drawn of strokes, not of {kind}")
-    if hands is None:
-        images = drawing.draw(kind, count, shape, seed)
-    else:
-        images = drawing.draw_variants(count, hands, shape, seed).reshape(-1, *shape)
-    for path in drawing.write(kind, images, directory):
-        click.echo(f"wrote {path}")
 
 
 def _checks(card: Card) -> dict[str, Callable[[], object]]:

@@ -28,22 +28,17 @@ def _answers(trained: Trained, rows: np.ndarray, trial: int, probabilities: bool
             return _columns(trained.predict(rows, trial), None)
         tokens, perplexities = trained.predict_tokens(rows, trial)
         # a record without a next token has none
-        return _columns(tokens, None) | {"perplexity": [one if one == one else None for one in perplexities.tolist()]}
+        return _columns(tokens) | {"perplexity": [one if one == one else None for one in perplexities.tolist()]}
     outputs = trained.outputs(rows, trial)
-    told = _columns(trained.decided(outputs), trained.data.target)
+    told = _columns(trained.decided(outputs))
     if probabilities:
         shares = trained.probabilities(outputs)
         told |= {f"probability_{label}": shares[:, at].tolist() for at, label in enumerate(trained.classes or ())}
     return told
 
 
-def _columns(decided: np.ndarray, target: str | list[str] | None) -> dict[str, Sequence[Any]]:
-    """Return columns of predictions (N, ...): one for each of several targets by name, else one.
-
-    Other several answers of a record are in one cell, as its text.
-    """
-    if isinstance(target, list):
-        return {f"prediction_{name}": decided[:, at].tolist() for at, name in enumerate(target)}
+def _columns(decided: np.ndarray) -> dict[str, Sequence[Any]]:
+    """Return the column of predictions (N, ...). Several answers of a record are in one cell, as its text."""
     return {"prediction": [" ".join(map(str, own)) if isinstance(own, list) else own for own in decided.tolist()]}
 
 

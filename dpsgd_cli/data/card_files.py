@@ -1,8 +1,6 @@
 """The files of a card: where they lie, the check of their content, and their download.
 
-A download is resumed if cut off, checked before use, and moved into place only when complete. It is written to
-`<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or another mirror never mixes
-two sources. It is renamed only after its content has the hash of the card.
+A file is downloaded to `<file>.part` beside its target, and renamed only after its content has the hash of the card.
 """
 
 from __future__ import annotations
@@ -11,22 +9,15 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import http.client
 import os
-import ssl
 import tarfile
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import certifi
+from typing import BinaryIO, cast
 
 from dpsgd_cli import __version__
 from dpsgd_cli.common.package_files import cache_folder
@@ -35,8 +26,8 @@ from dpsgd_cli.data.cards import Archive, Card, File
 from dpsgd_cli.errors import DataError
 
 BLOCK = 1 << 16
-FRUITLESS_ATTEMPTS = 4
-RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+TIMEOUT = 60.0
+"""Seconds without an answer after which an address is given up."""
 
 
 @dataclass(frozen=True)
@@ -135,27 +126,7 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, stream)
 
 
-class ConnectionCut(Exception):
-    """The network failed in a way that another attempt may fix."""
-
-
-class AddressFailed(Exception):
-    """This address does not serve the file; another one may."""
-
-
-@dataclass(frozen=True)
-class Manner:
-    """Settings of a download: `progress` shows a bar (on a terminal only); `pause` and `timeout` are in seconds.
-
-    After n attempts in a row without progress, the wait before the next one is `pause` times 2^n.
-    """
-
-    progress: bool = True
-    pause: float = 1.0
-    timeout: float = 60.0
-
-
-def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
+def fetch(card: Card) -> list[Path]:
     """Bring every file of `card` into the data folder with the right content, and return the paths that were written.
 
     Files with the right content are left alone; wrong ones are replaced once their replacement has been checked. Raises
@@ -166,11 +137,11 @@ def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
     for file in wanted:
         if not file.member:
             target = folder() / card.folder / file.name
-            download(file.urls, target, functools.partial(identify, file), manner)
+            download(file.urls, target, functools.partial(identify, file))
             written.append(_settle(target))
     members = [file for file in wanted if file.member]
     if members and card.archive is not None:
-        written += _fetch_archive(card, card.archive, members, manner)
+        written += _fetch_archive(card, card.archive, members)
     return written
 
 
@@ -183,133 +154,35 @@ def is_right(card: Card, file: File) -> bool:
     return True
 
 
-def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object], manner: Manner) -> None:
+def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object]) -> None:
     """Download to `target` from the first address whose content `accept` does not refuse with DataError.
 
     Raises DataError with the reason of each address if all fail.
     """
+    import pooch  # takes a while to import
+    from requests import RequestException
+    from tqdm import tqdm
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    reasons = []
+    part, reasons = target.with_name(f"{target.name}.part"), []
+    headers = {"User-Agent": f"dpsgd/{__version__}", "Accept-Encoding": "identity"}
     for url in urls:
-        part = target.with_name(f"{target.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part")
+        bar = tqdm(total=1, unit="B", unit_scale=True, desc=target.name, file=for_bars(), disable=None)
         try:
-            _download_checked(url, part, accept, manner)
-        except AddressFailed as error:
+            pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT, headers=headers)(url, str(part), None)
+            accept(part)
+            os.replace(part, target)
+            return
+        except (RequestException, DataError) as error:
             reasons.append(f"{url}: {error}")
-            continue
-        os.replace(part, target)
-        return
+        finally:
+            bar.close()
+            part.unlink(missing_ok=True)
     raise DataError(
         f"cannot download {target.name}:\n"
         + "\n".join(reasons)
         + f"\ncheck the connection and run the same command again, or put the file at {target} yourself"
     )
-
-
-def _download_checked(url: str, part: Path, accept: Callable[[Path], object], manner: Manner) -> None:
-    """Download from one address, continuing a partial file. If that gives wrong content, start over once."""
-    leftover = part.exists()
-    while True:
-        _download_whole(url, part, manner)
-        try:
-            accept(part)
-            return
-        except DataError as error:
-            part.unlink()
-            if not leftover:
-                raise AddressFailed(f"sends something else; {error}") from None
-            leftover = False
-
-
-def _download_whole(url: str, part: Path, manner: Manner) -> None:
-    """Repeat attempts, each continuing where the last was cut. Raises AddressFailed after several without progress."""
-    fruitless = 0
-    while True:
-        before = _size(part)
-        try:
-            return _attempt(url, part, manner)
-        except ConnectionCut as error:
-            fruitless = 0 if _size(part) > before else fruitless + 1
-            if fruitless >= FRUITLESS_ATTEMPTS:
-                raise AddressFailed(f"{error} ({fruitless} times without progress)") from None
-        time.sleep(manner.pause * 2**fruitless)
-
-
-def _attempt(url: str, part: Path, manner: Manner) -> None:
-    """Make one request. Raises ConnectionCut if the server has not sent everything."""
-    from tqdm import tqdm
-
-    have = _size(part)
-    with _open(url, have, manner) as response:
-        if response.status == 416:
-            return
-        if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            have = 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length is not None and length.isdigit() else None
-        name = part.name.split(".part")[0].rsplit(".", 1)[0]
-        shown = None if manner.progress else True
-        with (
-            part.open("ab" if have else "wb") as out,
-            tqdm(
-                total=total, initial=have, unit="B", unit_scale=True, desc=name, file=for_bars(), disable=shown
-            ) as bar,
-        ):
-            while block := _next(response):
-                out.write(block)
-                bar.update(len(block))
-    if total is not None and _size(part) < total:
-        raise ConnectionCut(f"cut off after {_size(part)} of {total} bytes")
-
-
-def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
-    """Request the bytes from `have` on. A 416 answer (nothing is left) is returned; other errors are raised.
-
-    Only http and https are opened. Redirections to ftp, which urllib would follow, are refused too.
-    """
-    _refuse_scheme(url)
-    headers = {"User-Agent": f"dpsgd/{__version__}", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    try:
-        # some builds of Python have no authorities of their own
-        trust = ssl.create_default_context(cafile=certifi.where())
-        request = urllib.request.Request(url, headers=headers)
-        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _WebOnly())
-        answer: http.client.HTTPResponse = web.open(request, timeout=manner.timeout)
-        return answer
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:
-            return error  # type: ignore[return-value]
-        reason = f"the server answers {error.code} {error.reason}"
-        raise (ConnectionCut if error.code in RETRIED_STATUS else AddressFailed)(reason) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise ConnectionCut(str(getattr(error, "reason", error)) or type(error).__name__) from None
-
-
-class _WebOnly(urllib.request.HTTPRedirectHandler):
-    """A handler that follows redirections to http and https only."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        _refuse_scheme(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _refuse_scheme(url: str) -> None:
-    """Raise AddressFailed unless `url` is http or https; a file:// address would read this computer's files."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise AddressFailed("is no http or https address")
-
-
-def _next(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read1(BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        raise ConnectionCut(str(error) or type(error).__name__) from None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _settle(target: Path) -> Path:
@@ -324,21 +197,27 @@ def _settle(target: Path) -> Path:
     return target
 
 
-def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
+def _fetch_archive(card: Card, archive: Archive, members: Sequence[File]) -> list[Path]:
     """Download the archive, extract and check the wanted members, and delete the archive."""
+    import pooch
+
     target = folder() / card.folder / archive.name
-    download(archive.urls, target, functools.partial(_accept_archive, archive), manner)
+    download(archive.urls, target, functools.partial(_accept_archive, archive))
+    unpack = pooch.Unzip if zipfile.is_zipfile(target) else pooch.Untar
     written = []
-    for file in members:
-        part = target.with_name(f"{file.name}.part")
-        try:
-            _extract(target, file.member or file.name, part, file.most_bytes)
-            identify(file, part)
-        except DataError as error:
-            part.unlink(missing_ok=True)
-            raise DataError(f"{archive.name} holds another {file.name} than its card says\n{error}") from None
-        os.replace(part, target.with_name(file.name))
-        written.append(_settle(target.with_name(file.name)))
+    with tempfile.TemporaryDirectory(dir=target.parent) as place:
+        for file in members:
+            member = file.member or file.name
+            with contextlib.suppress(KeyError):  # there is no such file, which the next line finds
+                unpack(members=[member], extract_dir=place)(str(target), "download", None)
+            if not Path(place, member).is_file():
+                raise DataError(f"{archive.name} holds no file {member!r}")
+            try:
+                identify(file, Path(place, member))
+            except DataError as error:
+                raise DataError(f"{archive.name} holds another {file.name} than its card says\n{error}") from None
+            os.replace(Path(place, member), target.with_name(file.name))
+            written.append(_settle(target.with_name(file.name)))
     target.unlink()
     return written
 
@@ -350,24 +229,3 @@ def _accept_archive(archive: Archive, path: Path) -> None:
         raise DataError(f"{archive.name} is not what its card says: expected SHA-256 {archive.sha256}, found {found}")
     if not (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise DataError(f"{archive.name} is neither a zip nor a tar file (SHA-256 {found})")
-
-
-def _extract(path: Path, member: str, out: Path, most: int) -> None:
-    """Copy one file of a zip or tar archive to `out`. The archive cannot choose any path that is written.
-
-    Raises DataError if there is no such file, or if it has more than `most` bytes; no more than that is written.
-    """
-    with zipfile.ZipFile(path) if zipfile.is_zipfile(path) else tarfile.open(path) as archive:
-        try:
-            source = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
-        except KeyError:
-            source = None
-        if source is None:
-            raise DataError(f"{path} holds no file {member!r}")
-        with source, out.open("wb") as copy:
-            left = most
-            while block := source.read(BLOCK):
-                left -= len(block)
-                if left < 0:
-                    raise DataError(f"{member!r} holds more than the {most} bytes that its card allows")
-                copy.write(block)

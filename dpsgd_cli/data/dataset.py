@@ -265,7 +265,7 @@ class Dataset:
     columns: Callable[[], Columns] = Columns
 
 
-FittedOn = Literal["nothing", "synthetic", "public", "training"]
+FittedOn = Literal["nothing", "public", "training"]
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,6 @@ class Step(ABC):
       are mechanisms without draws that it is charged as well;
     - `nonprivate` says that it reads the training rows without noise;
     - `declaration` says what it takes to be public.
-
-    `before_cut`: the step acts on each record alone and is fitted on none, so rows may be cut into parts after it.
     """
 
     settings: Any
@@ -317,7 +315,6 @@ class Step(ABC):
     beside: tuple[Mechanism, ...] = ()
     nonprivate: str | None = None
     declaration: str | None = None
-    before_cut: bool = False
 
     def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

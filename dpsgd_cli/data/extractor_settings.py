@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from dpsgd_cli.common.sections import Count, DrawSeed, Section
-from dpsgd_cli.data.step_settings import Drawn
+from dpsgd_cli.common.sections import Count, Section
 
 
 class Extractor(Section):
@@ -20,7 +19,6 @@ class Extractor(Section):
     groups: Count | None = Field(
         None, description="Cut each record's channels into this many groups and give each mean 0 and variance 1."
     )
-    mirror: bool = Field(False, description="Average the features of an image and of its mirror image.")
 
 
 class ScatteringFeatures(Extractor):
@@ -29,42 +27,6 @@ class ScatteringFeatures(Extractor):
     kind: Literal["scattering"] = "scattering"
     scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")
     orientations: Annotated[int, Field(ge=1, le=16)] = Field(8, description="L: directions of the wavelets.")
-    grey: bool = Field(False, description="Of the mean of the colours alone.")
-    unit_orders: bool = Field(
-        False, alias="unit-orders", description="Each order at unit norm, of square roots in orders 1 and 2."
-    )
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-
-
-class PatchFeatures(Extractor):
-    """Similarities of an image's places to random patches of synthetic images. A mirrored image has equal features."""
-
-    kind: Literal["patches"] = "patches"
-    patches: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = Field(
-        2048, description="How many, mirror images included."
-    )
-    size: Annotated[int, Field(ge=2)] = Field(6, description="Pixels a side of a patch.")
-    stride: Count = Field(1, description="Pixels from a place to the next.")
-    shrink: Count = Field(1, description="Images are shrunk to one pixel of so many a side first.")
-    pool: Count = Field(2, description="Likenesses are averaged to this many places a side.")
-    images: Drawn = Field("dead-leaves", description="What the patches are cut from.")
-    seed: DrawSeed = Field(0, description="Public seed of the images and the patches.")
-
-
-class HogFeatures(Extractor):
-    """Histograms of oriented gradients (Dalal and Triggs 2005), of the strongest colour at each pixel."""
-
-    kind: Literal["hog"] = "hog"
-    cell: Annotated[int, Field(ge=2)] = Field(4, description="Pixels a side of a histogram.")
-    orientations: Annotated[int, Field(ge=2, le=36)] = Field(9, description="Bins of the unsigned direction.")
-
-
-class ColourFeatures(Extractor):
-    """Mean of each colour over a grid, at unit norm."""
-
-    kind: Literal["colour-means"] = "colour-means"
-    pool: Count = Field(4, description="Places a side.")
 
 
 class PretrainedFeatures(Extractor):
@@ -111,7 +73,4 @@ class HuggingFaceFeatures(Declared):
     )
 
 
-Features = Annotated[
-    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures | HuggingFaceFeatures,
-    Field(discriminator="kind"),
-]
+Features = Annotated[ScatteringFeatures | PretrainedFeatures | HuggingFaceFeatures, Field(discriminator="kind")]

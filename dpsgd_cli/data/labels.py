@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
-from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, text_of
+from dpsgd_cli.data.cells import PLAIN, Cells, is_gap, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import target_scale, to_numbers
@@ -41,23 +41,6 @@ def read_labels(
     except DataError as error:
         raise DataError(f"{' and '.join(path.name for path in paths)}: {error}") from None
     return parts, None if data.task == "regression" else found
-
-
-def read_targets(
-    data: Data, tables: Sequence[Table], paths: Sequence[Path]
-) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
-    """Return the labels of each table, (N,) or (N, K) of K columns, and the classes, as `read_labels` does.
-
-    Several columns are numbers in the unit of training, or 0 and 1 for words of no and yes.
-    """
-    if not isinstance(data.target, list):
-        return read_labels(data, [rows[str(data.target)] for rows in tables], paths, data.classes)
-    made = [
-        read_labels(own, [rows[name] for rows in tables], paths, own.classes)[0]
-        for name, own in ((name, data.of_target(name)) for name in data.target)
-    ]
-    classes = tuple(data.target) if data.task == "multi-label" else None
-    return [np.stack(parts, axis=1) for parts in zip(*made, strict=True)], classes
 
 
 def to_labels(

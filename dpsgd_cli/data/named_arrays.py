@@ -90,17 +90,14 @@ def tokens_in(data: Data, x: np.ndarray, where: str) -> np.ndarray:
 
 def label_shape(data: Data) -> str:
     """Return the shape of labels as text for a message."""
-    return {"token-classification": "(N, L)", "multi-label": f"(N, {len(data.classes or ())})"}.get(
-        data.task, "(N,)" if data.numbers is None else f"(N, {data.numbers})"
-    )
+    return {"token-classification": "(N, L)", "multi-label": f"(N, {len(data.classes or ())})"}.get(data.task, "(N,)")
 
 
 def fits(data: Data, shape: tuple[int, ...], rows: int) -> bool:
     """Return True if labels of `shape` are labels of `rows` records for the task of `data`."""
     if data.task == "token-classification":
         return len(shape) >= 2 and shape[0] == rows
-    width = len(data.classes or ()) if data.task == "multi-label" else data.numbers
-    return shape == ((rows,) if width is None else (rows, width))
+    return shape == ((rows, len(data.classes or ())) if data.task == "multi-label" else (rows,))
 
 
 def labels_of(data: Data) -> Callable[[np.ndarray], np.ndarray]:

@@ -42,8 +42,8 @@ from dpsgd_cli.data import (
 from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.labels import read_labels, read_targets
-from dpsgd_cli.data.own_table import LayoutCheck, Target
+from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.own_table import LayoutCheck
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -116,7 +116,7 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
     if kinds[0] == ROWS:
-        labels = [_existing(base / name) for name in (*data.target_names, data.test_target) if name is not None]
+        labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
         labels = paths if data.task == "next-token" else labels
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
@@ -163,9 +163,6 @@ def open_labelled(
     named = data.target if card is None else card.target
     usual = "class" if data.text is not None else "target" if layout.columns else "y"
     where = records if isinstance(records, Path) else Path("the table")
-    if isinstance(named, list):
-        x, held = _new(records, data, layout, named, base)
-        return Part(x, read_targets(data, [held], [where])[0][0])
     target = named if named and not named.endswith(ROWS) else usual
     x, held = _new(records, data, layout, target, base)
     if data.labels_are_arrays:
@@ -176,7 +173,7 @@ def open_labelled(
     return Part(x, read_labels(data, [labels], [where], classes)[0][0])
 
 
-def _new(records: Records, data: Data, layout: Layout, target: Target, base: Path) -> tuple[np.ndarray, Any]:
+def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     """Return new rows, and what holds their labels `target`: the table, or an array; None if none are asked for."""
     if not isinstance(records, Path | np.ndarray | Table):
         found = memory.table_of(records)
@@ -195,7 +192,9 @@ def _new(records: Records, data: Data, layout: Layout, target: Target, base: Pat
     return in_units(own_table.rows_of(records, layout, target, "the table", data.format), data, base), records
 
 
-def _new_texts(records: Path | Table | np.ndarray, data: Data, target: Target, base: Path) -> tuple[np.ndarray, Any]:
+def _new_texts(
+    records: Path | Table | np.ndarray, data: Data, target: str | None, base: Path
+) -> tuple[np.ndarray, Any]:
     """Return the tokens of new texts (N, L), and the table of their labels; for next-token the labels themselves."""
     if isinstance(records, np.ndarray):
         raise DataError("the model takes a table with a column of texts, not an array")
@@ -208,13 +207,12 @@ def _new_texts(records: Path | Table | np.ndarray, data: Data, target: Target, b
     x = texts.rows_of(records, data, where, base)
     if target is None or data.task == "next-token":
         return x, None if target is None else named_arrays.next_tokens(x)
-    missing = [name for name in ([target] if isinstance(target, str) else target) if name not in records]
-    if missing:
-        raise DataError(f"{where} has no column {quoted(missing[0])} of labels")
+    if target not in records:
+        raise DataError(f"{where} has no column {quoted(target)} of labels")
     return x, records
 
 
-def kind_for(path: Path, layout: Layout, target: Target = None) -> str:
+def kind_for(path: Path, layout: Layout, target: str | None = None) -> str:
     """Return the ending of a file of new rows. Raises DataError if it is not there, or of no kind for `layout`."""
     kind = kind_of(_existing(path, "it is looked for in the current folder"))
     if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
@@ -224,10 +222,9 @@ def kind_for(path: Path, layout: Layout, target: Target = None) -> str:
     return kind
 
 
-def _new_of_file(path: Path, data: Data, layout: Layout, target: Target, base: Path) -> tuple[np.ndarray, Any]:
+def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     kind = kind_for(path, layout, target)
     if layout.columns is None:
-        assert not isinstance(target, list)
         x, labels = own_arrays.read_new(path, layout, data, target)
         return in_units(x, data, base), labels
     rows = table_files.read_table(path, kind, data.format)

@@ -34,7 +34,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     Raises DataError for missing arrays, wrong shapes and types, values that are not finite, and invalid labels.
     """
     _refuse_names(data, paths[0], "an npz file")
-    target = (data.target_names or ["y"])[0]
+    target = data.target or "y"
     stored = load(paths[0])
     owner = data.owner_column
     where = [(stored, "", paths[0])]
@@ -199,7 +199,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
             f"{pairs[0][1]}: labels that stay on disk are not searched for classes; list them: data.classes: [0, 1]"
         )
     hashes: dict[str, str] = {}
-    names = ((data.path, next(iter(data.target_names), None)), (data.test_path, data.test_target))
+    names = ((data.path, data.target), (data.test_path, data.test_target))
     several = data.labels_are_arrays
     parts, first = [], Stored(pairs[0][0])
     for (features, labels), (path, target) in zip(pairs, names, strict=False):

@@ -23,7 +23,7 @@ from dpsgd_cli.data.cells import PLAIN, Table, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
-from dpsgd_cli.data.labels import read_targets
+from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import is_record, known_columns, names_of, parts, read_table
 from dpsgd_cli.data.users import owners_of
@@ -63,7 +63,7 @@ def read(
     frames = [frame.without(left_out) for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
-        problems.found.append(f"{paths[0]} has no feature columns left besides the target {_told(data)}")
+        problems.found.append(f"{paths[0]} has no feature columns left besides the target {data.target!r}")
     matrices, unusable = [], set[str]()
     for frame, path in zip(frames, paths, strict=True):
         missing = {column.source for column in columns} - {*frame.names}
@@ -83,9 +83,10 @@ def read(
         check_layout(Layout((len(sound),), sound))
     labels: list[np.ndarray] = []
     classes: tuple[Any, ...] | None = None
-    if all({*data.target_names} <= {*frame.names} for frame in frames):
+    target = str(data.target)
+    if all(target in frame for frame in frames):
         with problems.kept():
-            labels, classes = read_targets(data, frames, paths)
+            labels, classes = read_labels(data, [frame[target] for frame in frames], paths, data.classes)
     texts = {}
     for column in columns:
         if column.private == "categories":
@@ -115,15 +116,9 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     return large_table.read(data, path, hashes, layout, partial(parts, path, kind, data.format, only))
 
 
-Target = str | list[str] | None
-"""The column of labels, or several of them; None if labels are not read."""
-
-
-def _names(target: Target) -> list[str]:
-    return target if isinstance(target, list) else [] if target is None else [target]
-
-
-def rows_of(rows: Table, layout: Layout, target: Target, where: str, written: TableFormat | None = None) -> np.ndarray:
+def rows_of(
+    rows: Table, layout: Layout, target: str | None, where: str, written: TableFormat | None = None
+) -> np.ndarray:
     """Return rows (N, D) with the columns of `layout` from a table, which messages call `where`.
 
     The table may have other columns, in any order. Raises DataError as `check_columns` does, and for cells that the
@@ -138,7 +133,7 @@ def rows_of(rows: Table, layout: Layout, target: Target, where: str, written: Ta
         raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
 
 
-def check_columns(rows: Table, layout: Layout, target: Target, where: str) -> None:
+def check_columns(rows: Table, layout: Layout, target: str | None, where: str) -> None:
     """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
     names = rows.names
     told = [
@@ -146,9 +141,8 @@ def check_columns(rows: Table, layout: Layout, target: Target, where: str) -> No
         for name in layout.sources
         if name not in names
     ]
-    for name in _names(target):
-        if name not in names:
-            told.append(f"there is no column {quoted(name)}, which holds the labels{known_columns(name, names)}")
+    if target is not None and target not in names:
+        told.append(f"there is no column {quoted(target)}, which holds the labels{known_columns(target, names)}")
     if told:
         raise DataError("\n".join(f"{where}: {problem}" for problem in told))
     if not len(rows):
@@ -195,18 +189,17 @@ def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
         for name in names
         if rows.open_names and name not in known
     ]
-    if {*data.target_names} & {*bounds} and data.task == "regression":
-        problems.append(f"data.bounds names the target {_told(data)}; give data.target_bounds")
-    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, *data.target_names}
+    if data.target in bounds and data.task == "regression":
+        problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
+    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, data.target}
     twice = {*(data.categorical or ())} & {*(data.columns or ())}
     problems += [
         f"data.columns names {quoted(name)}, which data.categorical names too; keep one" for name in sorted(twice)
     ]
     problems += [
-        f"data.{key} names the target {name!r}"
+        f"data.{key} names the target {data.target!r}"
         for key in ("drop", "columns")
-        for name in data.target_names
-        if name in (getattr(data, key) or ())
+        if data.target in (getattr(data, key) or ())
     ]
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     owner = data.owner_column
@@ -227,15 +220,11 @@ def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
     return problems
 
 
-def _told(data: Data) -> str:
-    return ", ".join(map(repr, data.target_names))
-
-
 def _named(data: Data) -> dict[str, list[str]]:
     """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     lists: dict[str, Iterable[str]] = {
-        "target": data.target_names,
+        "target": [str(data.target)],
         "bounds": bounds,
         "categorical": data.categorical or (),
         "columns": data.columns or (),
@@ -248,7 +237,7 @@ def _named(data: Data) -> dict[str, list[str]]:
 def _likely_columns(names: list[str], data: Data) -> set[str]:
     """Return the columns that the recipe's wrong names were probably meant to be."""
     wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
-    return {near for name in wrong if (near := similar(name, names)) is not None and near not in data.target_names}
+    return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
 
 
 def _declare(data: Data, frames: list[Table], problems: list[str]) -> tuple[list[Column], list[str]]:
@@ -261,7 +250,7 @@ def _declare(data: Data, frames: list[Table], problems: list[str]) -> tuple[list
     if frames[0].open_names:
         names = [name for name in dict.fromkeys(itertools.chain(*_named(data).values())) if name in names]
     for name in names:
-        if name in data.target_names:
+        if name == data.target:
             continue
         filling = data.fillings.get(name)
         if data.columns is not None and name in data.columns:

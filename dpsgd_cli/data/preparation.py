@@ -27,7 +27,6 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart, Rows, stored_keys
 from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
 from dpsgd_cli.data.preprocess import Pipeline, Released
-from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
@@ -97,7 +96,7 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
         return source
-    if data.extractors:
+    if data.features is not None:
         raise DataError(
             f"{source.name}: data.features keeps all it extracts; extract first, and save that as a npy file"
         )
@@ -240,12 +239,12 @@ def prepare(
         if isinstance(step, Discover):
             step.texts = source.texts
     groupings = _groupings(source, data, base)
-    source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
     _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
-    pipeline = dataclasses.replace(pipeline, weights=_weights(train, test, data, held_out))
+    weights = _weights(train, test, data, held_out)
+    pipeline = Pipeline(steps, layouts, dict(released or {}), in_places, weights=weights)
     # folds and users select rows of arrays
     coded = data.folds is None and data.unit is None
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given, coded)
@@ -445,17 +444,15 @@ def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     if data.private_columns:
         rows = 1 if data.unit is None else data.unit.most_rows
         steps.insert(0, Discover(data.discovery or Discovery(), adjacency, data.private_columns, rows))
-    if not data.extractors:
+    if data.features is None:
         return steps
     from dpsgd_cli.data.features import step_of
 
-    first = step_of(data, base)
-    return steps if first is None else [first, *steps]
+    return [step_of(data.features, base), *steps]
 
 
 def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
     """Return the layout before each step, and after the last."""
-    refuse_fitted(steps)
     layouts = [layout]
     for step in steps:
         layouts.append(step.plan(layouts[-1]))

@@ -3,7 +3,7 @@
 All trials share the steps before the first private one. From there on each trial has its own rows, because it has its
 own noise. `preparation.py` chooses the steps and the rows; its caller charges the releases.
 
-`dataset.py` defines the interface of a step; `projections.py` has pca and rotate, `bins.py` has bin.
+`dataset.py` defines the interface of a step; `projections.py` has pca, `bins.py` has bin.
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ from dpsgd_cli.data.dataset import (
     Layout,
     Length,
     Noised,
-    Part,
     PrivateStep,
-    RawDataset,
     Step,
     length_of,
     refuse_codes,
 )
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
-from dpsgd_cli.data.projections import Project, Rotation
+from dpsgd_cli.data.projections import Project
 from dpsgd_cli.data.step_settings import Bias, OneHot, Scale, UnitNorm
 from dpsgd_cli.engine.coded_rows import Coder
 from dpsgd_cli.errors import DataError
@@ -227,7 +225,6 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "unit-norm": Normalise,
     "bias": AppendConstant,
     "pca": Project,
-    "rotate": Rotation,
 }
 """Class of each step, by its key in a recipe; it takes the settings, and the adjacency of a private step."""
 
@@ -255,8 +252,8 @@ class Pipeline:
     """Steps with the layout before each of them, the output of private ones, and the source of their noise.
 
     `fitted` is the state of other steps: entries that are there are used, others are computed and added. `made` are
-    transforms with that state. Rows that enter the pipeline have been through the first `done` steps. `weights` gives,
-    by trial, what each row counts in the first private step: of the training part, or of the training and test parts.
+    transforms with that state. `weights` gives, by trial, what each row counts in the first private step: of the
+    training part, or of the training and test parts.
     """
 
     steps: Sequence[Step]
@@ -264,28 +261,8 @@ class Pipeline:
     released: Released
     noised: Noising
     fitted: Released = field(default_factory=dict)
-    done: int = 0
     made: dict[str, Transform] = field(default_factory=dict)
     weights: Callable[[int], np.ndarray] | None = None
-
-    def before_cut(self, source: RawDataset) -> tuple[RawDataset, Pipeline]:
-        """Return the source after the first steps that may precede the cut, and the pipeline from there.
-
-        Such steps act on each record alone and are fitted on none, so they are applied once, however rows are cut.
-        """
-        done = next((index for index, step in enumerate(self.steps) if not step.before_cut), len(self.steps))
-        names = ("train", "test", "public")
-        parts = {name: part for name in names if isinstance(part := getattr(source, name), Part)}
-        if not done or "train" not in parts:
-            return source, self
-        rows: Sequence[Rows] = [part.x for part in parts.values()]
-        for index in range(done):
-            rows = self._without_noise(index, rows, f"{index}", False)
-        made: dict[str, Any] = {
-            name: dataclasses.replace(part, x=cast(np.ndarray, x))
-            for (name, part), x in zip(parts.items(), rows, strict=True)
-        }
-        return dataclasses.replace(source, **made), dataclasses.replace(self, done=done)
 
     def run(
         self, parts: Sequence[Rows], trials: int, has_public: bool = False, coded: bool = False
@@ -298,7 +275,7 @@ class Pipeline:
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
         coder = self._coder() if coded and not private else None
-        if coder is None and self.done < len(self.steps):
+        if coder is None and self.steps:
             held, features = sum(len(part) for part in parts if isinstance(part, np.ndarray)), self.layouts[-1].features
             refuse_beyond_memory(
                 4 * held * features * (trials if private else 1),
@@ -306,7 +283,7 @@ class Pipeline:
                 "use fewer features or rows, end data.preprocess with bin: {grid: 2048}, which keeps rows as codes, or"
                 " give data.on_disk: true",
             )
-        for index in range(self.done, first - (coder is not None)):
+        for index in range(first - (coder is not None)):
             parts = self._without_noise(index, parts, f"{index}", has_public)
         if coder is not None:
             return [
@@ -340,7 +317,7 @@ class Pipeline:
 
     def _coder(self) -> Coder | None:
         """Return the function that makes the last step's rows as codes; None if it keeps features."""
-        last = self.steps[-1] if len(self.steps) > self.done else None
+        last = self.steps[-1] if self.steps else None
         return last.coded(self.layouts[-2]) if isinstance(last, BinColumns) else None
 
     def kept(self, noiselessly: bool) -> Released:
@@ -368,9 +345,6 @@ class Pipeline:
 
         Raises TypeError for a step that reads training rows and has neither a declaration nor `nonprivate`.
         """
-        if step.fitted_on == "synthetic":
-            assert isinstance(step, Rotation)
-            return self._synthetic(step, index)
         if step.fitted_on == "public":
             if not has_public:
                 raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
@@ -378,13 +352,6 @@ class Pipeline:
         if step.fitted_on != "training" or not step.covered:
             raise TypeError(f"step {type(step).__name__} is fitted on {step.fitted_on} rows, which nothing covers")
         return parts[0]
-
-    def _synthetic(self, step: Rotation, index: int) -> np.ndarray:
-        """Return data-independent images after the steps before `index`, none of which was fitted on records."""
-        rows = step.drawn(self.layouts[0])
-        for before in range(index):
-            rows = self.steps[before].transform(self.layouts[before], self.fitted.get(f"{before}"))(rows)
-        return rows
 
     def _learn(self, index: int, rows: Rows) -> Callable[[Noised], np.ndarray]:
         step = self.steps[index]

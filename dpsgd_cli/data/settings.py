@@ -212,11 +212,8 @@ class Data(Section):
     test_path: str | None = Field(
         None, description="A second file that holds the test rows; otherwise see `split`.", examples=["later.csv"]
     )
-    target: str | Annotated[list[str], Field(min_length=2)] | None = Field(
-        None,
-        description="Label column (of a table), array (npz: default `y`) or file (npy). Of a table also several"
-        " columns, [a, b]: numbers (task: regression) or answers of yes and no (task: multi-label).",
-        examples=["late", ["systolic", "diastolic"]],
+    target: str | None = Field(
+        None, description="Label column (of a table), array (npz: default `y`) or file (npy).", examples=["late"]
     )
     format: TableFormat | None = Field(
         None, description="How your own table is written; `dpsgd recipe new` finds it out, training only reads it here."
@@ -236,9 +233,6 @@ class Data(Section):
         "classification",
         description="What the label is; token-classification: a class at each place; multi-label: 0 or 1 for each"
         " class; next-token: the token that follows each place. A negative label at a place does not count.",
-    )
-    targets: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="Regression from arrays: numbers in the target of one record, where there are several."
     )
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
@@ -271,11 +265,11 @@ class Data(Section):
     discovery: Discovery | None = Field(
         None, description="How private bounds and categories are released; left out, by automatic settings."
     )
-    target_bounds: Interval | dict[str, Interval] | None = Field(
+    target_bounds: Interval | None = Field(
         None,
-        description="Regression: public [low, high] of the target, or of each of several by name. Training sees it"
-        " scaled to [-1, 1] (values outside are clamped); metrics are in its own unit.",
-        examples=[[0, 100_000], {"systolic": [80, 220], "diastolic": [40, 130]}],
+        description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
+        " are clamped); metrics are in its own unit.",
+        examples=[[0, 100_000]],
     )
     target_transform: Literal["log", "auto"] | None = Field(
         None,
@@ -310,10 +304,7 @@ class Data(Section):
         " public). Left out: private for a file of your own that has no test records, public for cards and files with"
         " test records.",
     )
-    features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
-        None,
-        description="A frozen extractor, or several that are joined record by record, before any preprocessing.",
-    )
+    features: Features | None = Field(None, description="A frozen extractor, before any preprocessing.")
     coins: Literal["content", "place"] | None = Field(
         None,
         description="Without privacy only: what decides a record's part, to be tested on the records of a recipe for"
@@ -325,13 +316,6 @@ class Data(Section):
     preprocess: list[PreprocessStep] | None = Field(
         None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
     )
-
-    @model_validator(mode="after")
-    def _names_of_labels(self) -> Data:
-        """Take the names of several columns of labels for the classes of a table's multi-label task."""
-        if isinstance(self.target, list) and self.task == "multi-label" and self.classes is None:
-            self.__dict__["classes"] = list(self.target)
-        return self
 
     @model_validator(mode="after")
     def _card_or_file(self) -> Data:
@@ -376,7 +360,6 @@ class Data(Section):
         ):
             raise ValueError(f"{given[0]}: is for classes of records, not for task: {self.task}")
         self._check_several()
-        self._check_targets()
         if self.class_weights is not None and self.balanced is not None:
             raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
         if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
@@ -389,41 +372,13 @@ class Data(Section):
 
     @property
     def labels_are_arrays(self) -> bool:
-        """Return True if the label of one record is an array: a class at each place, or several numbers."""
-        return self.task in SEVERAL or self.numbers is not None
-
-    @property
-    def target_names(self) -> list[str]:
-        """Return the columns of labels of a table, or the array or file of them; empty without any."""
-        return self.target if isinstance(self.target, list) else [self.target] if self.target is not None else []
-
-    @property
-    def numbers(self) -> int | None:
-        """Return how many numbers a record's target has, if it has several; None otherwise."""
-        several = isinstance(self.target, list) and self.task == "regression"
-        return len(self.target_names) if several else self.targets
+        """Return True if the label of one record is an array: a class at each place, or one for each class."""
+        return self.task in SEVERAL
 
     @property
     def names_of_several(self) -> list[Any] | None:
-        """Return the names of a record's several labels or targets, or of the classes of its places; None without."""
-        if isinstance(self.target, list):
-            return list(self.target)
+        """Return the names of a record's several labels, or of the classes of its places; None without."""
         return self.classes if self.task in ("multi-label", "token-classification") else None
-
-    @property
-    def intervals(self) -> list[Interval] | None:
-        """Return the public bounds of each target, or those that all share; None without bounds."""
-        told = self.target_bounds
-        if isinstance(told, dict):
-            return [told[name] for name in self.target_names]
-        return None if told is None else [told]
-
-    def of_target(self, name: str) -> Data:
-        """Return the section for one of several targets alone, by which its column is read."""
-        if self.task == "multi-label":
-            return self.changed(target=name, task="classification", classes=[0, 1])
-        told = self.target_bounds
-        return self.changed(target=name, target_bounds=told[name] if isinstance(told, dict) else told)
 
     @property
     def _of_tokens(self) -> bool:
@@ -439,43 +394,15 @@ class Data(Section):
                 raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
             if self.name is not None and self.text.column is None:
                 raise ValueError("text.column: missing; name the column of the card that holds the texts")
-            if self.task not in ("classification", "regression", "next-token") and not isinstance(self.target, list):
+            if self.task not in ("classification", "regression", "next-token"):
                 raise ValueError(f"task: {self.task} needs arrays of tokens and labels (.npz), not text")
         arrays = self.path is not None and self.path.endswith((".npz", ".npy"))
         if self.inputs is not None and not (self.path or "").endswith(".npz"):
             raise ValueError("inputs: are named arrays of a .npz file (path)")
-        if self.targets is not None and (self.task != "regression" or not arrays):
-            raise ValueError("targets: is for task: regression with a .npz or .npy file")
-        columns = isinstance(self.target, list)
-        if (
-            self.task in ("token-classification", "multi-label")
-            and not columns
-            and (not arrays or self.classes is None)
-        ):
+        if self.task in ("token-classification", "multi-label") and (not arrays or self.classes is None):
             raise ValueError(f"task: {self.task} reads labels of a .npz or .npy file, and needs classes: a public list")
         if self.task == "next-token" and (self.classes or self.target):
             raise ValueError("task: next-token takes its labels from the tokens; leave classes and target out")
-
-    def _check_targets(self) -> None:
-        several = self.target if isinstance(self.target, list) else []
-        if isinstance(self.target_bounds, dict) and set(self.target_bounds) != set(several):
-            told = f"names {', '.join(self.target_bounds)}, and target {', '.join(several) or 'is one'}"
-            raise ValueError(f"target_bounds: {told}; give one [low, high], or one for each of several targets")
-        if not several:
-            return
-        if len(set(several)) < len(several):
-            raise ValueError("target: names a column twice")
-        if self.task not in ("regression", "multi-label"):
-            raise ValueError("target: several columns are numbers (task: regression) or labels (task: multi-label)")
-        if self.task == "multi-label" and self.classes != several:
-            raise ValueError("classes: are the names of the columns of target; leave this out")
-        extra = [key for key in ("target_transform", "targets", "on_disk", "name") if getattr(self, key)]
-        if extra or (self.path or "").endswith((".npz", ".npy")):
-            raise ValueError(
-                f"target: several are columns of a table in memory, without {extra[0]}"
-                if extra
-                else "target: arrays hold several targets as y (N, K); give targets: K, or classes"
-            )
 
     @property
     def weights(self) -> tuple[float, ...] | None:
@@ -491,7 +418,7 @@ class Data(Section):
         """Return True if targets are trained on a log scale, by `target_transform` and the public bounds."""
         if self.target_transform != "auto" or self.target_bounds is None:
             return self.target_transform == "log"
-        (low, high), *_ = self.intervals or []
+        low, high = self.target_bounds
         return low >= 0 and high >= (LOG_FROM * low if low > 0 else LOG_FROM_0)
 
     @property
@@ -609,11 +536,6 @@ class Data(Section):
         return any(isinstance(use, TextColumn) for use in (self.columns or {}).values())
 
     @property
-    def extractors(self) -> list[Features]:
-        """Return the extractors of `features` as a list."""
-        return self.features if isinstance(self.features, list) else [self.features] if self.features else []
-
-    @property
     def fillings(self) -> dict[str, Missing]:
         """Return the value for missing cells, by column."""
         told = self.missing or {}
@@ -623,6 +545,6 @@ class Data(Section):
     def files(self) -> list[str]:
         """Return the user's own files of records, labels and users (one per row), as the recipe names them."""
         npy = self.path is not None and self.path.endswith(".npy")
-        given = (self.path, self.test_path, *((*self.target_names, self.test_target) if npy else ()))
+        given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
         owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []
         return [*(name for name in given if name is not None), *owners]

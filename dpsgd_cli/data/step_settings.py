@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section
+from dpsgd_cli.common.sections import Count, Interval, Positive, Section
 
 
 class OneHot(Section):
@@ -56,47 +56,6 @@ class Pca(Section):
             raise ValueError("of: public takes the covariance of public records; leave noise_multiplier and public out")
         if self.of == "training" and (self.noise_multiplier is None) == (not self.public):
             raise ValueError("give either noise_multiplier (private) or public: true")
-        return self
-
-
-Drawn = Literal["strokes", "dead-leaves"]
-"""Kinds of synthetic images, drawn from a seed (`data/synthetic.py`)."""
-
-
-class Variants(Section):
-    """Several variants (hands) of each drawing; directions in which variants of one drawing differ are shrunk."""
-
-    images: Annotated[int, Field(ge=1, le=50_000)] = Field(1200, description="How many drawings.")
-    each: Annotated[int, Field(ge=2, le=100)] = Field(8, description="By how many hands each.")
-    among: Count = Field(description="Principal directions within which variants are compared: `components` or more.")
-
-
-DIRECTIONS = 8192
-"""Most directions of `components: auto`; fewer if fewer exist or the budget is small."""
-
-
-class Rotate(Section):
-    """Principal directions of synthetic images, taken through the features and steps before this one."""
-
-    components: Literal["auto"] | Count = Field("auto", description="How many directions are kept.")
-    images: Drawn = Field(description="What is drawn: strokes for what is written, dead-leaves for photographs.")
-    records: Annotated[int, Field(ge=2, le=50_000)] = Field(8000, description="How many images.")
-    seed: DrawSeed = Field(0, description="Public seed of the images.")
-    power: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.25, description="Projections are divided by this power of their variance; 0.5 makes all equal."
-    )
-    floor: Positive = Field(0.02, description="Added to each variance, in mean variances.")
-    variants: Variants | None = Field(
-        None,
-        description="Shrink what tells a drawing from the same in another hand, then take the directions; of strokes.",
-    )
-
-    @model_validator(mode="after")
-    def _of_strokes(self) -> Rotate:
-        if self.variants is not None and self.images != "strokes":
-            raise ValueError(f"variants: are drawn of strokes, not of {self.images}")
-        if self.variants is not None and self.components != "auto" and self.variants.among < self.components:
-            raise ValueError(f"variants.among: {self.variants.among} directions, of which {self.components} are kept")
         return self
 
 
@@ -188,7 +147,6 @@ PREPROCESS: dict[str, type[Section]] = {
     "unit-norm": UnitNorm,
     "bias": Bias,
     "pca": Pca,
-    "rotate": Rotate,
 }
 
 
@@ -207,7 +165,6 @@ class PreprocessStep(Section):
     )
     bias: Bias | None = Field(None, description="Append a constant column.")
     pca: Pca | None = Field(None, description="Project onto principal directions.")
-    rotate: Rotate | None = Field(None, description="Project onto principal directions of synthetic images.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> PreprocessStep:

@@ -211,17 +211,17 @@ class TargetScale:
     ([0.0], [100.0, 200.0, 400.0])
     """
 
-    low: Any = -1.0
-    high: Any = 1.0
+    low: float = -1.0
+    high: float = 1.0
     log_unit: float = 0.0
 
     @property
-    def unit(self) -> Any:
+    def unit(self) -> float:
         """The distance that becomes 1; with `log_unit`, on the log scale."""
         return self._straight[1]
 
     @property
-    def _straight(self) -> tuple[Any, Any]:
+    def _straight(self) -> tuple[float, float]:
         """The value that becomes 0, and the distance that becomes 1."""
         if not self.log_unit:
             return (self.low + self.high) / 2, (self.high - self.low) / 2
@@ -246,13 +246,10 @@ class TargetScale:
 
 
 def target_scale(data: Data) -> TargetScale:
-    """Return the scale of the recipe's public target bounds, (K,) of several targets; without bounds, of no effect."""
-    if data.intervals is None:
+    """Return the scale of the recipe's public target bounds; without bounds, of no effect."""
+    if data.target_bounds is None:
         return TargetScale()
-    if len(data.intervals) > 1:
-        lows, highs = np.array(data.intervals).T
-        return TargetScale(lows, highs)
-    ((low, high),) = data.intervals
+    low, high = data.target_bounds
     unit = 0.0 if not data.log_scale else low if low > 0 else (high - low) / 1000
     return TargetScale(low, high, unit)
 
@@ -277,13 +274,12 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
             f"Of {', '.join(private)} it is public (recipe) that missing values are not counted, and how many"
             " categories are told apart at most; their bounds and categories are released with noise and charged."
         )
-    if data.intervals is not None:
-        names = data.target_names if len(data.intervals) > 1 else ["the target"]
-        for name, (low, high) in zip(names, data.intervals, strict=True):
-            said.append(
-                f"The bounds of {name} are public (recipe): {low:g} to {high:g}; in training values outside are"
-                " clamped, predictions lie within, and metrics of test records are of their targets as they are."
-            )
+    if data.target_bounds is not None:
+        low, high = data.target_bounds
+        said.append(
+            f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
+            " clamped, predictions lie within, and metrics of test records are of their targets as they are."
+        )
     if any(column.values is not None and column.computed is None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
@@ -291,7 +287,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
         told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
-        told |= {name: one.value for name, one in data.fillings.items() if name in data.target_names}
+        told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
         said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
     return tuple(said)

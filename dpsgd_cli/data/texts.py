@@ -23,7 +23,7 @@ from dpsgd_cli.data import table
 from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.labels import read_targets
+from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.data.table_files import known_columns, read_table
@@ -72,11 +72,11 @@ def with_labels(
         labels = [next_tokens(x) for x in rows]
     else:
         known = data if data.target is not None else data.changed(target=_OF_FOLDER)
-        for target in known.target_names:
-            for frame, path in zip(frames, paths, strict=True):
-                if target not in frame:
-                    raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.names)}")
-        labels, classes = read_targets(known, frames, paths)
+        target = str(known.target)
+        for frame, path in zip(frames, paths, strict=True):
+            if target not in frame:
+                raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.names)}")
+        labels, classes = read_labels(known, [frame[target] for frame in frames], paths, known.classes)
     owner = data.owner_column
     owners = [
         None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
@@ -188,7 +188,7 @@ def _of_folder(path: Path, data: Data) -> Table:
         texts = [file.read_text("utf-8") for file in files]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
-    return Table.of({"text": texts, (data.target_names or [_OF_FOLDER])[0]: [file.parent.name for file in files]})
+    return Table.of({"text": texts, data.target or _OF_FOLDER: [file.parent.name for file in files]})
 
 
 def hash_of_folder(path: Path) -> str:

@@ -93,7 +93,7 @@ LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": square
 class LossOptions:
     """Settings of a loss.
 
-    `weights`: public weights of the classes. `low`, `high`: bounds of each target, or of all; they become -1 and 1.
+    `weights`: public weights of the classes. `low`, `high`: bounds of the target; they become -1 and 1.
     `smoothing`, `ignored` and `width` are `smoothing`, `ignore_index` and `width` of the recipe.
     """
 
@@ -101,8 +101,8 @@ class LossOptions:
     ignored: int | None = None
     width: float = 0.5
     weights: Sequence[float] | None = None
-    low: Sequence[float] = (-1.0,)
-    high: Sequence[float] = (1.0,)
+    low: float = -1.0
+    high: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,21 +149,16 @@ def binary(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     return mean_of_example(own, counted(labels))
 
 
-def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return differences (R, B, K) of outputs (R, B, K) and targets (R, B) or (R, B, K)."""
-    return outputs - (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1))
-
-
 def squared(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-    """Return half the squared error (R, B), the mean over several targets."""
-    return (_errors(outputs, targets).square() / 2).mean(dim=-1)
+    """Return half the squared error (R, B) of outputs (R, B, 1)."""
+    return (outputs.squeeze(-1) - targets).square() / 2
 
 
 def huber(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return the Huber loss (R, B): a parabola of half-width `options.width` with straight sides."""
-    size = _errors(outputs, targets).abs()
+    size = (outputs.squeeze(-1) - targets).abs()
     near = size.clamp(max=options.width)
-    return (near * (size - near / 2)).mean(dim=-1)
+    return near * (size - near / 2)
 
 
 def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
@@ -175,11 +170,11 @@ def poisson(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     least, most = outputs.new_tensor(options.low), outputs.new_tensor(options.high)
     half = (most - least) / 2
     low = 2e-6 * half
-    told = (outputs + 1) * half + least
-    truth = (targets if targets.dim() == outputs.dim() else targets.unsqueeze(-1)) * half + half + least
+    told = (outputs.squeeze(-1) + 1) * half + least
+    truth = targets * half + half + least
     mu = torch.maximum(told, low)
     beyond = (1 - truth / low) * (told - mu)  # straight below the edge, so that the loss stays convex
-    return (mu - truth * mu.log() + beyond).mean(dim=-1)
+    return mu - truth * mu.log() + beyond
 
 
 _OWN = "every operation is along axes of one example"

@@ -209,9 +209,7 @@ def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the absolute error of each record's output, or its mean over several targets."""
-    if targets.dim() == outputs.dim():
-        return (outputs - targets).abs().mean(dim=-1)
+    """Return the absolute error of each record's output."""
     return (outputs.squeeze(-1) - targets).abs()
 
 
@@ -345,12 +343,8 @@ def _root_mean_square(answers: Answers) -> float:
 
 
 def _r2(answers: Answers) -> float:
-    """Return 1 minus the squared error divided by that of the mean, of several targets (N, K) their mean.
-
-    It is NaN if all values of a target are equal.
-    """
-    constant = (np.ptp(answers.truth, axis=0) == 0).any()
-    return math.nan if constant else float(_known().r2_score(answers.truth, answers.told))
+    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
+    return math.nan if np.ptp(answers.truth) == 0 else float(_known().r2_score(answers.truth, answers.told))
 
 
 def f1_of_labels(answers: Answers) -> np.ndarray:
@@ -412,9 +406,9 @@ def metrics_of(task: str) -> dict[str, Metric]:
 def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None) -> dict[str, float]:
     """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    All are NaN if an answer or a score is not finite. `labels` names the classes, or a record's several labels or
-    targets. Each then has metrics of its own: the F1 score (0 where neither truth nor answers hold it), or all of a
-    regression. Classes have none if there are more than `MOST_NAMED`.
+    All are NaN if an answer or a score is not finite. `labels` names the classes, or a record's several
+    labels. Each then has a metric of its own: the F1 score (0 where neither truth nor answers hold it). Classes have
+    none if there are more than `MOST_NAMED`.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
@@ -425,31 +419,24 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
         found |= _by_label("f1", labels, f1_of_classes(answers, range(len(labels))))
     if task == "multi-label" and labels is not None:
         found |= _by_label("label_f1", labels, np.nan_to_num(f1_of_labels(answers)))
-    if task == "regression" and labels is not None:
-        columns = zip(labels, answers.truth.T, answers.told.T, strict=True)
-        found |= {
-            f"{name}_{label}": function(Answers(truth, told))
-            for label, truth, told in columns
-            for name, function in known.items()
-        }
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def _of_column(column: str) -> tuple[Metric | None, str]:
-    """Return the metric of a column, and the class, label or target that it is of: `a` for `test_f1_a`, or ""."""
+    """Return the metric of a column, and the class or label that it is of: `a` for `test_f1_a`, or ""."""
     place = next((place for place in PLACES if column.startswith(place)), "")
     name = column.removeprefix(place)
     if name in METRICS or not place:
         return METRICS.get(name), ""
-    whole = next((known for known in ("label_f1", "f1", "mae", "rmse", "r2") if name.startswith(f"{known}_")), None)
+    whole = next((known for known in ("label_f1", "f1") if name.startswith(f"{known}_")), None)
     return (None, "") if whole is None else (METRICS[whole], name.removeprefix(f"{whole}_"))
 
 
 def in_words(column: str) -> str:
     """Return the words for a column of a result.
 
-    >>> in_words("test_mae"), in_words("test_mae_weight"), in_words("epsilon")
-    ('test mean absolute error', 'test mean absolute error of weight', 'epsilon')
+    >>> in_words("test_mae"), in_words("test_f1_ham"), in_words("epsilon")
+    ('test mean absolute error', 'test F1 of ham', 'epsilon')
     """
     metric, label = _of_column(column)
     if metric is None:
@@ -461,7 +448,7 @@ def in_words(column: str) -> str:
 def less_is_better(column: str) -> bool:
     """Return True if lower values of a column are better; False for a column that is not a metric.
 
-    >>> less_is_better("test_loss"), less_is_better("test_mae_weight"), less_is_better("test_accuracy")
+    >>> less_is_better("test_loss"), less_is_better("test_mae"), less_is_better("test_accuracy")
     (True, True, False)
     """
     metric, _ = _of_column(column)

@@ -106,10 +106,9 @@ def _several(recipe: Recipe) -> list[str]:
     loss: LossSettings | None = None if isinstance(model, ConvexModel) else model.loss
     problems = []
     if several and data.measured_privately:
-        told = f"data.task: {data.task}" if data.numbers is None else f"{data.numbers} targets"
         problems.append(
-            f"data.evaluation: private measures one class or number a record, not {told}; give test records of their"
-            " own or evaluation: public, which declare held-out records public, or split: {test: 0}"
+            f"data.evaluation: private measures one class or number a record, not data.task: {data.task}; give test"
+            " records of their own or evaluation: public, which declare held-out records public, or split: {test: 0}"
         )
     if several and recipe.privacy is not None and recipe.privacy.unit is not None:
         problems.append("privacy.unit: a user's rows have one label each; leave this out, or use one row for each user")
@@ -119,7 +118,7 @@ def _several(recipe: Recipe) -> list[str]:
     if isinstance(model, HuggingFaceModel) and model.task not in wanted:
         problems.append(f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}")
     if several and isinstance(model, ConvexModel):
-        problems.append("model.kind: convex has one output; use linear, which has one for each label or target")
+        problems.append("model.kind: convex has one output; use linear, which has one for each label")
     if isinstance(model, ConvexModel) or (not several and loss is None):
         return problems
     if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
@@ -127,7 +126,7 @@ def _several(recipe: Recipe) -> list[str]:
     kind = loss.kind if isinstance(loss, NamedLoss) else loss
     if isinstance(kind, str) and data.task not in LOSS_TASKS[kind]:
         problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
-    below = any(low < 0 for low, _ in data.intervals or ())
+    below = data.target_bounds is not None and data.target_bounds[0] < 0
     if kind == "poisson" and (below or data.log_scale):
         problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")
     return problems
@@ -176,8 +175,8 @@ def calibration_problems(recipe: Recipe) -> list[str]:
         problems.append(
             f"{where}: is for numbers, a linear or convex model with loss squared and a bias, and no radius"
         )
-    if isinstance(recipe.data.target, list) or recipe.data.target_bounds is None:
-        problems.append(f"{where}: needs one data.target, and its data.target_bounds; give them")
+    if recipe.data.target_bounds is None:
+        problems.append(f"{where}: needs data.target_bounds; give them")
     if privacy.unit is not None:
         problems.append(f"{where}: is priced for records, and users have several; leave it out")
     if privacy.budget is None or privacy.budget_covers == "training":
@@ -294,7 +293,7 @@ def _unit(recipe: Recipe) -> list[str]:
             f"privacy.unit: nothing is proved of method {recipe.method.kind}{fixed} where all rows of a user are"
             f" protected together; use {proved}, or leave this out"
         )
-    if unit.column in recipe.data.target_names:
+    if unit.column == recipe.data.target:
         problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
     cut = recipe.data.validation
     if cut is not None and not cut.public:
@@ -306,7 +305,7 @@ def _unit(recipe: Recipe) -> list[str]:
         if isinstance(step.step, Pca) and step.step.noise_multiplier is not None:
             problems.append(
                 "data.preprocess: the noise of pca is charged for one record, and privacy.unit protects all rows of a"
-                " user; use of: public, or rotate"
+                " user; use of: public"
             )
     if recipe.data.augment is not None:
         problems.append("data.augment: is for single records; leave it out, or privacy.unit")

@@ -183,11 +183,11 @@ def named_files(recipe: Recipe) -> list[str]:
         names.append(recipe.data.card_file)
     if recipe.data.public is not None and recipe.data.public.path is not None:
         names.append(recipe.data.public.path)
-    for features in recipe.data.extractors:
-        if isinstance(features, PretrainedFeatures):
-            names.append(features.result)
-        if isinstance(features, HuggingFaceFeatures):
-            names.append(features.folder)
+    features = recipe.data.features
+    if isinstance(features, PretrainedFeatures):
+        names.append(features.result)
+    if isinstance(features, HuggingFaceFeatures):
+        names.append(features.folder)
     if recipe.privacy is not None and recipe.privacy.book is not None:
         names.append(recipe.privacy.book)
     return names + own_code(recipe) + own_weights(recipe)

@@ -16,13 +16,10 @@ Notation:
   below 1: most gradients are longer, so a step is about rate * C long, and the pace limits that.
 
 The constants (`RuleConstants`) depend on the problem: linear; linear, of texts; linear, of 256 or more features without
-bounds and with more than two classes; linear and preconditioned; the latter with more than two classes, or on
-directions of synthetic images (the step `rotate`); linear with a target, preconditioned by counts, by second moments,
-or not; MLP with a target, with classes and sampled batches, or with classes and all records; convolutional network
-(`cnn`, `wrn`).
+bounds and with more than two classes; linear and preconditioned; the latter with more than two classes; linear with a
+target, preconditioned by counts, by second moments, or not; MLP with a target, with classes and sampled batches, or
+with classes and all records; convolutional network (`cnn`, `wrn`).
 
-- Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
-  Those that the budget does not pay for are noise.
 - Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
   sqrt(signal) and makes at most 2,048 features, else 4.
 - Grid of 2,048 steps that numbers are rounded to (also `bin`), if all records together have more than 134 million
@@ -32,10 +29,10 @@ or not; MLP with a target, with classes and sampled batches, or with classes and
   million numbers in all. Smaller budgets do not pay for their noise, and fewer records do not tell what they add: of
   4,775 records at epsilon 8, with 4 to 10 a feature, log loss was .0040 higher with products (10 tables), of 10,000
   with 10 to 20 a feature .0012 (6 tables). For targets they paid at 5 a feature (prices, temperatures).
-- Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
-  counts of single columns, for .05 of mu^2, if `bin` makes the features; rows then keep their lengths, so that the
-  model is additive at every budget. Otherwise by second moments, for .15. There is none for fewer than 8 features that
-  are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of few numbers.
+- Preconditioner, if a linear model may have one and has at most 2,048 features: by counts of single columns, for .05
+  of mu^2, if `bin` makes the features; rows then keep their lengths, so that the model is additive at every budget.
+  Otherwise by second moments, for .15. There is none for fewer than 8 features that are not of `bin`: rows are divided
+  by their lengths, which leaves little of few numbers.
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
 - Calibration, for .05 of what the preconditioner leaves of mu^2, for a squared loss behind counts, but not of
   logarithms: clipped residuals move predictions from the mean towards the median (`calibration/price.py`).
@@ -49,8 +46,6 @@ or not; MLP with a target, with classes and sampled batches, or with classes and
     - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4; with counts half of that, and more
       steps.
     - Many features without bounds, as of wavelets, and more than two classes: c = .1.
-    - Directions of strokes: c = .07. Handwriting is easy to classify, so the residuals that remain are small.
-    - Directions of dead leaves, for photographs: c = sqrt(signal / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (for
   targets, a fifth of that). A step's noise on the mean gradient has standard deviation s = z S / B per coordinate, with
   sensitivity S and batch size B. So the output moves by reach s R u sqrt(T), where reach = rate / (1 - momentum). z is
@@ -65,8 +60,8 @@ or not; MLP with a target, with classes and sampled batches, or with classes and
       single columns tell, and at 1.6 steps oscillated on diamonds at epsilon 8.
     - Of many features without bounds few directions are long, so curvatures along most are small: the pace is .075 D.
     - Few texts share a word, so the curvature is small along most words: the pace is 30.
-    - Preconditioning makes the D directions alike, so the curvature along each is about h R^2 / D. So the pace is D / 4
-      on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
+    - Preconditioning makes the D directions alike, with a curvature along each of about h R^2 / D. So the pace is D /
+      8, from 12 to 48, with more than two classes.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`schedules/settings.py`), so
   the last steps have the most noise; else uniform.
 - Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`, or fewer
@@ -77,26 +72,23 @@ or not; MLP with a target, with classes and sampled batches, or with classes and
   expected in at most 40 steps, or in as many as the recipe says, which may make T smaller, but not below `fewest`.
 - Not chosen: augmented copies. Four copies of a digit cost four times the time and were no more accurate at epsilon 8.
 
-The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
-directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's, those
-for texts on folds of SST-2's training part. Pages report these data only to compare constants (`benchmarks/rule.py`,
-`results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's digits and on synthetic
-drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small digits" drawings`). Those for
-an MLP with sampled batches were chosen on the same 10,000 digits of MNIST's training part (`--tables "digits by mlp"`).
-Those for many features without bounds were chosen on these and on scikit-learn's (`--tables "digits by wavelets" "small
-digits by wavelets"`).
+The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those
+for texts were chosen on folds of SST-2's training part. Pages report these data only to compare constants
+(`benchmarks/rule.py`, `results/tabular/README.md`). Those for convolutional networks were chosen on scikit-learn's
+digits and on synthetic drawings with `cnn`, not on MNIST or CIFAR-10 (`python -m benchmarks.rule --tables "small
+digits" drawings`). Those for an MLP with sampled batches were chosen on 10,000 held-out digits of MNIST's training part
+(`--tables "digits by mlp"`). Those for many features without bounds were chosen on these and on scikit-learn's
+(`--tables "digits by wavelets" "small digits by wavelets"`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
-from dpsgd_cli.data.step_settings import Drawn
 from dpsgd_cli.engine.settings import CnnModel, ConvexModel, MlpModel, OneLayer, WrnModel
 from dpsgd_cli.preconditioning.settings import Marginals, Preconditioner, SecondMoments
 from dpsgd_cli.recipe.schema import Recipe
@@ -120,7 +112,7 @@ MOST_WORK = 5e10
 """Most features of all records together times steps, beyond which there are no more steps than `fewest`."""
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
-"""Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
+"""Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin`."""
 MANY_FEATURES = 256
 """Fewest features for the constants of many features without bounds."""
 OF_TARGETS = 0.2
@@ -145,8 +137,6 @@ class RuleConstants:
     clips: tuple[float, float] = (0.5, 0.7)
     """Least and largest clip of a residual; between them it is sqrt(signal / clip_scale_n_mu)."""
     clip_scale_n_mu: float = 20_000
-    paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
-    """Function from the signal to the number of directions of synthetic images that it pays for."""
     of_feature: float = 0.0
     sampling: float = 0.0
     """Sampling error of a mean gradient, in units of u / sqrt(n D) by coordinate."""
@@ -167,11 +157,6 @@ PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), rate_limits=(2, 2)
 COLUMNS_TARGETS = replace(
     TARGETS, noise=0.5, rate_limits=(0.8, 0.8), momentum=0.9, fewest=200, most=1000, clip_scale_n_mu=800_000
 )
-STROKES = RuleConstants(
-    noise=1.6, rate_limits=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07)
-)
-DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), clip_scale_n_mu=640_000, paid=lambda signal: signal / 5)
-DRAWN: dict[Drawn, RuleConstants] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
 MLP = RuleConstants(noise=0.6, rate_limits=(2, 2), momentum=0.9, fewest=100, most=200, clips=(1, 1))
 MLP_TARGETS = replace(MLP, rate_limits=(0.5, 0.5))
 MLP_SAMPLED = replace(MLP, noise=0.2, rate_limits=(0.5, 0.5), most=8000, least_noise=1.5)
@@ -210,18 +195,10 @@ class RuleProblem:
                 return TARGETS
             many = self.known.bound is None and self.known.features >= MANY_FEATURES and self.known.outputs > 2
             return TEXTS if self.recipe.data.of_texts else FEATURES if many else LINEAR
-        if self.drawn is not None:
-            return DRAWN[self.drawn]
         counts = isinstance(self.recipe.preconditioner, Marginals)
         if self.of_target:
             return COLUMNS_TARGETS if counts else PRECONDITIONED_TARGETS
         return CLASSES if self.known.outputs > 2 else PRECONDITIONED
-
-    @property
-    def drawn(self) -> Drawn | None:
-        """Return the kind of synthetic images whose directions the features are; None for other features."""
-        drawn = [step.rotate.images for step in self.recipe.data.preprocess or () if step.rotate is not None]
-        return drawn[-1] if drawn else None
 
     @property
     def size(self) -> float:

@@ -20,7 +20,7 @@ from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.settings import Calibration
 from dpsgd_cli.clipping.settings import FlatClipping
-from dpsgd_cli.data.step_settings import DIRECTIONS, GRID, WAVES_UNTOLD
+from dpsgd_cli.data.step_settings import GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import OneLayer
@@ -34,7 +34,6 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import ByRule, Influence, Tail, Uniform
 from dpsgd_cli.training.auto_rule import (
     BATCH,
-    DRAWN,
     FEWEST_FEATURES,
     MARGINALS,
     MOMENTS,
@@ -70,8 +69,7 @@ def covers(recipe: Recipe) -> bool:
 def needs_data(recipe: Recipe) -> bool:
     """Return True if an `auto` setting depends on public facts of the data."""
     sampled = isinstance(recipe.method, Gradient) and recipe.method.batch_size == "auto"
-    turned = any(key.endswith("components") and value == "auto" for key, value in _of_features(recipe).items())
-    return covers(recipe) or turned or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
+    return covers(recipe) or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
 
 
 def discovery(recipe: Recipe) -> tuple[Recipe, tuple[AutoChoice, ...]]:
@@ -96,7 +94,7 @@ def features(
 ) -> tuple[Recipe, tuple[AutoChoice, ...]]:
     """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
     told: list[AutoChoice] = []
-    if recipe.data.target_transform == "auto" and isinstance(recipe.data.target_bounds, tuple):
+    if recipe.data.target_transform == "auto" and recipe.data.target_bounds is not None:
         low, high = recipe.data.target_bounds
         told = [AutoChoice("data.target_transform", "log" if recipe.data.log_scale else None, f"{low:g} to {high:g}")]
         recipe = with_choice(recipe, told[0])
@@ -117,7 +115,6 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
         if step.bin is not None:
             found |= {f"{at}.bin.waves": step.bin.waves} if step.bin.cosines is not None else {}
             found |= {f"{at}.bin.products": step.bin.products, f"{at}.bin.grid": step.bin.grid}
-        found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
     return found
 
 
@@ -185,19 +182,7 @@ def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[
     return rounded
 
 
-def _directions(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
-    """Choose all directions, at most `DIRECTIONS`, or fewer if the budget is small."""
-    there, signal = count(recipe), _signal(recipe, known)
-    if signal is None:
-        return AutoChoice(key, there, "")
-    step = (recipe.data.preprocess or ())[int(key.split(".")[2])].rotate
-    assert step is not None
-    paid = round(DRAWN[step.images].paid(signal))
-    most = f"at most {DIRECTIONS}" if there == DIRECTIONS else f"there are {there}"
-    return AutoChoice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
-
-
-_CHOOSE = {"waves": _waves, "products": _products, "grid": _grid, "components": _directions}
+_CHOOSE = {"waves": _waves, "products": _products, "grid": _grid}
 
 
 def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tuple[AutoChoice, ...]]:
@@ -301,14 +286,11 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
         return None
     if known is None or not covers(recipe) or (recipe.data.stays_on_disk and not recipe.data.of_codes):
         return AutoChoice(key, None, "")
-    problem = RuleProblem(recipe, known)
-    drawn = problem.drawn is not None
-    most = DIRECTIONS if drawn else MOST_FEATURES
-    if known.features > most:
+    if known.features > MOST_FEATURES:
         return AutoChoice(key, None, "")
-    if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
+    if known.features < FEWEST_FEATURES and not recipe.data.by_column:
         return AutoChoice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
-    why, chosen = f"{known.features} features, of at most {most}", MOMENTS
+    why, chosen = f"{known.features} features, of at most {MOST_FEATURES}", MOMENTS
     if recipe.data.by_column and method.inference is None:
         chosen = MARGINALS
     if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):

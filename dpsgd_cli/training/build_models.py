@@ -89,9 +89,9 @@ def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
         loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
     else:
         named = model.loss if isinstance(model.loss, NamedLoss) else NamedLoss(kind="squared")
-        lows, highs = zip(*(data.intervals or [(-1.0, 1.0)]), strict=True)
+        low, high = data.target_bounds or (-1.0, 1.0)
         weights = data.weights if several else None
-        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, lows, highs)
+        options = LossOptions(named.smoothing, named.ignore_index, named.width, weights, low, high)
         loss = losses.made(model.loss, data.task, options, several, not raw and data.target_bounds is not None, base)
     return loss if data.weights is None or several else weighted(loss, data.weights)
 
@@ -105,7 +105,7 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     if data.costs is not None and classes != 2:
         raise DataError(f"data.costs: are of two classes, and {name} has {classes}; use data.class_weights")
     if not isinstance(recipe.model, ConvexModel):
-        return classes or data.numbers or 1
+        return classes or 1
     if classes is not None and classes != 2:
         raise ModelError(f"model.kind: convex tells two classes apart, and {name} has {classes}; use linear")
     return 1

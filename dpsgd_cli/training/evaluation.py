@@ -83,7 +83,7 @@ class Models:
 
     @property
     def names(self) -> Sequence[object] | None:
-        """Names of the classes, or of a record's several labels or targets; None for one target."""
+        """Names of the classes, or of a record's several labels; None for a target."""
         data = self.recipes[0].data
         return self.labels if data.task == "classification" else data.names_of_several
 
@@ -127,8 +127,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
         constants_of_places = of_constant_places(task, labels, names)
         measured_places = {} if names is None else _of_places(models, table, names)
         return measured_places, {name: [value] * trials for name, value in constants_of_places.items()}
-    wide = models.recipes[0].data.numbers or classes or 1
-    if table.rows == 0 or table.rows * trials * wide > MOST_OUTPUTS:
+    if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
         return {}, {}
     outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
     found: list[dict[str, float]] = []
@@ -260,7 +259,7 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
         places = math.ceil(places) * (1 if data.unit is None else data.unit.most_rows)
         if recipe.data.task == "regression":
             answers, bounds = _answers(recipe, labels, outputs[trial]), recipe.data.target_bounds
-            assert isinstance(bounds, tuple)
+            assert bounds is not None
             low, high = sorted(bounds)
             measured = measure_numbers(answers.truth, answers.told, (low, high), release, stream, places, held)
         else:

@@ -193,8 +193,7 @@ def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     """Return the names of the explained outputs, and the words for their scale."""
     several = trained.data.names_of_several
     if several is not None:
-        told = "targets, each in its own unit" if trained.classes is None else "log-odds of each label"
-        return [str(name) for name in several], told
+        return [str(name) for name in several], "log-odds of each label"
     if trained.classes is None:
         logarithmic = trained.data.log_scale
         return ["target"], "target, on its log scale" if logarithmic else "target, in its own unit"
@@ -210,7 +209,7 @@ def _explained(trained: Trained, outputs: np.ndarray) -> np.ndarray:
     """Return outputs of the model (N, K) on the explained scale, (N, 1) or (N, classes)."""
     outputs = outputs.astype(np.float64)
     if trained.data.names_of_several is not None:
-        return np.asarray(outputs * (target_scale(trained.data).unit if trained.classes is None else 1.0))
+        return outputs
     if trained.classes is None:
         return outputs[:, :1] * target_scale(trained.data).unit
     if outputs.shape[1] == 1:

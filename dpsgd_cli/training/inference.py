@@ -367,8 +367,7 @@ class Trained:
         if self.data.task in SEVERAL:
             return self._decided_by_place(outputs)
         if self.classes is None:
-            told = outputs if self.data.numbers is not None else outputs[:, 0]
-            return predicted(self.data, told.astype(np.float64))
+            return predicted(self.data, outputs[:, 0].astype(np.float64))
         return np.array([*self.classes, None], dtype=object)[self.chosen(outputs)]
 
     def _decided_by_place(self, outputs: np.ndarray) -> np.ndarray:

@@ -228,10 +228,7 @@ def test_a_training_that_is_stopped_for_good_is_calibrated_once(
         ({"model": {"kind": "convex", "loss": "squared", "radius": 1}}, "no radius"),
         ({"model": {"kind": "convex", "loss": "squared", "bias": False}}, "a bias"),
         ({"model": {"kind": "mlp"}}, "linear or convex"),
-        (
-            {"model": {"kind": "linear"}, "data": VISITS["data"] | {"target": ["visits", "b"], "bounds": None}},
-            "one data.target",
-        ),
+        ({"model": {"kind": "linear"}, "data": VISITS["data"] | {"target_bounds": None}}, "needs data.target_bounds"),
         ({"privacy": {"delta": 1e-5}}, "share of privacy.budget"),
         ({"privacy": VISITS["privacy"] | {"unit": {"column": "age", "most_rows": 2}}}, "priced for records"),
         ({"privacy": VISITS["privacy"] | {"clipping": {"kind": "quantile"}}}, "clipping.kind flat"),

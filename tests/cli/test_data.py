@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from matplotlib import image
 
 from dpsgd_cli.cli.data import command
-from dpsgd_cli.data import card_files, cards, synthetic
+from dpsgd_cli.data import card_files, cards
 from dpsgd_cli.data.cards import Card
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -49,7 +47,7 @@ def test_fetch_of_bundled_data_needs_no_download() -> None:
 
 
 def test_fetch_names_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(card: Card, manner: card_files.Manner) -> list[Path]:
+    def pretend(card: Card) -> list[Path]:
         return [Path("/data") / card.name / "file"] if card.name == "mnist" else []
 
     monkeypatch.setattr(card_files, "fetch", pretend)
@@ -88,28 +86,3 @@ def test_every_action_has_help_with_an_example(action: str) -> None:
     result = run(action, "--help")
     assert result.exit_code == 0
     assert f"dpsgd data {action}" in result.stdout
-
-
-def test_synthetic_images_are_written_to_be_looked_at(tmp_path: Path) -> None:
-    result = run("synthetic", "strokes", str(tmp_path / "drawn"), "--count", "12", "--side", "10")
-    assert result.exit_code == 0
-    images = np.load(tmp_path / "drawn" / "strokes.npy")
-    assert (images == synthetic.draw("strokes", 12, (1, 10, 10), 0)).all()
-    picture = image.imread(tmp_path / "drawn" / "strokes.png")
-    assert picture.shape[:2] == (60, 300)
-    assert abs(picture[1, 31, 0] - images[1, 0, 0, 0] / 255) < 1e-6
-
-
-def test_strokes_of_several_hands_are_written_too(tmp_path: Path) -> None:
-    assert run("synthetic", "strokes", str(tmp_path), "--count", "2", "--side", "8", "--hands", "3").exit_code == 0
-    expected = synthetic.draw_variants(2, 3, (1, 8, 8), 0).reshape(6, 1, 8, 8)
-    assert (np.load(tmp_path / "strokes.npy") == expected).all()
-    result = run("synthetic", "dead-leaves", str(tmp_path), "--hands", "3")
-    assert result.exit_code == 2
-    assert "variants are drawn of strokes, not of dead-leaves" in result.stderr
-
-
-def test_synthetic_images_go_only_where_there_is_room(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file"):
-        synthetic.write("strokes", np.zeros((1, 1, 8, 8), np.uint8), tmp_path / "file")

@@ -105,7 +105,6 @@ def test_what_does_not_fit_the_names_is_refused(tmp_path: Path, arrays: dict[str
     [
         ({"task": "token-classification", "classes": ["a", "b"]}, [[0, 1, -100], [1, 1, 0]], [[0, 1, -1], [1, 1, 0]]),
         ({"task": "multi-label", "classes": ["a", "b"]}, [[0, 1], [1, -1]], [[0, 1], [1, -1]]),
-        ({"task": "regression", "targets": 2, "target_bounds": [0, 4]}, [[0, 2], [4, 1]], [[-1, 0], [1, -0.5]]),
         ({"task": "next-token"}, None, [[LARGE, 3, -1], [5, LARGE - 2, -1]]),
     ],
 )

@@ -44,7 +44,6 @@ SAMPLES: dict[str, list[tuple[Layout, dict[str, Any]]]] = {
         (NUMBERS, {"components": 1, "noise_multiplier": 1.0}),
         (NUMBERS, {"components": 1, "of": "public"}),
     ],
-    "rotate": [(IMAGES, {"images": "strokes", "records": 40, "components": 3})],
 }
 """Each kind of step on layouts that it takes."""
 CASES = [(kind, layout, given) for kind, samples in SAMPLES.items() for layout, given in samples]
@@ -75,7 +74,7 @@ def rows_of(layout: Layout, seed: int, count: int = 12) -> np.ndarray:
 
 
 def transform_of(step: Step, layout: Layout, rows: np.ndarray) -> Transform:
-    return step.fit(step.drawn(layout) if step.fitted_on == "synthetic" else rows, layout)  # type: ignore[attr-defined]
+    return step.fit(rows, layout)
 
 
 def test_every_kind_of_step_is_here_and_in_the_schema() -> None:
@@ -91,7 +90,6 @@ def test_a_step_reads_no_more_than_it_states(kind: str, layout: Layout, given: d
     assert step.fitted_on in get_args(FittedOn)
     if step.fitted_on == "nothing":
         assert step.kept(rows, layout) is None
-    if step.fitted_on in ("nothing", "synthetic"):
         transform = transform_of(step, layout, rows)
         together = transform(rows.copy())
         apart = np.concatenate([transform(rows[at : at + 1].copy()) for at in range(len(rows))])
@@ -127,9 +125,9 @@ def test_bounds_by_hand(kind: str, bound: float | None) -> None:
     assert found == pytest.approx({"scale": 2**0.5, "bias": ends}.get(kind, bound))
 
 
-def test_whitened_or_rotated_rows_have_no_bound() -> None:
+def test_whitened_rows_have_no_bound() -> None:
     for kind, layout, chosen in CASES:
-        if kind == "rotate" or chosen.get("whiten"):
+        if chosen.get("whiten"):
             step = step_of(kind, chosen)
             assert length_of(step.bounded(Length(1.0, 0.0), layout), step.plan(layout)) is None
 
@@ -187,7 +185,7 @@ def test_a_model_in_use_never_fits_on_new_records_what_was_fitted_in_training(
 ) -> None:
     """Only what is fitted on no record may be missing from what training kept."""
     data = Data.model_validate({"path": "t.csv", "target": "y", "preprocess": [{kind: given}]})
-    if step_of(kind, given).fitted_on in ("nothing", "synthetic"):
+    if step_of(kind, given).fitted_on == "nothing":
         assert pipeline_of(data, Path(), NUMBERS if layout == TABLE and kind != "one-hot" else layout, {}).steps
         return
     with pytest.raises(DataError, match="lacks what step 0"):

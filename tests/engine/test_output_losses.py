@@ -42,14 +42,14 @@ GIVEN: dict[str, tuple[Tensor, Tensor, LossOptions, Callable[[Tensor, Tensor], T
     "bce": (
         LOGITS[:, :, 0], BINARY, LossOptions(), lambda o, y: F.binary_cross_entropy_with_logits(o, y.float()),
     ),
-    "squared": (NUMBERS, NUMBERS.flip(1), LossOptions(), lambda o, y: (o - y).square().mean() / 2),
+    "squared": (NUMBERS[..., :1], NUMBERS[..., 0].flip(1), LossOptions(), lambda o, y: (o[0] - y).square() / 2),
     "huber": (
         NUMBERS[..., :1], NUMBERS[..., 0].flip(1), LossOptions(width=0.3),
         lambda o, y: F.huber_loss(o[0], y, delta=0.3),
     ),
     "poisson": (
         NUMBERS[..., :1].abs().clamp(max=0.9), NUMBERS[..., 0].flip(1).clamp(-1, 1),
-        LossOptions(low=(0.0,), high=(8.0,)),
+        LossOptions(low=0.0, high=8.0),
         lambda o, y: F.poisson_nll_loss(4 * o[0] + 4, 4 * y + 4, log_input=False, eps=0.0),
     ),
 }  # fmt: skip

@@ -120,7 +120,7 @@ BROKEN = [
     (
         "name: digits",
         "name: digits, preprocess: [unit-norm]",
-        "2: data.preprocess.0: must be a section with keys one-hot, bin, scale, unit-norm, bias, pca, rotate, got"
+        "2: data.preprocess.0: must be a section with keys one-hot, bin, scale, unit-norm, bias, pca, got"
         " 'unit-norm'; did you mean {unit-norm: {}}?",
     ),
     # kinds

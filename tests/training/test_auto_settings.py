@@ -362,7 +362,7 @@ data:
   bounds: [0, 255]
   classes: [0, 1, 2]
   split: {test: 20}
-  preprocess: [{rotate: {images: strokes, records: 60}}, {unit-norm: {}}]
+  preprocess: [{unit-norm: {}}]
 model: {kind: linear, bias: false}
 method: {kind: dp-gd}
 privacy: {budget: {epsilon: 1, delta: 1.0e-4}}
@@ -371,64 +371,18 @@ seed: 0
 
 
 @pytest.fixture
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """100 of 64 pixels, of which 80 train; 60 drawings have 59 directions."""
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda project: tmp_path / "cache")
+def images(tmp_path: Path) -> Path:
+    """100 of 64 pixels, of which 80 train."""
     drawn = np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8)
     np.savez(tmp_path / "own.npz", x=drawn, y=np.arange(100) % 3)
     (tmp_path / "own.yaml").write_text(IMAGES)
     return tmp_path / "own.yaml"
 
 
-def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(images: Path) -> None:
-    """8 sqrt(n mu) of them; noise moves an output by 1.6, with a residual of length sqrt(2) clipped at .07 of that."""
-    told = found(images)
-    recipe, mu = told.recipe, mu_of(1, 1e-4)
-    assert recipe.data.preprocess[0].rotate.components == round(8 * math.sqrt(80 * mu)) < 59
-    clip = recipe.privacy.clipping.norm
-    assert clip == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
-    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
-    noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
-    assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
-    assert not has_auto(recipe)
-
-
-def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
-    """Where what is written takes 8 sqrt(n mu)."""
-    recipe = found(images, "privacy.budget.epsilon=8", "data.preprocess.0.rotate.images=dead-leaves").recipe
-    assert recipe.data.preprocess[0].rotate.components == round(80 * mu_of(8, 1e-4) / 5) < 59
-
-
-@pytest.mark.parametrize(
-    ("features", "turned", "untouched"), [(2048, True, True), (8192, True, False), (8193, False, False)]
-)
-def test_directions_are_preconditioned_where_as_many_features_of_a_table_are_not(
-    images: Path, features: int, turned: bool, untouched: bool
-) -> None:
-    """A matrix of 8,192 takes minutes: worth it where a rule says that the budget pays for each direction."""
-    for override, preconditioned in [("seed=1", turned), ("data.preprocess=[{unit-norm: {}}]", untouched)]:
-        recipe = load_recipe(str(images), [override]).recipe
-        told, _ = auto_settings.before_plan(recipe, PublicFacts(50_000, features, 3, 1.0))
-        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
-
-
-def test_a_large_budget_takes_all_directions_as_fast_as_their_curvature_allows(images: Path) -> None:
-    """The curvature of softmax is at most 1/2, along any of 59 directions about 1/118; a quarter of 1 over that."""
-    recipe = found(images, "privacy.budget.epsilon=1e5").recipe
-    assert recipe.data.preprocess[0].rotate.components == 59
-    assert recipe.method.learning_rate == pytest.approx(0.25 * 118)
-
-
-@pytest.mark.parametrize(("epsilon", "clip"), [(1, 0.07), (1e9, 0.35)])
-def test_residuals_of_photographs_are_clipped_less_where_records_and_budget_allow(
-    images: Path, epsilon: float, clip: float
-) -> None:
-    """At sqrt(n mu / 640,000), from .07 to .35; of strokes at .07 whatever the budget."""
-    changes = [f"privacy.budget.epsilon={epsilon:g}"]
-    written = found(images, *changes).recipe
-    photographs = found(images, *changes, "data.preprocess.0.rotate.images=dead-leaves").recipe
-    assert photographs.privacy.clipping.norm == pytest.approx(clip * math.sqrt(2), rel=1e-5)
-    assert written.privacy.clipping.norm == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+@pytest.mark.parametrize(("features", "preconditioned"), [(2048, True), (2049, False)])
+def test_more_features_than_2048_are_not_preconditioned(images: Path, features: int, preconditioned: bool) -> None:
+    told, _ = auto_settings.before_plan(load_recipe(str(images)).recipe, PublicFacts(50_000, features, 3, 1.0))
+    assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
 PHOTOGRAPHS = PublicFacts(50_000, 3 * 32 * 32, 10, None)
@@ -516,14 +470,6 @@ def test_neighbouring_images_settle_a_network_alike(images: Path) -> None:
         assert (resolved(found(images, *given).recipe) == first) == same
 
 
-def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, train: Train) -> None:
-    recipe = found(images, "method.learning_rate=3").recipe
-    assert recipe.data.preprocess[0].rotate.components == 59
-    result = train(images, "method.learning_rate=3", "data.preprocess.0.rotate.records=30", "epochs=1")
-    written: Any = load_recipe(str(result / "recipe.yaml")).recipe
-    assert written.data.preprocess[0].rotate.components == 29
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -606,9 +552,8 @@ def test_settling_twice_is_settling_once(own: Path) -> None:
 
 
 RULED = ("tabular/", "pate/adult-", "finetune/")
-"""What recipes with everything by the rule begin with; and two of images."""
-OF_IMAGES = ("frontier/mnist", "frontier/cifar10")
-STATED = [name for name in shipped_recipes() if not name.startswith(RULED) and name not in OF_IMAGES]
+"""What recipes with everything by the rule begin with."""
+STATED = [name for name in shipped_recipes() if not name.startswith(RULED)]
 
 
 @pytest.mark.parametrize("name", STATED)

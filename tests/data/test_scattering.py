@@ -1,4 +1,4 @@
-"""Transforms of images against slow obvious code: scattering, random patches, histograms of oriented gradients."""
+"""Wavelet scattering against slow obvious code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.data import image_transforms as transforms
-from dpsgd_cli.data import synthetic
-from dpsgd_cli.data.image_transforms import Scattering, hog
+from dpsgd_cli.data.scattering import Scattering
 
 
 def morlet(side: int, scale: int, index: int, orientations: int) -> np.ndarray:
@@ -98,85 +96,3 @@ def test_images_stay_apart_and_noise_shrinks() -> None:
     # every coefficient stands for 4 x 4 pixels
     distance = 4 * (transform(moved) - transform(x)).flatten(1).norm(dim=1)
     assert (distance <= 1.5 * (moved - x).flatten(1).norm(dim=1)).all()
-
-
-@pytest.fixture
-def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transforms, "PATCH_IMAGES", 20)
-    monkeypatch.setattr(transforms, "PATCHES_CUT", 2000)
-    monkeypatch.setattr(transforms, "THRESHOLD_PATCHES", 500)
-    transforms._fixed.cache_clear()
-
-
-SMALL = transforms.Patches((3, 12, 12), 8, 4, 2, 1, 2, "dead-leaves", 0)
-
-
-def images(count: int, side: int = 12) -> torch.Tensor:
-    return torch.from_numpy(synthetic.draw("dead-leaves", count, (3, side, side), 7)).float() / 255
-
-
-@pytest.mark.usefixtures("few_images")
-def test_likenesses_are_those_of_one_patch_at_a_time() -> None:
-    (image,) = images(1)
-    fixed = transforms._fixed(SMALL, transforms.PATCH_IMAGES)
-    places = [0, 2, 4, 6, 8]
-    found = np.zeros((8, 5, 5))
-    for row, top in enumerate(places):
-        for column, left in enumerate(places):
-            cut = image[:, top : top + 4, left : left + 4].permute(1, 2, 0).reshape(-1)
-            white = (cut - cut.mean() - fixed.mean) @ fixed.whiten
-            like = fixed.dictionary.float().T @ (white / white.norm()) - fixed.threshold.float()
-            found[:, row, column] = like.clamp(min=0)
-    halves = (slice(0, 3), slice(2, 5))
-    grid = np.array([[[one[a, b].mean() for b in halves] for a in halves] for one in found])
-    expected = (grid[:4] + grid[4:, :, ::-1]) / 2
-    assert np.allclose(SMALL(image[None])[0], expected, atol=0.002)
-    assert expected.max() > 0.02
-
-
-@pytest.mark.usefixtures("few_images")
-def test_a_mirror_image_has_the_same_features_and_others_do_not_matter() -> None:
-    many = images(5)
-    found = SMALL(many)
-    assert found.shape == (5, 4, 2, 2)
-    assert torch.allclose(SMALL(many.flip(3)), found, atol=0.002)
-    assert torch.allclose(SMALL(many[3:4]), found[3:4], atol=1e-3)
-    assert not torch.allclose(SMALL(many.flip(2)), found, atol=0.004)
-
-
-@pytest.mark.usefixtures("few_images")
-def test_a_fifth_of_synthetic_places_pass_each_threshold() -> None:
-    plain = transforms.Patches((3, 12, 12), 8, 4, 1, 1, 9, "dead-leaves", 3)
-    fixed = transforms._fixed(plain, transforms.PATCH_IMAGES)
-    cut = plain._cut(images(40)).flatten(0, 1)
-    passed = (
-        transforms._unit_rows((cut - fixed.mean) @ fixed.whiten) @ fixed.dictionary.float() > fixed.threshold.float()
-    )
-    assert 0.15 < float(passed.float().mean()) < 0.25
-
-
-@pytest.mark.usefixtures("few_images")
-def test_a_shrunk_image_is_cut_after_shrinking() -> None:
-    coarse = transforms.Patches((3, 12, 12), 8, 4, 1, 2, 1, "dead-leaves", 0)
-    fine = images(2)
-    assert coarse(fine).shape == (2, 4, 1, 1)
-    blocks = torch.nn.functional.avg_pool2d(fine, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)
-    assert torch.allclose(coarse(fine), coarse(blocks))
-
-
-def test_an_edge_votes_for_its_direction_in_all_four_cells_of_a_block() -> None:
-    """Along x rises the image: direction 0. Along y: the middle of the half turn."""
-    ramp = torch.linspace(0, 1, 8)
-    across, down = ramp.expand(1, 1, 8, 8), ramp[:, None].expand(1, 1, 8, 8)
-    for image, bin_ in ((across, 0), (down, 2)):
-        (found,) = hog(image.clone(), 4, 4)
-        votes = found.reshape(4, 4)
-        assert votes.argmax(dim=1).tolist() == [bin_] * 4
-        assert torch.isclose(votes.square().sum(), torch.tensor(1.0), atol=0.01)
-        assert torch.isclose(votes.sum(), votes[:, bin_].sum())
-
-
-def test_a_flat_image_has_no_edges_and_blocks_overlap() -> None:
-    found = hog(torch.full((2, 3, 16, 16), 0.5), 4, 9)
-    assert found.shape == (2, 36, 3, 3)
-    assert (found == 0).all()
