@@ -111,7 +111,7 @@ class _Draft:
             self.privacy.budget,
             covers,
             is_adaptive=rule.is_adaptive,
-            postprocessing_epochs=self.method.student.rounds * self.method.student.epochs,
+            postprocessing_epochs=self.method.student.epochs,
             aggregation=rule,
             queries=self._queries,
             answers=self._answers,
