@@ -25,7 +25,7 @@ that.
 Conditions, checked when the plan is made: a smooth loss (beta), public bounds on features, L = sup|phi'| B over ALL
 weights (so no squared loss, and no ball), a linear model. The solver ends at g / 2. The other g / 2 allows for rounding
 of the gradient (under a hundredth of g at 200,000 records: a test). In exact arithmetic the solver always ends, after
-a number of steps known in advance (`methods/risks/optimum.py`), so whether weights are released does not depend on the
+a number of steps known in advance (`methods/risks/newton.py`), so whether weights are released does not depend on the
 records. No theorem covers a rounding error that keeps the solver from ending; no such case is known, and the error
 message does not depend on the records.
 
@@ -58,7 +58,7 @@ from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
 from dpsgd_cli.methods.perturbation.price import rate_of_descent
 from dpsgd_cli.methods.perturbation.settings import OFF_GRID, OutputPerturbationMethod
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.optimum import Tilted, minimise_surely
+from dpsgd_cli.methods.risks.newton import Tilted, minimise_surely
 from dpsgd_cli.methods.risks.problem import linear_risk, merged_risk, penalty_of, radii_of
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.run import Grid, NoiseSource, is_secure
