@@ -14,7 +14,7 @@ from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, RhoBudget, RhoFilter
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import ZeroConcentrated
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.search import largest
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
@@ -120,11 +120,7 @@ def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
             f" {accountant} does not cover; use zcdp or zcdp-tight"
         )
     rho = budget.rho if isinstance(budget, RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
-    sampling = Sampling("full", facts.records, facts.records, privacy.adjacency or "add-remove")
-    covers = privacy.budget_covers == "total"
-    return AdaptivePlan(
-        sampling, (), 1.0, 1, tuple(facts.preprocessing_releases), (), accountant, delta, budget, covers, rho_total=rho
-    )  # fmt: skip
+    return AdaptivePlan.of(recipe, facts, accountant=accountant, rho_total=rho, is_adaptive=True)
 
 
 def dp_agd(recipe: Recipe, facts: Facts) -> Plan:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.budget import EpsilonBudget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.dp_sgd.price import gradient
+from dpsgd_cli.methods.dp_sgd.price import one_gaussian
 from dpsgd_cli.methods.perturbation.settings import OutputPerturbationMethod
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.schedules.settings import Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -52,10 +50,7 @@ def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """Return a plan of one Gaussian on the last iterate. Its sensitivity is `moved_by_one` of the public constants."""
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
-    clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
-    # not validated: a recipe of this method names no clip norm and no schedule of its own
-    whole = recipe.required_privacy.model_copy(update={"clipping": clipping, "schedule": Uniform()})
-    return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
+    return one_gaussian(recipe, facts, moved_by_one(constants, facts.records, recipe.method.steps))
 
 
 def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
@@ -70,22 +65,8 @@ def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     privacy = recipe.required_privacy
     if facts.preprocessing_releases:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
-    sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
-    delta = privacy.stated_delta
-    _, accountant = BestAccountant().best([release], delta)
-    return Plan(
-        sampling=sampling,
-        noise_multipliers=(),
-        sensitivity=1.0,
-        groups=1,
-        preprocessing_releases=(),
-        epochs=((release,),),
-        accountant=accountant,
-        delta=delta,
-        budget=privacy.budget,
-        covers_before=True,
-        is_adaptive=False,
-    )
+    _, accountant = BestAccountant().best([release], privacy.stated_delta)
+    return Plan.of(recipe, facts, epochs=((release,),), accountant=accountant, covers_before=True)
 
 
 def epsilon_delta(recipe: Recipe) -> tuple[float, float]:

@@ -69,18 +69,14 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
         accountant = BestAccountant().best(
             [*facts.preprocessing_releases, *(r for epoch in epochs for r in epoch)], costliest.delta
         )[1]
-    return SelectionPlan(
+    return SelectionPlan.of(
+        recipe,
+        facts,
         sampling=replace(costliest.sampling, records=facts.records),
         noise_multipliers=costliest.noise_multipliers,
         sensitivity=costliest.sensitivity,
-        groups=costliest.groups,
-        preprocessing_releases=tuple(facts.preprocessing_releases),
         epochs=tuple(epochs),
         accountant=accountant,
-        delta=costliest.delta,
-        budget=privacy.budget,
-        covers_before=privacy.budget_covers == "total",
-        is_adaptive=False,
         candidates=plans,
         recipes=recipes,
     )
