@@ -247,34 +247,25 @@ def mu_squared_left(budget: Limit, spent: Sequence[Release]) -> float:
     return _most_mu_squared(_after(budget, thresholds)) - total_mu_squared(rest)
 
 
-def multiplier_of_share(budget: Limit, before: Sequence[Release], share: float) -> float:
-    """Return the noise multiplier of a Gaussian on all records that gets `share` of the mu^2 left after `before`.
-
-    It is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022, Corollary 2).
-
-    Raises InfeasibleBudget if `before` leaves nothing.
-    """
-    left = mu_squared_left(budget, before)
-    if not left > 0:
-        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
-    return (share * left) ** -0.5
-
-
 def released_before(
     recipe: Recipe, before: Sequence[Release], label: str, shares: Sequence[float], sensitivity: float
 ) -> tuple[Release, ...]:
     """Return `before`, followed by Gaussians on all records, one for each of `shares` of the mu^2 that `before` leaves.
 
-    The budget left for the steps is solved for with the whole list, by the accountant that prices it. So shares decide
-    how the budget is divided and never how large it is. A recipe without a budget has nothing to divide.
+    A noise multiplier is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022,
+    Corollary 2). The budget left for the steps is solved for with the whole list, by the accountant that prices it. So
+    shares decide how the budget is divided and never how large it is. A recipe without a budget has nothing to divide.
 
     Raises InfeasibleBudget if `before` leaves nothing.
     """
-    budget, adjacency = recipe.required_privacy.budget, recipe.adjacency
+    budget = recipe.required_privacy.budget
     if budget is None:
         return tuple(before)
-    multipliers = [multiplier_of_share(budget, before, share) for share in shares]
-    made = [GaussianSum(z, adjacency, sensitivity=sensitivity, label=label) for z in multipliers]
+    left = mu_squared_left(budget, before)
+    if not left > 0:
+        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
+    multipliers = [(share * left) ** -0.5 for share in shares]
+    made = [GaussianSum(z, recipe.adjacency, sensitivity=sensitivity, label=label) for z in multipliers]
     return (*before, *map(Release, made))
 
 

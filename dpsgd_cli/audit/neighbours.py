@@ -37,8 +37,8 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection.settings import SelectionPlan
 from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public

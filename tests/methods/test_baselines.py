@@ -23,9 +23,9 @@ from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.descriptor import plan_for
-from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
-from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
+from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
+from dpsgd_cli.methods.perturbation.settings import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.privgene.run import PrivGene
 from dpsgd_cli.methods.risks import newton
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
