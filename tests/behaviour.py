@@ -38,7 +38,7 @@ _BINNED = {"name": "breast-cancer", "preprocess": [{"bin": {}}]}
 _PIECES = [{"epochs": 2, "schedule": {"kind": "uniform", "initial": 6}},
            {"schedule": {"kind": "exponential", "initial": 6, "decay": 0.1}}]  # fmt: skip
 _VOTES: dict[str, Any] = {"kind": "pate", "teachers": {"count": 4, "epochs": 2}, "queries": 8,
-                          "student": {"kind": "supervised", "epochs": 2}}  # fmt: skip
+                          "student": {"epochs": 2}}  # fmt: skip
 _PATE: dict[str, Any] = {
     "data": {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "public": {"from": "test", "records": 9}},
     "privacy": {"delta": 1e-3},

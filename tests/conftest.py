@@ -80,7 +80,6 @@ LONG = (
     "test_recipes_run.py::test_a_recipe_trains[beyond/cifar10-",
     "test_recipes_run.py::test_a_recipe_trains[beyond/mnist-allocation",
     "test_recipes_run.py::test_a_recipe_trains[frontier/cifar10]",
-    "test_recipes_run.py::test_a_recipe_trains[pate/mnist-confident]",
     "test_sklearn.py::test_a_search_over_parameters_is_refused[2]",
     "training/test_auto_settings.py::test_the_rule_tells_skewed_numbers_better_than_a_constant",
     "training/test_explain.py::test_the_band_is_the_spread_of_many_trainings_or_above_it",

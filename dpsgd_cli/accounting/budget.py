@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
 from dpsgd_cli.common.sections import Delta, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 class RhoBudget(Section):
@@ -244,17 +247,26 @@ def mu_squared_left(budget: Limit, spent: Sequence[Release]) -> float:
     return _most_mu_squared(_after(budget, thresholds)) - total_mu_squared(rest)
 
 
-def multiplier_of_share(budget: Limit, before: Sequence[Release], share: float) -> float:
-    """Return the noise multiplier of a Gaussian on all records that gets `share` of the mu^2 left after `before`.
+def released_before(
+    recipe: Recipe, before: Sequence[Release], label: str, shares: Sequence[float], sensitivity: float
+) -> tuple[Release, ...]:
+    """Return `before`, followed by Gaussians on all records, one for each of `shares` of the mu^2 that `before` leaves.
 
-    It is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022, Corollary 2).
+    A noise multiplier is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022,
+    Corollary 2). The budget left for the steps is solved for with the whole list, by the accountant that prices it. So
+    shares decide how the budget is divided and never how large it is. A recipe without a budget has nothing to divide.
 
     Raises InfeasibleBudget if `before` leaves nothing.
     """
+    budget = recipe.required_privacy.budget
+    if budget is None:
+        return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
-    return (share * left) ** -0.5
+    multipliers = [(share * left) ** -0.5 for share in shares]
+    made = [GaussianSum(z, recipe.adjacency, sensitivity=sensitivity, label=label) for z in multipliers]
+    return (*before, *map(Release, made))
 
 
 def _thresholds_apart(releases: Sequence[Release]) -> tuple[list[Release], list[Release]]:

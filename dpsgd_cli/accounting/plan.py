@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from dpsgd_cli.accounting import accountants, budget
 from dpsgd_cli.accounting.accountants import Accountant, Guarantee
@@ -16,11 +16,12 @@ from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.accounting.budget import Budget, Filter
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry
-from dpsgd_cli.accounting.mechanism import Mechanism, Release, merge
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, merge
 from dpsgd_cli.common.text_format import count
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import NoiseStrategy
+    from dpsgd_cli.recipe.schema import Recipe
     from dpsgd_cli.schedules.settings import Schedule
 
 
@@ -105,7 +106,6 @@ class Plan:
     sampling: Sampling
     noise_multipliers: tuple[float, ...]
     sensitivity: float
-    groups: int
     preprocessing_releases: tuple[Release, ...]
     epochs: tuple[tuple[Release, ...], ...]
     accountant: str
@@ -117,6 +117,29 @@ class Plan:
     postprocessing_epochs: int = 0
     correlated: PlannedNoise | None = None
     held_out: tuple[Release, ...] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, facts: Facts, **own: Any) -> Self:
+        """Return a plan of full batches that releases nothing yet; `own` are the fields that differ from that."""
+        privacy = recipe.required_privacy
+        usual: dict[str, Any] = {
+            "sampling": Sampling("full", facts.records, facts.records, recipe.adjacency),
+            "noise_multipliers": (),
+            "sensitivity": 1.0,
+            "preprocessing_releases": tuple(facts.preprocessing_releases),
+            "epochs": (),
+            "accountant": privacy.accountant,
+            "delta": privacy.stated_delta,
+            "budget": privacy.budget,
+            "covers_before": privacy.budget_covers == "total",
+            "is_adaptive": False,
+        }
+        return cls(**usual | own)
+
+    def mechanisms(self, *labels: str) -> list[GaussianSum]:
+        """Return the Gaussians with one of `labels` among the preprocessing releases, in order."""
+        made = [release.mechanism for release in self.preprocessing_releases]
+        return [one for one in made if isinstance(one, GaussianSum) and one.label in labels]
 
     @property
     def releases(self) -> list[Release]:

@@ -36,9 +36,9 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
-from dpsgd_cli.preconditioning.price import released_moments
+from dpsgd_cli.methods.private_selection.settings import SelectionPlan
+from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
 from dpsgd_cli.training.evaluation import record, results_of
@@ -217,7 +217,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     ]  # fmt: skip
     found += _of_others(seen)
     if base.moments is not None:
-        found.append(_preconditioner(seen, released_moments(plan).sensitivity))
+        found.append(_preconditioner(seen, plan.mechanisms(*LABELS)[0].sensitivity))
     if base.looks and cut is not None and not cut.public:
         mechanisms = [entry.release.mechanism for entry in base.entries]
         charged = sum(isinstance(m, GaussianSum) and m.label == "validation" for m in mechanisms)

@@ -27,7 +27,7 @@ from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
-from dpsgd_cli.preconditioning.price import released_moments
+from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.preconditioning.second_moments import as_vector
 
 _MOST_KEPT = 1 << 22
@@ -129,7 +129,7 @@ class Watch(AuditHook):
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
         staged = self.staged
         assert staged.vectors is not None
-        mechanism = released_moments(staged.plan)
+        (mechanism,) = staged.plan.mechanisms(*LABELS)
         unit = mechanism.sensitivity
         noise = noisy - exact
         self.drew.add(BEFORE, (as_vector(noise) if noise.ndim == 2 else noise) / (mechanism.noise_multiplier * unit))

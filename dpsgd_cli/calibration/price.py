@@ -31,9 +31,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import multiplier_of_share
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.mechanism import Release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -48,19 +47,8 @@ def sensitivity(adjacency: Adjacency) -> float:
 
 
 def with_calibration(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the release if the recipe asks for it, with its share of the rest.
-
-    Raises InfeasibleBudget if `before` leaves nothing.
-    """
-    settings, budget = recipe.calibration, recipe.required_privacy.budget
-    if settings is None or budget is None:
+    """Return `before`, followed by the release, if the recipe asks for it (`released_before`)."""
+    settings = recipe.calibration
+    if settings is None:
         return tuple(before)
-    moved = sensitivity(recipe.adjacency)
-    multiplier = multiplier_of_share(budget, before, settings.share)
-    return (*before, Release(GaussianSum(multiplier, recipe.adjacency, sensitivity=moved, label=LABEL)))
-
-
-def released_calibration(plan: Plan) -> GaussianSum | None:
-    """Return the mechanism that the plan has for calibration; None without it."""
-    made = [one.mechanism for one in plan.preprocessing_releases]
-    return next((one for one in made if isinstance(one, GaussianSum) and one.label == LABEL), None)
+    return released_before(recipe, before, LABEL, [settings.share], sensitivity(recipe.adjacency))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.calibration.price import LABEL, WEIGHT, released_calibration
+from dpsgd_cli.calibration.price import LABEL, WEIGHT
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.evaluate import passes
@@ -106,8 +106,7 @@ class Calibrating:
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context, self.records = context, [plan.sampling.records for plan in plans]
-        found = {trial: released_calibration(plan) for trial, plan in enumerate(plans)}
-        self.mechanisms = {trial: mechanism for trial, mechanism in found.items() if mechanism is not None}
+        self.mechanisms = {trial: own for trial, plan in enumerate(plans) for own in plan.mechanisms(LABEL)}
         self.due = set(self.mechanisms)
         """Trials whose release is not made yet: each was charged for one."""
         self.bias = next(at for name, (at, _) in context.pack.spans.items() if name.endswith("bias"))

@@ -1,6 +1,6 @@
 """Arrays in this user's cache folder, by a hash of what they were made from.
 
-They may be private (features of records, teachers' votes), so only their owner may read them, and nothing publishes
+They may be private (features of records), so only their owner may read them, and nothing publishes
 them. A cache that cannot be read or written costs time, nothing else. Data sets are cached by `data/card_files.py`.
 """
 

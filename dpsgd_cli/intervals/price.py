@@ -32,9 +32,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import multiplier_of_share
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.mechanism import Release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -51,20 +50,8 @@ def sensitivity(adjacency: Adjacency) -> float:
 
 
 def with_intervals(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the three rounds if the recipe asks for intervals, with their share of the rest.
-
-    Raises InfeasibleBudget if `before` leaves nothing.
-    """
-    share, budget = recipe.inference_share, recipe.required_privacy.budget
-    if share is None or budget is None:
+    """Return `before`, followed by the three rounds, if the recipe asks for intervals (`released_before`)."""
+    share = recipe.inference_share
+    if share is None:
         return tuple(before)
-    adjacency = recipe.adjacency
-    multipliers = [multiplier_of_share(budget, before, share * part) for part in ROUNDS]
-    moved = sensitivity(adjacency)
-    return (*before, *(Release(GaussianSum(z, adjacency, sensitivity=moved, label=LABEL)) for z in multipliers))
-
-
-def released_rounds(plan: Plan) -> list[GaussianSum]:
-    """Return the mechanisms that the plan has for intervals, in order; empty without intervals."""
-    made = [one.mechanism for one in plan.preprocessing_releases]
-    return [one for one in made if isinstance(one, GaussianSum) and one.label == LABEL]
+    return released_before(recipe, before, LABEL, [share * part for part in ROUNDS], sensitivity(recipe.adjacency))

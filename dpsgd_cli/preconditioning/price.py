@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import multiplier_of_share
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
@@ -69,29 +68,9 @@ def weight_of(share: float) -> float:
 
 
 def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the release of the recipe's preconditioner: a Gaussian with its share of the rest.
-
-    The budget left for the steps is solved for with the whole list, by the accountant that prices it. So the share
-    (`accounting.budget.multiplier_of_share`) decides how the budget is divided and never how large it is.
-
-    Raises InfeasibleBudget if `before` leaves nothing.
-    """
-    settings, budget = recipe.preconditioner, recipe.required_privacy.budget
-    if settings is None or budget is None:
+    """Return `before`, followed by the release of the recipe's preconditioner, if it has one (`released_before`)."""
+    settings = recipe.preconditioner
+    if settings is None:
         return tuple(before)
-    adjacency = recipe.adjacency
-    multiplier = multiplier_of_share(budget, before, settings.share)
-    moved: float = named(settings.sensitivity)(adjacency)
-    return (
-        *before,
-        Release(GaussianSum(multiplier, adjacency, sensitivity=moved, label=settings.kind)),
-    )
-
-
-def released_moments(plan: Plan) -> GaussianSum:
-    """Return the mechanism that the plan has for a preconditioner; its label is the kind."""
-    return next(
-        m
-        for m in (one.mechanism for one in plan.preprocessing_releases)
-        if isinstance(m, GaussianSum) and m.label in LABELS
-    )
+    moved: float = named(settings.sensitivity)(recipe.adjacency)
+    return released_before(recipe, before, settings.kind, [settings.share], moved)

@@ -43,7 +43,7 @@ from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.maps import BlockMap, Preconditioner, cut_of
-from dpsgd_cli.preconditioning.price import released_moments
+from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
 RIDGE = 8.0
@@ -138,7 +138,7 @@ class Preconditioning:
                 " data.preprocess with bin: {grid: 2048}"
             )
         self.context = context
-        self.mechanisms = [released_moments(plan) for plan in plans]
+        self.mechanisms = [plan.mechanisms(*LABELS)[0] for plan in plans]
         self.weights = next(shape for _, shape in context.pack.spans.values()).numel()
         self.made: Made | None = None
         self.way = _WAYS[type(context.recipes[0].preconditioner)](context)

@@ -121,7 +121,7 @@ def made(factor: float, batching: str, before: tuple[Release, ...] = ()) -> Plan
         for z in noise
     )
     name = "rdp" if batching == "poisson" else "gaussian"
-    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, covers_before=True, is_adaptive=False)
+    return Plan(sampling, noise, 1.0, before, epochs, name, 1e-5, None, covers_before=True, is_adaptive=False)
 
 
 @pytest.mark.parametrize("batching", ["shuffle", "poisson"])

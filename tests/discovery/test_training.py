@@ -299,7 +299,7 @@ STUDENT = {"learning_rate": 1.0, "epochs": 1}
 PATE = {
     "kind": "pate",
     "teachers": {"count": 2, **STUDENT},
-    "student": {"kind": "supervised", **STUDENT},
+    "student": {**STUDENT},
     "aggregation": {"kind": "gnmax", "noise": "auto"},
 }
 CHOICE = {

@@ -73,7 +73,7 @@ def test_both_releases_of_a_regression_are_priced_together(own: Path, accountant
 def test_pate_of_an_own_table_trains_and_measures_in_private(own: Path) -> None:
     pate = {
         "kind": "pate", "teachers": {"count": 4, "epochs": 1}, "queries": 8,
-        "aggregation": {"kind": "gnmax", "noise": 60}, "student": {"kind": "supervised", "epochs": 1},
+        "aggregation": {"kind": "gnmax", "noise": 60}, "student": {"epochs": 1},
     }  # fmt: skip
     path = recipe(
         own,

@@ -26,7 +26,7 @@ PATE = {
     "kind": "pate",
     "aggregation": {"kind": "gnmax", "noise": 4},
     "teachers": {"count": 10, "epochs": 1, "learning_rate": 1.0},
-    "student": {"kind": "supervised", "epochs": 1, "learning_rate": 1.0},
+    "student": {"epochs": 1, "learning_rate": 1.0},
 }
 
 

@@ -23,11 +23,11 @@ from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.descriptor import plan_for
-from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
-from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
+from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
 from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
+from dpsgd_cli.methods.perturbation.settings import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.privgene.run import PrivGene
-from dpsgd_cli.methods.risks import optimum
+from dpsgd_cli.methods.risks import newton
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
@@ -179,7 +179,7 @@ def test_rounding_is_far_below_where_the_search_ends() -> None:
     rows = SignedRows.load(x, (torch.rand(200_000, generator=generator) < 0.5).long(), residual=False, bias=True)
     w = torch.randn(1, 5, generator=generator, dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    found = optimum.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
+    found = newton.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
     z = rows.z.numpy().astype(np.longdouble)
     exact = -(z / (1 + np.exp(z @ w[0].numpy()))[:, None]).sum(axis=0) + w[0].numpy()
     assert np.linalg.norm((found - exact).astype(float)) < 0.01 * 1e-6 * math.sqrt(5)
@@ -189,7 +189,7 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
     """Whether something is released is no function of the records: another method ends what Newton's does not."""
     whole, cut = (create(context(made("objective-perturbation", repeats=2))) for _ in range(2))
     run(whole)
-    monkeypatch.setattr(optimum, "_NEWTON_STEPS", 1)
+    monkeypatch.setattr(newton, "_NEWTON_STEPS", 1)
     run(cut)
     assert torch.allclose(cut.output, whole.output, atol=1e-5)
     assert not torch.equal(cut.output, whole.output)

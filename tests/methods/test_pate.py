@@ -1,4 +1,4 @@
-"""PATE from recipe to result: one record moves one vote, answers are drawn once, teachers are trained once."""
+"""PATE from recipe to result: one record moves one vote, and answers are drawn once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from dpsgd_cli.accounting.mechanism import Release, Threshold
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.data import array_cache
 from dpsgd_cli.errors import DpsgdError, PrivacyError
 from dpsgd_cli.methods.pate import run as pate
-from dpsgd_cli.methods.pate import students
 from dpsgd_cli.methods.pate.price import pate as planned
-from dpsgd_cli.methods.pate.settings import LabelSpreading
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
@@ -54,7 +50,7 @@ def recipe(
             "teachers": {"count": 6, "epochs": 5, **DESCENT},
             "aggregation": CONFIDENT,
             "queries": 30,
-            "student": {"kind": "supervised", "epochs": 4, **DESCENT},
+            "student": {"epochs": 4, **DESCENT},
             **method,
         },
         "privacy": {"delta": 1e-5, **({} if adjacency is None else {"adjacency": adjacency})},
@@ -64,12 +60,6 @@ def recipe(
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(sections))
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def trained(path: Path, out: str = "out") -> dict[str, Any]:
@@ -87,8 +77,7 @@ def of_start(path: Path, earlier: dict[str, Any] | None = None) -> Any:
 def predictions(path: Path, trial: int = 0) -> np.ndarray:
     method = of_start(path).method
     assert isinstance(method, pate.Pate)
-    found: np.ndarray = method._predictions(trial)
-    return found
+    return pate.Teaching(method.context, method.settings, trial).predictions()
 
 
 def flipped(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +116,8 @@ def test_one_record_removed_moves_the_votes_of_one_teacher(row: int, batching: d
     fewer = of_start(recipe(tmp_path / "other", without(row)(*rows()), teachers=teachers)).method
     whole = len(rows()[1])
     fewer.context = replace(fewer.context, table=fewer.context.table.with_places(whole))
-    assert (ours != fewer._predictions(0)).any(axis=1).sum() <= 1
+    theirs = pate.Teaching(fewer.context, fewer.settings, 0).predictions()
+    assert (ours != theirs).any(axis=1).sum() <= 1
 
 
 def test_every_record_is_in_one_part_and_a_record_removed_moves_no_other(tmp_path: Path) -> None:
@@ -147,38 +137,12 @@ def test_votes_do_not_depend_on_how_many_teachers_train_together(
 ) -> None:
     path = recipe(tmp_path / "one")
     whole = predictions(path)
-    monkeypatch.setattr(array_cache, "load", lambda place: None)
     monkeypatch.setattr(pate, "_NUMBERS_AT_ONCE", 2 * 10)
     assert (predictions(path) == whole).all()
 
 
-def test_other_noise_and_queries_train_no_teacher_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(recipe(tmp_path / "one"))
-    files = list((tmp_path / "cache").rglob("*.npy"))
-    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 2, "only their owner may read votes"
-
-    def refuse(self: Any) -> np.ndarray:
-        raise AssertionError("teachers were trained again")
-
-    monkeypatch.setattr(pate.Teaching, "predictions", refuse)
-    other = {**CONFIDENT, "noise": 3, "threshold": 3}
-    trained(recipe(tmp_path / "one", aggregation=other, queries=20), "other")
-    trained(recipe(tmp_path / "one", student={"kind": "label-spreading", "epochs": 3, **DESCENT}), "spread")
-    with pytest.raises(AssertionError, match="trained again"):
-        trained(recipe(tmp_path / "one", flipped(*rows())), "changed")
-
-
-@pytest.mark.parametrize(
-    ("student", "cut"),
-    [
-        ({}, 2),
-        *(({"student": {"kind": "label-spreading", "epochs": 2, "rounds": 2, **DESCENT}}, cut) for cut in (2, 4)),
-    ],
-)
-def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(
-    student: dict[str, Any], cut: int, tmp_path: Path
-) -> None:
-    path = recipe(tmp_path / "one", **student)
+def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(tmp_path: Path) -> None:
+    path, cut = recipe(tmp_path / "one"), 2
     whole = of_start(path)
     for epoch in range(whole.method.epochs):
         whole.method.run_epoch(epoch)
@@ -260,13 +224,6 @@ def test_every_query_has_noise_of_its_own(tmp_path: Path) -> None:
     assert (trials.method.answers[0] != trials.method.answers[1]).any()
 
 
-def test_other_teachers_are_not_taken_from_the_cache(tmp_path: Path) -> None:
-    usual = predictions(recipe(tmp_path / "one"))
-    longer = predictions(recipe(tmp_path / "one", teachers={"count": 6, "epochs": 60, **DESCENT}))
-    assert (usual != longer).any()
-    assert len(list((tmp_path / "cache").rglob("*.npy"))) == 2
-
-
 def test_a_spent_budget_ends_the_answers(tmp_path: Path) -> None:
     path = recipe(tmp_path / "one")
     sections = yaml.safe_load(path.read_text())
@@ -302,29 +259,6 @@ def test_what_the_votes_say_is_marked(tmp_path: Path) -> None:
 def test_impossible_sizes_are_refused(method: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DpsgdError, match=message):
         trained(recipe(tmp_path / "one", **method))
-
-
-def test_a_class_with_fewer_answers_loses_no_records_where_classes_are_balanced() -> None:
-    line, order, answers = torch.arange(40.0)[:, None], np.array([0, 1, 2, 3, 39]), np.array([0, 0, 0, 0, 1])
-    settings = LabelSpreading(epochs=1, neighbours=5)
-    found = []
-    for balanced in (False, True):
-        course = students.Course.of(settings.model_copy(update={"balanced": balanced}), line)
-        rows, labels = course.first(*students.answered(order, answers))
-        assert (rows == np.arange(40)).all()
-        assert (np.diff(labels) >= 0).all(), "one border"
-        found.append(labels.sum())
-    assert found[0] < 15, "four answers at one end reach further than one at the other"
-    assert 17 <= found[1] <= 21, "the border is in the middle of what they span, 2 and 39"
-
-
-def test_neighbours_outvote_what_a_student_gets_wrong() -> None:
-    groups = torch.cat([torch.arange(20.0), 100 + torch.arange(20.0)])[:, None]
-    seen = np.repeat([0, 1], 20)
-    seen[[5, 30]] = 1 - seen[[5, 30]]
-    rows, labels = students.Course.of(LabelSpreading(epochs=1, neighbours=4), groups).next(seen)
-    assert (rows == np.arange(40)).all()
-    assert (labels == np.repeat([0, 1], 20)).all()
 
 
 def of_a_file(folder: Path, **public: Any) -> Path:

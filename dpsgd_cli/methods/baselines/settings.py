@@ -10,7 +10,7 @@ from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common.sections import Count
 from dpsgd_cli.methods.descriptor import ITS_BUDGET, Descriptor, FullBatch
-from dpsgd_cli.methods.perturbation.price import epsilon_delta, one_release
+from dpsgd_cli.methods.perturbation.settings import epsilon_delta, one_release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe

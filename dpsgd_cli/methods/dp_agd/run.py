@@ -37,8 +37,7 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
 from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
-from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, AgdRates, DpAgdMethod, agd_rates
 from dpsgd_cli.methods.risks.problem import penalty_of, risk_of
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least

@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
+P = TypeVar("P", bound=Plan)
 
 
 def _charged(mechanism: Mechanism, use: Charge) -> Release:
@@ -73,6 +74,27 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
     Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
     """
+    privacy = recipe.required_privacy
+    return _drafted(recipe, facts, privacy.schedule, recipe.length)
+
+
+def one_gaussian(recipe: Recipe, facts: Facts, moved: float, label: str = "gradient") -> Plan:
+    """Return the plan of one Gaussian on all records, with the least noise that the budget allows.
+
+    `moved` bounds the L2 norm by which one record more moves the released vector; a replaced record moves it by twice
+    that. Raises as `gradient` does.
+    """
+    return _drafted(recipe, facts, Uniform(), 1, moved, label)
+
+
+def _drafted(
+    recipe: Recipe,
+    facts: Facts,
+    schedule: Schedule,
+    length: int | Literal["until-budget"],
+    moved: float | None = None,
+    label: str = "gradient",
+) -> Plan:
     privacy, method = recipe.required_privacy, recipe.method
     batch = method.batch or facts.records
     if batch > facts.records:
@@ -97,9 +119,9 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     before = with_preconditioner(recipe, facts.preprocessing_releases)
     before = with_calibration(recipe, with_intervals(recipe, before))
     facts = replace(facts, preprocessing_releases=before)
-    draft = _Draft(recipe, privacy, sampling, facts)
-    if privacy.schedule.adaptive:
-        return draft.adaptive(privacy.schedule)
+    draft = _Draft(recipe, privacy, sampling, facts, schedule, length, moved, label)
+    if schedule.adaptive:
+        return draft.adaptive(schedule)
     return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
 
 
@@ -161,18 +183,21 @@ class _Draft:
     privacy: Privacy
     sampling: Sampling
     facts: Facts
+    schedule: Schedule
+    length: int | Literal["until-budget"]
+    moved: float | None
+    label: str
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
         for multiplier in set(multipliers):
             self.privacy.clipping.applied(multiplier)
-        plan = Plan(
+        plan = self._made(
+            Plan,
             noise_multipliers=tuple(multipliers),
             epochs=self._epochs(multipliers),
             schedule=kind,
             correlated=self._correlated(multipliers),
-            is_adaptive=False,
-            **self._settings,
         )
         if self.accountant.name == BestAccountant.name:
             plan = replace(plan, accountant=BestAccountant().best(plan.releases, plan.delta)[1])
@@ -190,7 +215,7 @@ class _Draft:
 
         Of equal errors, the fewest bands win. Numbers are tried upwards until the error has grown twice in a row.
         """
-        wanted, free = self.recipe.length, self.privacy.schedule.free_numbers()
+        wanted, free = self.length, self.schedule.free_numbers()
         if self.privacy.budget is None or not free or wanted == "until-budget":
             raise PrivacyError(
                 "privacy.noise.bands: auto compares predicted errors at one budget and length; give privacy.budget,"
@@ -260,30 +285,27 @@ class _Draft:
         if cut.noise_multiplier is not None:
             look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))
         most = self._most_epochs(Uniform(initial=kind.initial))
-        wanted = self.recipe.length
-        return AdaptiveSchedulePlan(
+        wanted = self.length
+        return self._made(
+            AdaptiveSchedulePlan,
+            is_adaptive=True,
             noise_multipliers=(kind.initial,),
-            epochs=(),
             schedule=kind,
             release=self.release,
             look=look,
             most=most if wanted == "until-budget" else min(most, wanted),
-            **self._settings,
         )
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The arguments that all kinds of plans share."""
-        return {
-            "sampling": self.sampling,
-            "sensitivity": self.sensitivity,
-            "groups": self.facts.groups or 1,
-            "preprocessing_releases": tuple(self.facts.preprocessing_releases),
-            "accountant": self.accountant.name,
-            "delta": self.privacy.stated_delta,
-            "budget": self.privacy.budget,
-            "covers_before": self.privacy.budget_covers == "total",
-        }
+    def _made(self, kind: type[P], **own: Any) -> P:
+        """Return a plan of `kind` with the numbers that all plans of gradients share."""
+        return kind.of(
+            self.recipe,
+            self.facts,
+            sampling=self.sampling,
+            sensitivity=self.sensitivity,
+            accountant=self.accountant.name,
+            **own,
+        )
 
     @property
     def accountant(self) -> Accountant:
@@ -297,7 +319,8 @@ class _Draft:
 
     @property
     def sensitivity(self) -> float:
-        return self.privacy.clipping.norm_bound(self.facts.groups) * replace_factor(self.sampling.adjacency)
+        moved = self.privacy.clipping.norm_bound(self.facts.groups) if self.moved is None else self.moved
+        return moved * replace_factor(self.sampling.adjacency)
 
     def release(self, multiplier: float) -> Release:
         """Return the release of one epoch at schedule value `multiplier`; `_charged` changes correlated ones."""
@@ -307,6 +330,7 @@ class _Draft:
             "batching": self.sampling.batching,
             "sampling_rate": self.sampling.rate,
             "sensitivity": self.sensitivity,
+            "label": self.label,
         }
         noise = self.privacy.correlated
         if noise is None:
@@ -339,7 +363,7 @@ class _Draft:
 
     def _solve(self) -> tuple[Schedule, list[float]]:
         """Return the schedule without free numbers, and its values by epoch."""
-        wanted, kind = self.recipe.length, self.privacy.schedule
+        wanted, kind = self.length, self.schedule
         free = kind.free_numbers()
         lacking = ["privacy.budget"] * (self.privacy.budget is None)
         lacking += ["epochs as a number, not until-budget"] * (wanted == "until-budget")

@@ -44,7 +44,7 @@ from dpsgd_cli.engine.processes import Reduction
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
-from dpsgd_cli.intervals.price import LABEL, released_rounds
+from dpsgd_cli.intervals.price import LABEL
 from dpsgd_cli.intervals.run import release_rounds
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
@@ -379,7 +379,7 @@ class DpSgd(GradientMethod):
         """
         if self.calibrating is not None:
             self.calibrate([trial for trial, length in enumerate(self.lengths) if self._done < length])
-        rounds = [released_rounds(plan) for plan in self.plans]
+        rounds = [plan.mechanisms(LABEL) for plan in self.plans]
         if self._inferred or not rounds[0]:
             return self._inferred
         if self.preconditioning is not None:

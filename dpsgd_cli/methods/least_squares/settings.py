@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.plan import Facts, Plan
-from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.sections import Fraction
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.intervals.settings import INFERENCE, Inference
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
-from dpsgd_cli.methods.dp_sgd.price import gradient
+from dpsgd_cli.methods.dp_sgd.price import one_gaussian
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
-from dpsgd_cli.schedules.settings import Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -58,10 +55,4 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
         )
     adjacency = recipe.adjacency
     moved = joint_sensitivity(adjacency, weight_of(recipe.method.share), recipe.method.squares)
-    bound = moved / replace_factor(adjacency)
-    # not validated: a recipe of this method names no clip norm and no schedule of its own
-    whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
-    plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
-    (release,), *_ = plan.epochs
-    named = replace(release, mechanism=replace(release.mechanism, label="least-squares"))
-    return replace(plan, epochs=((named,),))
+    return one_gaussian(recipe, facts, moved / replace_factor(adjacency), "least-squares")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.losses import Hinge
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
@@ -26,8 +27,9 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.methods.lectures.price import PublicProblem, excess_risk_of_last
 from dpsgd_cli.methods.risks.constants import constants_of
-from dpsgd_cli.methods.risks.optimum import Tilted, minimise_hinge, minimise_on_ball, require_hinge
+from dpsgd_cli.methods.risks.optimum import Optimum, objective, optimum
 from dpsgd_cli.methods.risks.problem import l2_of, linear_risk, radii_of
+from dpsgd_cli.methods.risks.risk import LinearRisk
 
 
 class LectureSgd(DpSgd):
@@ -106,10 +108,8 @@ class LectureSgd(DpSgd):
         pack.sums.copy_(z * slopes.unsqueeze(1))
 
 
-_TOLERANCE = 1e-7
-# of a mean loss: the gap at which smoothing stops, and the largest gap with which a measurement is reported
-_CERTIFIED = 1e-6
 _LEAST_CERTAIN = 1e-4
+"""The largest gap, of a mean loss, with which a measurement is reported."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +153,19 @@ def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Find
 
 
 def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
-    model = context.recipes[0].model
-    if not isinstance(model, ConvexModel):
+    if not isinstance(context.recipes[0].model, ConvexModel):
         return [{"excess_risk": None, "reason": "the model is not convex"}] * context.trials
-    risk, records = linear_risk(context), len(context.table)
-    l2 = context.column([l2_of(recipe) for recipe in context.recipes]).squeeze(1).double()
-    radii = context.column(radii_of(context.recipes)).squeeze(1).double()
-
-    def objective(values: Tensor) -> Tensor:
-        values = values.to(risk.rows.z)
-        return risk.loss_sums(values) / records + l2 / 2 * values.double().square().sum(dim=1)
-
-    if model.known.curvature is None:
-        require_hinge(risk.loss)
-        found = minimise_hinge(risk.rows, records * l2, radii, _CERTIFIED * records)
-        gaps = (objective(output) - found.objective / records, found.gap / records)
-        return [_certified(float(excess), float(gap)) for excess, gap in zip(*gaps, strict=True)]
-    # minimal strong convexity, so that Newton's step exists if l2 is 0; it hardly moves the optimum
-    curvature = records * l2.clamp_min(1e-9)
-    problem = Tilted(risk.rows, risk.loss, curvature, torch.zeros_like(context.pack.values, dtype=torch.float64))
-    best = minimise_on_ball(problem, radii, _TOLERANCE * records).values
-    return [{"excess_risk": float(gap)} for gap in objective(output) - objective(best)]
+    risk, radii = linear_risk(context), radii_of(context.recipes)
+    found, known = list[dict[str, Any]](), dict[tuple[float, float, bytes], Optimum]()
+    for trial, recipe in enumerate(context.recipes):
+        l2, rows = l2_of(recipe), risk.rows.of_trial(trial).exact()
+        key = l2, radii[trial], b"" if rows.weights is None else rows.weights.cpu().numpy().tobytes()
+        own = LinearRisk(rows, risk.loss)
+        if key not in known:
+            known[key] = optimum(own, l2, radii[trial])
+        excess = objective(own, l2, output[trial].double().cpu().numpy()) - known[key].objective
+        found.append(_certified(excess, known[key].gap) if isinstance(risk.loss, Hinge) else {"excess_risk": excess})
+    return found
 
 
 def _certified(excess: float, gap: float) -> dict[str, Any]:

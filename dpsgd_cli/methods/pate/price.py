@@ -22,7 +22,7 @@ from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.budget import Filter, GaussianFilter, format_budget, mu_squared_left, over_budget
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.search import Interval, solve_at_limit
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.plugins import named
@@ -73,7 +73,7 @@ def pate(recipe: Recipe, facts: Facts) -> Plan:
         )
     if (method.queries or 0) > facts.public_records:
         raise PrivacyError(f"method.queries is {method.queries}, but {facts.public_records} records are public")
-    return _Draft(method, privacy, facts, recipe.adjacency).plan()
+    return _Draft(recipe, method, privacy, facts, recipe.adjacency).plan()
 
 
 def _check_has_mu(counted: Sequence[Release]) -> None:
@@ -89,6 +89,7 @@ def _check_has_mu(counted: Sequence[Release]) -> None:
 class _Draft:
     """A plan in the making."""
 
+    recipe: Recipe
     method: PateMethod
     privacy: Privacy
     facts: Facts
@@ -98,20 +99,11 @@ class _Draft:
         rule: Aggregation = named(self.method.aggregation.rule)(self._solved())
         before, covers = self._before()
         asked = self._worst(rule)
-        sampling = Sampling("full", self.facts.records, self.facts.records, self.adjacency)
-        draft = VotingPlan(
-            sampling,
-            (),
-            1.0,
-            1,
-            before,
-            (),
-            "pld",
-            self.privacy.stated_delta,
-            self.privacy.budget,
-            covers,
+        draft = VotingPlan.of(
+            self.recipe,
+            self.facts,
             is_adaptive=rule.is_adaptive,
-            postprocessing_epochs=self.method.student.rounds * self.method.student.epochs,
+            postprocessing_epochs=self.method.student.epochs,
             aggregation=rule,
             queries=self._queries,
             answers=self._answers,

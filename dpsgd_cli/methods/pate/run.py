@@ -13,9 +13,8 @@ Charges: all at once before the first answer if every query costs the same; else
 until the filter refuses. The noise of a query is drawn once, from a stream named after the query. A checkpoint keeps
 answers, so that a resumed run draws none again.
 
-NON-PRIVATE: votes. The checkpoint keeps them, and for seeded trials this user's cache does, too
-(`data/array_cache.py`), so that other noise, thresholds and numbers of queries need no new teachers. The ensemble's
-accuracy and the data-dependent price are functions of the votes.
+NON-PRIVATE: votes, which the checkpoint keeps. The ensemble's accuracy and the data-dependent price are functions of
+them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.data import array_cache
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
 from dpsgd_cli.engine import models
@@ -40,14 +38,12 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.independence import check_model, check_outputs, stand_in_rows
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_ROWS
-from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
 from dpsgd_cli.methods.base import Findings, Method
 from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import SgdMethod
-from dpsgd_cli.methods.pate import students
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.settings import PateMethod, Training
 from dpsgd_cli.methods.pate.votes import Aggregation, epsilon_at
@@ -56,7 +52,6 @@ from dpsgd_cli.noise.run import gaussian, laplace
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
-VERSION = 1
 NO_ANSWER, NOT_ASKED = -1, -2
 _NUMBERS_AT_ONCE = 1 << 25
 """Approximate number of parameters of a pack of teachers; 4 bytes each, and several times that for a step."""
@@ -93,13 +88,11 @@ class Pate(Method):
         self.votes: list[np.ndarray] = []
         self.answers: list[np.ndarray] = []
         self.predicted_right: list[dict[str, float | None]] = []
-        self.untrained = context.pack.values.clone()
-        self.lessons: list[students.Lessons] = []
         self.student: WithoutPrivacy | None = None
 
     @property
     def epochs(self) -> int:
-        return 1 + self.settings.student.rounds * self.settings.student.epochs
+        return 1 + self.settings.student.epochs
 
     @property
     def steps(self) -> int:
@@ -112,12 +105,9 @@ class Pate(Method):
         if epoch == 0:
             for trial in range(self.context.trials):
                 self._release(trial)
-            self._teach()
+            self._enrol()
         elif self.student is not None:
-            place = (epoch - 1) % self.settings.student.epochs
-            if epoch > 1 and place == 0:
-                self._teach()
-            return self.student.run_epoch(place)
+            return self.student.run_epoch(epoch - 1)
         return Diagnostics(self.context.trials, self.context.pack.values.device)
 
     @property
@@ -127,7 +117,7 @@ class Pate(Method):
     def _release(self, trial: int) -> None:
         """Train the teachers of a trial, count their votes, and answer the queries."""
         plan, classes = self.plans[trial], _classes(self.context)
-        predicted = self._predictions(trial)
+        predicted = Teaching(self.context, self.settings, trial).predictions()
         self.predicted_right.append(_of_known("teachers_right", predicted, self.public.y.cpu().numpy()))
         asked = predicted[:, self.order[trial][: plan.queries]]
         votes = np.stack([(asked == label).sum(axis=0) for label in range(classes)], axis=1)
@@ -166,54 +156,15 @@ class Pate(Method):
             charge(rule.answered(plan.sampling.adjacency))
             answers[query] = rule.label(counts, noise)
 
-    def _predictions(self, trial: int) -> np.ndarray:
-        """Return each teacher's class for each public record, int16 (n, Q), from the cache if possible. NON-PRIVATE."""
-        teachers = Teaching(self.context, self.settings, trial)
-        place = teachers.kept_at()
-        found = None if place is None else array_cache.load(place)
-        if found is None:
-            found = teachers.predictions()
-            if place is not None:
-                array_cache.keep(place, found)
-        return found
-
-    def _teach(self) -> None:
-        """Start the student of the next round, on released answers or on the previous student's predictions.
-
-        Without any released answer there is no student.
-        """
-        predicted = None if self.student is None else self._predicted()
-        shared: students.Course | None = None
-        lessons = []
-        for trial, (order, answers) in enumerate(zip(self.order, self.answers, strict=True)):
-            if shared is None or self.public.per_trial:
-                shared = students.Course.of(self.settings.student, _rows(self.public, trial))
-            released = students.answered(order, answers)
-            lessons.append(shared.first(*released) if predicted is None else shared.next(predicted[trial]))
-        self.lessons = lessons
-        self.context.pack.values.copy_(self.untrained)
-        self._enrol()
-
-    def _predicted(self) -> np.ndarray:
-        """Return the classes (R, Q) that the students of this round predict for all public records."""
-        self.context.pack.values.copy_(self.output)
-        x = self.public.x if self.public.per_trial else self.public.x[None]
-        return _classified(self.context.pack, x, self.context.most_rows)
-
     def _enrol(self) -> None:
-        """Create the student for `lessons`; without lessons, do nothing."""
-        if not any(len(labels) for _, labels in self.lessons):
+        """Create the student, which learns from the answered queries; without any answer there is none."""
+        lessons = [_lessons(order, answers) for order, answers in zip(self.order, self.answers, strict=True)]
+        if not any(len(labels) for _, labels in lessons):
             return
-        most = self.settings.student.most_lessons(max(plan.queries for plan in self.plans), len(self.public))
+        most = max(plan.queries for plan in self.plans)
         recipes = tuple(_descent(recipe, self.settings.student) for recipe in self.context.recipes)
-        self.student = WithoutPrivacy(
-            replace(
-                self.context,
-                recipes=recipes,
-                table=_joined(self.public, self.lessons, most),
-                ledgers=_unlimited(recipes),
-            )
-        )
+        table, ledgers = _joined(self.public, lessons, most), _unlimited(recipes)
+        self.student = WithoutPrivacy(replace(self.context, recipes=recipes, table=table, ledgers=ledgers))
 
     def findings(self) -> Findings | None:
         if not self.answers:
@@ -252,7 +203,6 @@ class Pate(Method):
             "votes": [torch.from_numpy(votes) for votes in self.votes],
             "answers": [torch.from_numpy(answers) for answers in self.answers],
             "predicted_right": list(self.predicted_right),
-            "lessons": [tuple(torch.from_numpy(side) for side in lesson) for lesson in self.lessons],
             "student": None if self.student is None else self.student.state(),
         }
 
@@ -261,7 +211,6 @@ class Pate(Method):
         self.votes = [votes.numpy() for votes in state["votes"]]
         self.answers = [answers.numpy() for answers in state["answers"]]
         self.predicted_right = list(state["predicted_right"])
-        self.lessons = [(rows.numpy(), labels.numpy()) for rows, labels in state["lessons"]]
         if state["student"] is not None:
             self._enrol()
             assert self.student is not None
@@ -286,23 +235,6 @@ class Teaching:
         self.part = context.keys.parts(self.count, "teachers", seed)
         self.seeds = [lasting.under(f"teacher-{i}").integer("init") for i in range(self.count)]
         self.records = _places(context.keys, self.count, len(context.table))
-
-    def kept_at(self) -> Any:
-        """Return the cache location of a seeded trial's predictions; None if the training cannot be repeated."""
-        stream = self.context.streams[self.trial]
-        if not stream.reproducible or isinstance(self.recipe.model, PythonModel):
-            return None
-        told = [
-            VERSION,
-            self.count,
-            stream.integer("teachers"),
-            self.recipe.model.model_dump(mode="json"),
-            self.recipe.method.model_dump(mode="json"),
-            self.recipe.epochs,
-            self.recipe.runtime.dtype,
-        ]
-        arrays = [self.table.x, self.table.y, self.public]
-        return array_cache.place("nonprivate-votes", told, [self.part, *(one.cpu().numpy() for one in arrays)])
 
     def predictions(self) -> np.ndarray:
         """Train all teachers and return their classes for the public records, int16 (n, Q). NON-PRIVATE."""
@@ -395,7 +327,16 @@ def _rows(table: Table, trial: int) -> Tensor:
     return table.x[trial] if table.per_trial else table.x
 
 
-def _joined(public: Table, lessons: Sequence[students.Lessons], most: int) -> Table:
+def _lessons(order: np.ndarray, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows (n,) of public records with an answer, and their labels (n,), int64.
+
+    `answers` belong to the first records in `order`; a negative one is no answer.
+    """
+    given = np.flatnonzero(answers >= 0)
+    return order[given], answers[given].astype(np.int64)
+
+
+def _joined(public: Table, lessons: Sequence[tuple[np.ndarray, np.ndarray]], most: int) -> Table:
     """Return one table of all trials' lessons; each trial uses its own, in `most` places."""
     device = public.y.device
     x = torch.cat([_rows(public, t)[torch.from_numpy(rows).to(device)] for t, (rows, _) in enumerate(lessons)])

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dpsgd_cli.common.sections import Count, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.common.sections import Count, NonNegative, Positive, Section
 from dpsgd_cli.engine.settings import Model
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Gradient
@@ -86,50 +86,6 @@ class Teachers(Training):
     model: Model | None = Field(None, description="Left out, the student's (`model`).", examples=[{"kind": "linear"}])
 
 
-class Supervised(Training):
-    """A student that learns from the answered queries."""
-
-    kind: Literal["supervised"] = "supervised"
-    rounds: ClassVar[int] = 1
-
-    def most_lessons(self, queries: int, public: int) -> int:
-        """Return the largest number of records that a student may learn from."""
-        del public
-        return queries
-
-
-class LabelSpreading(Training):
-    """A student that learns after the answers are spread to all public records, along a graph of nearest neighbours.
-
-    Source: Zhou et al. 2004, by scikit-learn's LabelSpreading. It reads public features and released labels only, so it
-    costs no privacy. Neighbours at distance d are joined with weight exp(-(d / (width m))^2), where m is the median
-    distance of all joined pairs.
-
-    If teachers are less sure of some classes, these get fewer answers and lose records to the others. `balanced`
-    corrects this for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty 2003). In each
-    further round the student's predictions for all public records are spread instead of the answers, and a new student
-    learns from the result: neighbours outvote the errors of one student.
-    """
-
-    kind: Literal["label-spreading"] = "label-spreading"
-    neighbours: Count = Field(10, description="Of each record in the graph.")
-    width: Positive = Field(0.6, description="Of the weights, in median distances between neighbours.")
-    clamping: Fraction = Field(0.99, description="alpha: how much a record takes from its neighbours at a time.")
-    rounds: Count = Field(1, description="Students that learn one after the other, each for all `epochs`.")
-    later_clamping: Fraction = Field(0.9, description="alpha of later rounds, in which every record has a label.")
-    balanced: bool = Field(
-        False, description="Divide what reaches a record of each class by the number of the class's answers."
-    )
-
-    def most_lessons(self, queries: int, public: int) -> int:
-        """Return the largest number of records that a student may learn from."""
-        del queries
-        return public
-
-
-Student = Annotated[Supervised | LabelSpreading, Field(discriminator="kind")]
-
-
 class PateMethod(FullBatch):
     """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns the noisy results."""
 
@@ -148,6 +104,4 @@ class PateMethod(FullBatch):
     )
     aggregation: Aggregation = Field(description="How a query's votes are released.")
     queries: Count | None = Field(None, description="Public records that are asked about; left out, all of them.")
-    student: Student = Field(
-        description="How the published model learns.", examples=[{"kind": "supervised", "epochs": 30}]
-    )
+    student: Training = Field(description="How the published model learns from the answers.", examples=[{"epochs": 30}])

@@ -25,7 +25,7 @@ that.
 Conditions, checked when the plan is made: a smooth loss (beta), public bounds on features, L = sup|phi'| B over ALL
 weights (so no squared loss, and no ball), a linear model. The solver ends at g / 2. The other g / 2 allows for rounding
 of the gradient (under a hundredth of g at 200,000 records: a test). In exact arithmetic the solver always ends, after
-a number of steps known in advance (`methods/risks/optimum.py`), so whether weights are released does not depend on the
+a number of steps known in advance (`methods/risks/newton.py`), so whether weights are released does not depend on the
 records. No theorem covers a rounding error that keeps the solver from ending; no such case is known, and the error
 message does not depend on the records.
 
@@ -33,7 +33,7 @@ Floats. The bijection is one of real numbers. b and the released weights are flo
 the proof does not cover (nor does `engine/digits.py`: b enters a solver). So a run without a seed is refused.
 
 Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
-Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `price.moved_by_one`, the largest distance between two
+Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `settings.moved_by_one`, the largest distance between two
 runs on data sets that differ by one record more, for a step length at which steps do not expand; twice that under
 replace-one (remove one, add one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made:
 a smooth loss, public bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017,
@@ -55,10 +55,9 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
-from dpsgd_cli.methods.perturbation.price import rate_of_descent
-from dpsgd_cli.methods.perturbation.settings import OFF_GRID, OutputPerturbationMethod
+from dpsgd_cli.methods.perturbation.settings import OFF_GRID, OutputPerturbationMethod, rate_of_descent
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.optimum import Tilted, minimise_surely
+from dpsgd_cli.methods.risks.newton import Tilted, minimise_surely
 from dpsgd_cli.methods.risks.problem import linear_risk, merged_risk, penalty_of, radii_of
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.noise.run import Grid, NoiseSource, is_secure

@@ -33,8 +33,7 @@ from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Findings, Method
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.private_selection.price import SelectionPlan
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod, SelectionPlan
 from dpsgd_cli.noise.selection import choice_draws, select_least
 
 

@@ -18,7 +18,7 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
+from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
 from dpsgd_cli.methods.privgene.settings import PrivGeneMethod, equal_choices
 from dpsgd_cli.methods.risks.problem import merged_risk
 from dpsgd_cli.methods.risks.risk import LinearRisk

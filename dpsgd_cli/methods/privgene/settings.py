@@ -12,7 +12,7 @@ from dpsgd_cli.accounting.mechanism import PureDP, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common.sections import Count, Fraction, Positive
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
-from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, adaptive_plan
+from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, adaptive_plan
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
