@@ -12,9 +12,9 @@ from tests.account.ledger_oracle import LAWS, oracle
 from tests.account.mixed_ledgers import compared
 
 
-@pytest.mark.parametrize("seed", [3, 14, 15, 49])
+@pytest.mark.parametrize("seed", [8, 9, 10, 11])
 def test_no_accountant_states_less_than_a_ledger_costs(seed: int) -> None:
-    """Truncated batches, last weights, allocated records, and the best of four trainings of many noise levels."""
+    """Allocated records, correlated noise of the best of several trainings, sampled steps, and many noise levels."""
     found = compared(seed)
     assert found.stated and found.proved > 0
     assert not found.below
