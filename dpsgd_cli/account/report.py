@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, warnings_of_case
@@ -44,9 +46,9 @@ def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Return rows as aligned columns; refusals follow, grouped by reason."""
-    priced = [row for row in rows if row.epsilon is not None]
+    priced = [_columns(row, rows) for row in rows if row.epsilon is not None]
     refused = [row for row in rows if row.epsilon is None]
-    lines = _aligned([_header(rows), *(_cells(row, rows) for row in priced)]) if priced else []
+    lines = _aligned([[*priced[0]], *([*cells.values()] for cells in priced)]) if priced else []
     if refused:
         lines += ["", "no statement:"] if lines else ["no statement:"]
         by_reason: dict[str, list[str]] = {}
@@ -68,14 +70,13 @@ def as_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, with a header."""
     records = [_record(row, rows) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
-    return "\n".join([",".join(names), *(",".join(_cell(record.get(name)) for name in names) for record in records)])
+    return _csv([names, *([record.get(name) for name in names] for record in records)])
 
 
 def series_csv(series: Series) -> str:
     """Return a series as CSV: the axis, then one column per curve."""
-    header = ",".join(_cell(name) for name in (series.axis, *series.columns))
     body = zip(series.points, *series.columns.values(), strict=True)
-    return "\n".join([header, *(",".join(_cell(_plain(value)) for value in row) for row in body)])
+    return _csv([(series.axis, *series.columns), *(map(_plain, row) for row in body)])
 
 
 def series_json(series: Series) -> str:
@@ -121,36 +122,21 @@ def draw(series: Series, path: str) -> None:
         pyplot.close(figure)
 
 
-def _header(rows: Sequence[Row]) -> list[str]:
-    names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
-    solved = [name.replace("-", " ") for name in _solved_names(rows)]
-    rho = ["rho"] if any(row.rho is not None for row in rows) else []
-    noise = ["noise / C"] if _several_adjacencies(rows) else []
-    source = ["source"] if _several_sources(rows) else []
-    return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:5], *noise, *names[5:], "note"]
-
-
-def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    source = [row.case.label] if _several_sources(rows) else []
-    # unrounded, since a rounded number may cost more than the budget
-    solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
-    rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
-    facts = _facts(row)
-    noise = [span_words(facts["noise_over_clip"]) if facts else ""] if _several_adjacencies(rows) else []
+def _columns(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    """Return the cells of a priced row of `rows`, by the names of the table's columns."""
     assert row.epsilon is not None
-    return [
-        *source,
-        row.accountant,
-        *solved,
-        epsilon_text(row.epsilon) if row.bound == "upper" else metric_text(row.epsilon),
-        f"{row.delta:.6g}",
-        *rho,
-        row.bound,
-        row.adjacency or "any",
-        *noise,
-        row.case.batching,
-        row.note,
-    ]
+    # unrounded, since a rounded number may cost more than the budget
+    solved = {name: repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved(rows)}
+    facts, found = _facts(row), {"source": row.case.label} if _several_sources(rows) else {}
+    found |= {"accountant": row.accountant, **{name.replace("-", " "): text for name, text in solved.items()}}
+    found["epsilon"] = epsilon_text(row.epsilon) if row.bound == "upper" else metric_text(row.epsilon)
+    found["delta"] = f"{row.delta:.6g}"
+    if any(other.rho is not None for other in rows):
+        found["rho"] = "" if row.rho is None else f"{row.rho:.6g}"
+    found |= {"bound": row.bound, "adjacency": row.adjacency or "any"}
+    if _several_adjacencies(rows):
+        found["noise / C"] = span_words(facts["noise_over_clip"]) if facts else ""
+    return found | {"batching": row.case.batching, "note": row.note}
 
 
 def _several_sources(rows: Sequence[Row]) -> bool:
@@ -167,7 +153,7 @@ def _facts(row: Row) -> dict[str, Any]:
     return {} if row.priced is None else noise_facts(parts[0] for parts in row.priced.trials)
 
 
-def _solved_names(rows: Sequence[Row]) -> list[str]:
+def _solved(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.solved))
 
 
@@ -227,14 +213,15 @@ def _plain(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _csv(rows: Iterable[Iterable[object]]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(map(_cell, row) for row in rows)
+    return written.getvalue().removesuffix("\n")
+
+
 def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.12g}"
-    if isinstance(value, list):
-        value = (
-            "; ".join(map(_cell, value)) if all(isinstance(one, float) for one in value) else "; ".join(map(str, value))
-        )
-    text = str(value)
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
+    return "; ".join(map(_cell, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""Mechanisms: frozen records of what was released, without any price.
+"""Mechanisms: frozen records of what was released, which answer what one use costs.
 
 A mechanism states the noise, the sensitivity that the noise is relative to, the sample of the data, and the adjacency.
 Ledgers list mechanisms with counts. Accountants (`accounting/accountants/`) ask a mechanism for what one use costs:

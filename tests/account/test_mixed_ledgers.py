@@ -12,9 +12,9 @@ from tests.account.ledger_oracle import LAWS, oracle
 from tests.account.mixed_ledgers import compared
 
 
-@pytest.mark.parametrize("seed", [8, 9, 10, 11])
+@pytest.mark.parametrize("seed", [2, 8, 26, 38])
 def test_no_accountant_states_less_than_a_ledger_costs(seed: int) -> None:
-    """Allocated records, correlated noise of the best of several trainings, sampled steps, and many noise levels."""
+    """Many noise levels, also the best of four trainings of them; allocated records, also held-out ones and groups."""
     found = compared(seed)
     assert found.stated and found.proved > 0
     assert not found.below
