@@ -34,6 +34,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn import functional
 
+from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.scattering import Scattering
 from dpsgd_cli.data.settings import Data, ValidationSet
@@ -375,6 +376,7 @@ def main(name: str, folder: Path, counts: Sequence[int]) -> None:
     """Write the features of one set on so many directions, a file for each count."""
     own = SETS[name.removesuffix("-held")]
     raw = load_raw(Data(name=own.card), Path())
+    assert isinstance(raw.train, Part) and isinstance(raw.test, Part)
     drawn = joined(own.formulae, drawings(own, raw.layout.shape))
     x, y = joined(own.formulae, raw.train.x), raw.train.y
     if name.endswith("-held"):

@@ -174,10 +174,11 @@ def test_frontier_directions_are_those_of_drawn_images(drawn: int) -> None:
     assert np.allclose(np.abs(found), np.abs(expected), rtol=1e-2, atol=1e-3)
 
 
-def test_what_hands_change_is_evened() -> None:
+def test_what_hands_change_is_evened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Around its picture's mean a drawing varies by 1 in every direction."""
     made = example("frontier_features")
-    made.AMONG, made.PICTURES, made.HANDS, made.FLOOR = 20, 80, 4, 1e-6
+    for name, value in (("AMONG", 20), ("PICTURES", 80), ("HANDS", 4), ("FLOOR", 1e-6)):
+        monkeypatch.setattr(made, name, value)
     own = made.FeatureSet("mnist", (), "strokes", 300, 0.0, hands=True)
     x = np.random.default_rng(0).standard_normal((300 + 80 * 4, 64)).astype(np.float32)
     found = made.rotated(x, made.rotation(own, x, 20))

@@ -25,7 +25,7 @@ def _answers(trained: Trained, rows: np.ndarray, trial: int, probabilities: bool
         if probabilities:
             raise UsageError(f"--probabilities: are of one class a record, and data.task is {trained.data.task}")
         if trained.data.task != "next-token":
-            return _columns(trained.predict(rows, trial), None)
+            return _columns(trained.predict(rows, trial))
         tokens, perplexities = trained.predict_tokens(rows, trial)
         # a record without a next token has none
         return _columns(tokens) | {"perplexity": [one if one == one else None for one in perplexities.tolist()]}

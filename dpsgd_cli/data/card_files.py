@@ -159,7 +159,7 @@ def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object]
 
     Raises DataError with the reason of each address if all fail.
     """
-    import pooch  # takes a while to import
+    import pooch  # type: ignore[import-untyped]  # takes a while to import
     from requests import RequestException
     from tqdm import tqdm
 

@@ -11,10 +11,8 @@ from typing import Any
 
 from dpsgd_cli.data import memory
 
-_AT_ONCE = 1 << 24
 _SETTLED_NS = 2 * 10**9
 
-Look = Callable[[int, memoryview], None]
 _answers: dict[tuple[object, ...], dict[str, Any]] = {}
 """Answers that this process remembers."""
 
@@ -24,20 +22,12 @@ def sha256(path: Path) -> str:
     held = memory.at(path)
     if held is not None:
         return held.sha256
-    return str(found(path, "sha256", lambda: {"sha256": read_through(path)})["sha256"])
+    return str(found(path, "sha256", lambda: {"sha256": _read(path)})["sha256"])
 
 
-def read_through(path: Path, look: Look | None = None) -> str:
-    """Read a file once and return its SHA-256. `look(offset, piece)` gets all of it in order, in pieces of 16 MiB."""
-    digest, room, offset = hashlib.sha256(), bytearray(_AT_ONCE), 0
+def _read(path: Path) -> str:
     with path.open("rb") as file:
-        while count := file.readinto(room):
-            piece = memoryview(room)[:count]
-            digest.update(piece)
-            if look is not None:
-                look(offset, piece)
-            offset += count
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:

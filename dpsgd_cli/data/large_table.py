@@ -1,9 +1,9 @@
 """A user's own CSV or parquet file with `data.on_disk`: converted in parts to a file of numbers, which stays on disk.
 
 Rows are never all in memory: a part of the file is read at a time, and training reads the rows of a batch, or a piece
-of all rows (`on_disk.py`). If a test part is cut, memory holds one byte for each row, and eight for each row of the
-test part. The numbers are kept in the cache folder of the user, readable by nobody else, under the hash of the file and
-of all that decides how it is read; delete the folder `tables` there to forget them.
+of all rows (`on_disk.py`). If a test part is cut, memory holds ten bytes for each row. The
+numbers are kept in the cache folder of the user, readable by nobody else, under the hash of the file and of all that
+decides how it is read; delete the folder `tables` there to forget them.
 
 Classes and categories must be declared, because they would otherwise be known only after all rows.
 """
@@ -26,14 +26,13 @@ from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.cells import PLAIN, Table
 from dpsgd_cli.data.dataset import Layout, RawDataset
 from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import IN_PARTS, size_of
 from dpsgd_cli.errors import DataError
 
 Parts = Callable[[], Iterator[Table]]
-VERSION = 4
-_HEADER_BYTES = 128
+VERSION = 5
 
 
 def refuse_unfit(data: Data, kinds: list[str]) -> None:
@@ -79,10 +78,9 @@ def read(data: Data, path: Path, hashes: dict[str, str], layout: Layout, parts: 
     kept = place.with_suffix(".x.npy"), place.with_suffix(".y.npy")
     if not all(one.is_file() for one in kept):
         _convert(parts, data, layout, path, kept, hashes)
-    x, y = (Stored(one) for one in kept)
-    whole = Selection(len(x))
+    x, y = (stored(one) for one in kept)
     classes = None if data.task == "regression" else tuple(data.classes or ())
-    part = DiskPart(DiskRows(x, whole), DiskRows(y, whole))
+    part = DiskPart(DiskRows(x), DiskRows(y))
     said = table.declarations(data, layout.columns or (), classes)
     return RawDataset(path.name, part, None, layout, classes, said, (), hashes)
 
@@ -100,6 +98,8 @@ def _convert(
     done, kind, within = 0, np.dtype(np.float32 if data.task == "regression" else np.int64), table.WithinBounds(columns)
     try:
         with _private(drafts[0]) as features, _private(drafts[1]) as labels:
+            _header(features, (0, layout.features), np.dtype(np.float64))
+            _header(labels, (0,), kind)
             for rows in parts():
                 x = table.to_matrix(rows, columns, path.name, written)
                 (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
@@ -107,12 +107,8 @@ def _convert(
                 features.write(np.ascontiguousarray(x).data)
                 labels.write(y.astype(kind).data)
                 done += len(rows)
-            for stream, shape, of in (
-                (features, (done, layout.features), np.dtype(np.float64)),
-                (labels, (done,), kind),
-            ):
-                stream.seek(0)
-                stream.write(_header(shape, of))
+            _header(features, (done, layout.features), np.dtype(np.float64))
+            _header(labels, (done,), kind)
         if problems := within.problems(path.name):
             raise DataError("\n".join(problems))
         if fingerprint.sha256(path) not in hashes.values():
@@ -124,20 +120,12 @@ def _convert(
             draft.unlink(missing_ok=True)
 
 
+def _header(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Write the header of a npy file, whose size leaves room for any number of rows."""
+    stream.seek(0)
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+
+
 def _private(path: Path) -> BinaryIO:
-    """Open a new file that only its owner may read, with room for a header."""
-    stream = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-    stream.write(bytes(_HEADER_BYTES))
-    return stream
-
-
-def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """Return the header of a npy file, version 1.0, of `_HEADER_BYTES` bytes for any shape.
-
-    >>> import io
-    >>> np.load(io.BytesIO(_header((2,), np.dtype(np.int64)) + bytes(16))).tolist()
-    [0, 0]
-    """
-    told = str({"descr": dtype.str, "fortran_order": False, "shape": shape})
-    begin = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
-    return begin + told.ljust(_HEADER_BYTES - 11).encode() + b"\n"
+    """Open a new file that only its owner may read."""
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")

@@ -115,16 +115,16 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         asked = [how, _rows_by(data, base), hashes, [str(path) for path in paths], owner, data.by_place]
         return _read_once(asked, partial(texts.read, data, paths, kinds, hashes, base))
     paths, kinds = _paths(data, base)
-    if kinds[0] == ROWS:
-        labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
-        labels = paths if data.task == "next-token" else labels
-        return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
-    hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
+    labels = [name for name in (data.target, data.test_target) if name is not None] if kinds[0] == ROWS else []
+    hashes = {name: sha256(_existing(base / name)) for name in (*names, *labels)}
     how = data.model_dump(
         mode="json", exclude={"preprocess", "features", "split", "evaluation", "validation", "augment"}
     )
     asked = [how, hashes, [str(path) for path in paths], owner]
+    if kinds[0] == ROWS:
+        pairs = list(zip(paths, [base / name for name in labels] or paths, strict=True))
+        return _read_once(asked, partial(own_arrays.read_npy, data, pairs, hashes))
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))

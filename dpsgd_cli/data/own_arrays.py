@@ -1,8 +1,8 @@
 """A user's own arrays: `.npz` files, which are held in memory, and `.npy` files, which may be larger than memory.
 
 A npz file holds `x` (N, ...) and labels `y` (or `data.target`), and may hold `x_test` and `y_test` for testing. A pair
-of npy files holds features and labels. They are read once from end to end, in pieces, to hash and check them
-(`fingerprint.py` remembers the answer). Then only the rows of a batch are read (`on_disk.py`).
+of npy files holds features and labels. They are read from end to end, in pieces, to hash and check them. Then only the
+rows of a batch are read (`on_disk.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
-from dpsgd_cli.data import fingerprint, memory, named_arrays, table
+from dpsgd_cli.data import memory, named_arrays, on_disk, table
 from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, flatten
 from dpsgd_cli.data.settings import SEVERAL, Data
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
@@ -70,7 +70,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
 
 def read_new(path: Path, layout: Layout, data: Data, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the rows (N, *shape) of a npz file, or of a npy file, and the labels called `target`, if given."""
-    stored = load(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
+    stored = load(path) if path.suffix == ".npz" else {"x": np.array(on_disk.stored(path))}
     x = rows_of(_inputs(data, stored, "", path), layout, f"{path}: x")
     labels = None if target is None else _labels(data, stored, x, target, path)
     if labels is not None and not named_arrays.fits(data, labels.shape, len(x)) and data.task != "next-token":
@@ -188,7 +188,7 @@ def _numbers(data: Data) -> Any:
     )
 
 
-def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
+def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str]) -> RawDataset:
     """Read the training part, and the test part if a second pair of features and labels is given. Rows stay on disk.
 
     Raises DataError for undeclared classes, and for wrong shapes, types, values or labels.
@@ -198,56 +198,65 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> RawDataset:
         raise DataError(
             f"{pairs[0][1]}: labels that stay on disk are not searched for classes; list them: data.classes: [0, 1]"
         )
-    hashes: dict[str, str] = {}
-    names = ((data.path, data.target), (data.test_path, data.test_target))
-    several = data.labels_are_arrays
-    parts, first = [], Stored(pairs[0][0])
-    for (features, labels), (path, target) in zip(pairs, names, strict=False):
-        x, y = Stored(features), Stored(labels)
+    parts, first = [], on_disk.stored(pairs[0][0])
+    for features, labels in pairs:
+        x, y = on_disk.stored(features), on_disk.stored(labels)
         check_shapes(x, y, first, f"{features}", f"{labels}: the labels", data)
-        hashes[str(path)] = _check_features(x, data)
-        hashes[str(target or path)] = _check_features(y) if several else _check_labels(y, data)
-        everything = Selection(len(x))
-        rows = DiskRows(x, everything, (_numbers(data),))
-        parts.append(DiskPart(rows, DiskRows(y, everything, (_coder(data, y),))))
+        _check_numbers(x, features, data)
+        if data.labels_are_arrays or data.task == "regression":
+            _check_numbers(y, labels)
+        else:
+            _check_classes(y, labels, data)
+        parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (_coder(data, y),))))
     classes = None if data.classes is None or data.task == "regression" else tuple(data.classes)
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
     return RawDataset(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
-def _check_features(x: Stored, data: Data | None = None) -> str:
-    """Return the SHA-256 of the file. Raises DataError for values that are not finite, or all outside of bounds."""
-    per_row = int(np.prod(x.shape[1:]))
-    found = _inspected(x, values=False)
-    if found["bad"]:
+def _check_numbers(x: np.ndarray, path: Path, data: Data | None = None) -> None:
+    """Raise DataError for labels that are no numbers, values that are not finite, or features all outside of bounds."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{path} holds {x.dtype}, but must hold numbers")
+    bad, first, least, most = 0, 0, np.inf, -np.inf
+    for start in range(0, len(x), _rows_at_once(x)):
+        piece = flatten(x[start : start + _rows_at_once(x)])
+        least, most = min(least, float(piece.min())), max(most, float(piece.max()))
+        wrong = ~np.isfinite(piece)
+        if wrong.any() and not bad:
+            first = start + 1 + int(wrong.any(axis=1).argmax())
+        bad += int(wrong.sum())
+    if bad:
         raise DataError(
-            f"{x.path}: NaN or infinite: {count(found['bad'], 'value')}, the first in row"
-            f" {found['first'] // per_row + 1}; fill them or leave those rows out"
+            f"{path}: NaN or infinite: {count(bad, 'value')}, the first in row {first}; fill them or leave those rows"
+            " out"
         )
     if data is not None:
-        _refuse_outside(data, found["least"], found["most"], f"{x.path}")
-    return str(found["sha256"])
+        _refuse_outside(data, least, most, f"{path}")
 
 
-def _check_labels(y: Stored, data: Data) -> str:
-    """Return the SHA-256 of the file. Raises DataError for labels that are not a public class, or not finite."""
+def _check_classes(y: np.ndarray, path: Path, data: Data) -> None:
+    """Raise DataError for labels that are not a public class."""
     if y.dtype.kind not in "biuf":
-        raise DataError(f"{y.path} holds {y.dtype}, but must hold numbers")
-    if data.task == "regression":
-        return _check_features(y)
+        raise DataError(f"{path} holds {y.dtype}, but must hold numbers")
     if y.dtype.kind == "f":
-        raise DataError(
-            f"{y.path} holds {y.dtype}, but classes are whole numbers; for targets set data.task: regression"
-        )
-    known, found = _whole_numbers(data), _inspected(y, values=True)
-    unlisted = sorted(set(found["values"]) - set(known))
+        raise DataError(f"{path} holds {y.dtype}, but classes are whole numbers; for targets set data.task: regression")
+    known, present = _whole_numbers(data), set[int]()
+    for start in range(0, len(y), _rows_at_once(y)):
+        present.update(np.unique(y[start : start + _rows_at_once(y)]).tolist())
+        if len(present) > _MOST_VALUES:
+            raise DataError(f"{path} holds more than {_MOST_VALUES} different values: these are no classes")
+    unlisted = present - set(known)
     if unlisted:
         raise DataError(
-            f"{y.path} holds {count(len(unlisted), 'kind')} of labels not among the classes {list(known)}; add what is"
+            f"{path} holds {count(len(unlisted), 'kind')} of labels not among the classes {list(known)}; add what is"
             " missing to data.classes"
         )
-    return str(found["sha256"])
+
+
+def _rows_at_once(rows: np.ndarray) -> int:
+    """Return how many rows of a file are about 16 MiB."""
+    return max(1, (1 << 24) // rows[:1].nbytes)
 
 
 def _whole_numbers(data: Data) -> tuple[int, ...]:
@@ -262,7 +271,7 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
     return numbers
 
 
-def _coder(data: Data, y: Stored | np.ndarray) -> Any:
+def _coder(data: Data, y: np.ndarray) -> Any:
     """Return a function from labels as stored to class indices (int64), or to targets (float32)."""
     if data.task == "next-token":
         return named_arrays.next_tokens
@@ -276,45 +285,6 @@ def _coder(data: Data, y: Stored | np.ndarray) -> Any:
     return lambda labels: order[np.searchsorted(known, labels.astype(np.int64), sorter=order)].astype(np.int64)
 
 
-def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
-    """Return the file's `sha256`, its `least` and `most` value, and how many (`bad`) are not finite and the `first`.
-
-    With `values`, return all distinct `values` instead. Raises DataError if there are more than `_MOST_VALUES`.
-    """
-
-    def look_through() -> dict[str, Any]:
-        bad, first = 0, 0
-        least, most = np.inf, -np.inf
-        present: set[int] = set()
-
-        def look(offset: int, piece: memoryview) -> None:
-            nonlocal bad, first, least, most
-            begin = max(stored.header - offset, 0)
-            numbers = np.frombuffer(piece[begin:], stored.dtype)
-            if values:
-                present.update(np.unique(numbers).tolist())
-                if len(present) > _MOST_VALUES:
-                    raise DataError(
-                        f"{stored.path} holds more than {_MOST_VALUES} different values: these are no classes"
-                    )
-                return
-            if len(numbers):
-                least, most = min(least, float(numbers.min())), max(most, float(numbers.max()))
-            if stored.dtype.kind == "f" and not np.isfinite(numbers).all():
-                wrong = ~np.isfinite(numbers)
-                if bad == 0:
-                    first = (offset + begin - stored.header) // stored.dtype.itemsize + int(wrong.argmax())
-                bad += int(wrong.sum())
-
-        digest = fingerprint.read_through(stored.path, look)
-        ends = {"least": least, "most": most}
-        return ends | {"sha256": digest, "bad": bad, "first": first, "values": sorted(int(value) for value in present)}
-
-    answer = fingerprint.found(stored.path, f"npy {values}, ends", look_through)
-    fingerprint.found(stored.path, "sha256", lambda: {"sha256": answer["sha256"]})
-    return answer
-
-
 def _refuse_names(data: Data, path: Path, what: str) -> None:
     unusable = [key for key in ("categorical", "drop", "missing", "format") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
@@ -324,7 +294,7 @@ def _refuse_names(data: Data, path: Path, what: str) -> None:
         )
 
 
-def _layout(data: Data, x: np.ndarray | Stored) -> Layout:
+def _layout(data: Data, x: np.ndarray) -> Layout:
     """Return the layout of one row; bytes without declared bounds are bounded by 0 and 255."""
     assert not isinstance(data.bounds, dict)
     whole = data.bounds is None and x.dtype.kind in "iu" and x.dtype.itemsize > 1

@@ -119,12 +119,9 @@ class Keys:
     def __getitem__(self, rows: np.ndarray | slice) -> Keys:
         return replace(self, values=self.values[rows])
 
-    def cut(self, held: np.ndarray) -> tuple[Keys, Keys]:
-        """Return the keys of the rest, and of the rows that the mask `held` marks."""
-        if isinstance(self.values, np.ndarray):
-            return self[~held], self[held]
-        rest, chosen = self.values.cut(held)
-        return replace(self, values=rest), replace(self, values=chosen)
+    def only(self, rows: np.ndarray) -> Keys:
+        """Return the keys with numbers `rows`, ascending, among these."""
+        return self[rows] if isinstance(self.values, np.ndarray) else replace(self, values=self.values.only(rows))
 
     def then(self, others: Keys) -> Keys:
         """Return these keys followed by `others`. Raises ValueError unless they are of the same kind."""

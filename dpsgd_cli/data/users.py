@@ -27,7 +27,7 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, quoted
 from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Dataset, Part, RawDataset
-from dpsgd_cli.data.on_disk import DiskPart, Stored
+from dpsgd_cli.data.on_disk import DiskPart, stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
 from dpsgd_cli.errors import DataError
@@ -78,8 +78,7 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
     """Return the names of the users in a .npy file, for consecutive parts with `rows` rows."""
-    stored = Stored(path)
-    given = stored.take(np.arange(len(stored)))
+    given = np.array(stored(path))
     return np.split(owners_in_array(given, sum(rows), f"{path}"), np.cumsum(rows)[:-1])
 
 

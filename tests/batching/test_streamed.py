@@ -12,7 +12,7 @@ import torch
 
 from dpsgd_cli.batching.run import FullSampler, PoissonSampler, Sampler, ShuffleSampler
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
-from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored, TrialRows
+from dpsgd_cli.data.on_disk import DiskRows, TrialRows, stored
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import DataError, RecipeError
@@ -28,7 +28,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Table, Strea
     x, y = np.random.default_rng(0).random((40, 2, 2)).astype(np.float32), np.arange(40) % 3
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
-    features, labels = (DiskRows(Stored(tmp_path / name), Selection(40)) for name in ("x.npy", "y.npy"))
+    features, labels = (DiskRows(stored(tmp_path / name)) for name in ("x.npy", "y.npy"))
     if request.param == "shared":
         memory = Table.load(x, y, False, CPU, torch.float64)
         return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)

@@ -169,7 +169,7 @@ def test_a_training_on_all_rows_in_parts_is_that_in_memory(tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for module, name in ((coded_sums, "PIECE"), (coded_table, "PIECE"), (on_disk, "CODED_AT_ONCE")):
         monkeypatch.setattr(module, name, 64)
-    for name, number in (("MOST_HELD", 0), ("_KEYS_AT_ONCE", 100), ("_ROWS_AT_ONCE", 32)):
+    for name, number in (("MOST_HELD", 0), ("_KEYS_AT_ONCE", 100)):
         monkeypatch.setattr(on_disk, name, number)
     monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 70)
     read(tmp_path, ROWS * 6)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
-import os
-import stat
 import tracemalloc
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,34 +14,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.data import on_disk, opening
-from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored, TrialRows
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows, stored
 from dpsgd_cli.data.settings import Data, Split, ValidationSet
 from dpsgd_cli.data.splits import Keys, content_keys
 from dpsgd_cli.errors import DataError
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> tuple[Stored, np.ndarray]:
+def file(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
     """500 rows of 2 x 3, on disk and in memory."""
     rows = np.random.default_rng(0).random((500, 2, 3)).astype(np.float32)
     np.save(tmp_path / "x.npy", rows)
-    return Stored(tmp_path / "x.npy"), rows
+    return stored(tmp_path / "x.npy"), rows
 
 
-def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, more than once, one by one and together with what lies near."""
-    file, rows = stored
-    monkeypatch.setattr(on_disk, "_ROWS_AT_ONCE", 100)
-    for page in (1, 24 * 7, 4096):
-        monkeypatch.setattr(on_disk, "_PAGE", page)
-        for count in (0, 1, 63, 64, 1000):
-            places = np.random.default_rng(count).integers(0, 500, count)
-            assert np.array_equal(file.take(places), rows[places])
-        assert np.array_equal(file.take(np.array([499, 0, 499])), rows[[499, 0, 499]])
-    assert np.array_equal(file.span(3, 400), rows[3:400]) and file.span(7, 7).shape == (0, 2, 3)
-    for wrong in ([500], [-1], [3, 700]):
-        with pytest.raises(IndexError, match=r"x\.npy, which has 500"):
-            file.take(np.array(wrong))
+def test_rows_are_those_of_the_file(file: tuple[np.ndarray, np.ndarray]) -> None:
+    """In any order, more than once, of all and of some."""
+    held, rows = file
+    some = np.flatnonzero(np.random.default_rng(1).random(500) < 0.3)
+    for places, own in ((None, rows), (some, rows[some])):
+        read = DiskRows(held, places)
+        for count in (0, 1, 63, 1000):
+            numbers = np.random.default_rng(count).integers(0, len(own), count)
+            assert np.array_equal(read.at(numbers), own[numbers])
+        assert np.array_equal(read[3:70], own[3:70]) and read[7:7].shape == (0, 2, 3)
+        assert not isinstance(read[3:70], np.memmap)
+        with pytest.raises(IndexError):
+            read.at(np.array([0, len(own)]))
 
 
 @pytest.mark.parametrize(
@@ -60,39 +54,16 @@ def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypat
 def test_what_has_no_rows_in_order_is_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
     np.save(tmp_path / "x.npy", array)
     with pytest.raises(DataError, match=said):
-        Stored(tmp_path / "x.npy")
+        stored(tmp_path / "x.npy")
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"text")
     with pytest.raises(DataError, match="cannot be read as a npy array"):
-        Stored(tmp_path / "x.npy")
+        stored(tmp_path / "x.npy")
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="cannot be read as a npy array"):
-        Stored(tmp_path / "x.npy")
-
-
-def test_rows_that_are_forgotten_close_their_file(tmp_path: Path) -> None:
-    """Also those in a cycle: the interpreter would warn of an open file, in whatever runs when it looks."""
-    np.save(tmp_path / "x.npy", np.zeros((3, 2)))
-    gc.collect()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        held: list[Any] = [Stored(tmp_path / "x.npy")]
-        held.append(held)
-        del held
-        gc.collect()
-    assert [str(one.message) for one in caught if str(tmp_path) in str(one.message)] == []
-
-
-def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> None:
-    file, _ = stored
-    with file.path.open("r+b") as shorter:
-        shorter.truncate(1000)
-    with pytest.raises(DataError, match="has become shorter"):
-        file.span(0, 500)
-    with pytest.raises(DataError, match="has become shorter"):
-        file.take(np.array([1, 499]))
+        stored(tmp_path / "x.npy")
 
 
 @given(st.integers(4, 60), st.integers(0, 9), st.sampled_from([2, 0.5]), st.sampled_from([1, 0.4]))
@@ -108,11 +79,13 @@ def test_cuts_on_disk_are_those_of_rows_in_memory(records: int, seed: int, test:
             then = keys[~first].held_out(second)
         except DataError:
             continue
-        rest, tested = Selection(records).cut(first)
-        found = [*rest.cut(then), tested]
+        part = DiskPart(DiskRows(values), DiskRows(np.arange(records)), keys)
+        rest, tested = part.cut(Split(test=test, seed=seed))
+        found = [*rest.cut(second), tested]
         kept = np.flatnonzero(~first)
         expected = [kept[~then], kept[then], np.flatnonzero(first)]
-        assert [own[0 : len(own)].tolist() for own in found] == [own.tolist() for own in expected]
+        assert [own.y[:].tolist() for own in found] == [own.tolist() for own in expected]
+        assert all(own.x[:].tolist() == values[own.y[:]].tolist() for own in found)
 
 
 def test_keys_in_a_file_are_those_in_memory_and_the_file_has_no_name(
@@ -124,23 +97,21 @@ def test_keys_in_a_file_are_those_in_memory_and_the_file_has_no_name(
         monkeypatch.setattr(on_disk, name, number)
     random = np.random.default_rng(0)
     x, y = random.integers(0, 12, (500, 2)).astype(np.float64), random.integers(0, 2, 500)
-    stored = []
+    held_rows = []
     for name, rows in (("x", x), ("y", y)):
         np.save(tmp_path / f"{name}.npy", rows)
-        stored.append(DiskRows(Stored(tmp_path / f"{name}.npy"), Selection(500)))
-    keys, own = on_disk.stored_keys(*stored), content_keys(x, y)
+        held_rows.append(DiskRows(stored(tmp_path / f"{name}.npy")))
+    keys, own = on_disk.stored_keys(*held_rows), content_keys(x, y)
     np.testing.assert_array_equal(keys.values[0:500], own.values)
     cut = Split(test=0.3)
     np.testing.assert_array_equal(keys.held_out(cut), own.held_out(cut))
-    rest, held = DiskPart(stored[0], stored[1], keys).cut(cut)
+    rest, held = DiskPart(held_rows[0], held_rows[1], keys).cut(cut)
     mask = own.held_out(cut)
     for part, chosen in ((rest, ~mask), (held, mask)):
         assert part.keys is not None
         np.testing.assert_array_equal(part.keys.values[0 : len(part)], own.values[chosen])
         np.testing.assert_array_equal(part.y[0 : len(part)], y[chosen])
     assert list((tmp_path / "cache" / "dpsgd" / "tables").iterdir()) == []
-    file = keys.values.stored._file
-    assert os.fstat(file.fileno()).st_nlink == 0 and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
 
 
 def test_a_cut_is_a_uniform_set() -> None:
@@ -158,25 +129,24 @@ def test_a_cut_is_a_uniform_set() -> None:
     assert abs((always.T @ always)[0, 1] - 800) > 5 * deviation[1 / 5], "a set that is always the same is found"
 
 
-def test_transforms_are_those_of_rows_in_memory(stored: tuple[Stored, np.ndarray]) -> None:
-    file, rows = stored
-    rest, held_out = DiskRows(file, Selection(500)).cut(Keys.of_places([500]).held_out(Split(test=150, seed=4)))
+def test_transforms_are_those_of_rows_in_memory(file: tuple[np.ndarray, np.ndarray]) -> None:
+    held, rows = file
+    out = Keys.of_places([500]).held_out(Split(test=150, seed=4))
+    rest = DiskRows(held).only(np.flatnonzero(~out))
     doubled = rest.then(lambda x: 2 * x).reshape(350, 6)
-    chosen = rest.chosen.at(np.arange(350))
-    expected = 2 * rows[chosen].reshape(350, 6)
+    expected = 2 * rows[~out].reshape(350, 6)
     assert doubled.shape == (350, 6) and doubled.dtype == np.float32 and len(doubled) == 350
     assert np.array_equal(doubled[10:200], expected[10:200]) and np.array_equal(doubled[:], expected)
     assert doubled[5:5].shape == (0, 6)
     places = np.array([[3, 1, 3], [349, 0, 7]])
     assert np.array_equal(doubled.at(places), expected[places])
-    assert np.array_equal(held_out[2:9], rows[held_out.chosen.at(np.arange(2, 9))]), "scattered rows"
     with pytest.raises(ValueError, match="stay on disk"):
         rest.reshape(700, 3)
 
 
-def test_trials_have_transforms_of_their_own(stored: tuple[Stored, np.ndarray]) -> None:
-    file, rows = stored
-    shared = DiskRows(file, Selection(500), (lambda x: x + 1,))
+def test_trials_have_transforms_of_their_own(file: tuple[np.ndarray, np.ndarray]) -> None:
+    held, rows = file
+    shared = DiskRows(held, None, (lambda x: x + 1,))
     trials = TrialRows(shared, [shared.then(lambda x: 2 * x), shared.then(lambda x: 3 * x).then(lambda x: -x)])
     expected = np.stack([2 * (rows + 1), -3 * (rows + 1)])
     assert trials.shape == expected.shape and len(trials) == 500

@@ -22,7 +22,7 @@ import dpsgd_cli.training.build_models
 import dpsgd_cli.training.start
 from dpsgd_cli import data
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.data.on_disk import DiskRows, stored
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import streams
 from dpsgd_cli.engine.packing import Placement
@@ -94,7 +94,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
 
 def on_disk(rows: np.ndarray, place: Path) -> DiskRows:
     np.save(place.with_suffix(".npy"), rows)
-    return DiskRows(Stored(place.with_suffix(".npy")), Selection(len(rows)))
+    return DiskRows(stored(place.with_suffix(".npy")))
 
 
 def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.Tensor, list[Any]]:

@@ -95,7 +95,7 @@ def test_a_sequence_is_divided_by_its_own_places_whatever_is_in_the_batch() -> N
 
 
 def test_the_poisson_loss_is_finite_and_falls_towards_the_edge() -> None:
-    loss = made("poisson", "regression", LossOptions(low=(0.0,), high=(8.0,)), False, False, Path())
+    loss = made("poisson", "regression", LossOptions(low=0.0, high=8.0), False, False, Path())
     outputs = torch.tensor([[[-3.0], [-1.0], [-0.9]]], requires_grad=True)
     found = loss(outputs, torch.zeros(1, 3))
     assert found.isfinite().all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.data.on_disk import DiskRows, stored
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
@@ -92,7 +92,7 @@ def test_rows_in_memory_and_on_disk_and_users_are_masked_alike(tmp_path: Path) -
     x, y = np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
-    disk = [DiskRows(Stored(tmp_path / f"{name}.npy"), Selection(5)) for name in "xy"]
+    disk = [DiskRows(stored(tmp_path / f"{name}.npy")) for name in "xy"]
     here = torch.device("cpu")
     memory = Table.load(x, y, False, here, torch.float32)
     users = UnitTable(memory.x, memory.y, False, members=torch.arange(5)[:, None])
