@@ -25,7 +25,7 @@ from dpsgd_cli.audit.claim import (
     unsupported,
 )
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
-from dpsgd_cli.audit.parts import checks_of
+from dpsgd_cli.audit.parts import batch_checks, noise_checks
 from dpsgd_cli.audit.stage import at_audit_size, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
 from dpsgd_cli.audit.watch import Watch, train
@@ -253,7 +253,7 @@ def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: A
         "epsilon_of_gradients": None if unsupported(claim) else claim.own_epsilon,
     }
     if "C" in options.tiers:
-        findings += checks_of(watch, options.confidence)
+        findings += [*noise_checks(watch.drew, options.confidence), *batch_checks(watch)]
     findings += [one for one in membership(watch, claim, options, told, left_out) if one.tier in options.tiers]
     return findings, told, left_out
 

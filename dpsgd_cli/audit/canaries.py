@@ -53,8 +53,6 @@ class CanaryIds:
 class WithCanaryIds(Wrapper):
     """A model that first takes the canaries' ids from its input."""
 
-    OVERWRITTEN = frozenset({"ids"})
-
     def __init__(self, model: nn.Module, ids: CanaryIds) -> None:
         super().__init__()
         self.model = model
@@ -71,7 +69,6 @@ class WithCanaryIds(Wrapper):
 class CanaryLayer(Layer):
     """A layer of any rule with canary coordinates. An example's gradient has both parts."""
 
-    OVERWRITTEN = frozenset({"ids", "leading"})
     kinds = ()
     clipped = "by the rule of the layer inside, and its canary coordinates by each example's own gradient"
     holds_gradients = True
@@ -142,7 +139,6 @@ class WithCanaries(Ruled):
     """A layer of the model together with its canary coordinates."""
 
     rule = CanaryLayer
-    OVERWRITTEN = frozenset({"ids"})
 
     def __init__(self, inner: nn.Module, ids: CanaryIds, canary_coordinates: int) -> None:
         super().__init__()

@@ -73,7 +73,6 @@ class Finding:
     """One question about a run. `refutes` returns whether the answer refutes the claim at a given confidence.
 
     - `epsilon`: the lower bound that the answer proves at the audit's confidence.
-    - `control`: whether the same question refutes a claim that is wrong by a known factor; None if the answer is exact.
     - `chance`: whether the answer can be wrong by chance.
     """
 
@@ -84,7 +83,6 @@ class Finding:
     refutes: Callable[[float], bool]
     chance: bool = True
     epsilon: float | None = None
-    control: Callable[[float], bool] | None = None
     p_value: float | None = None
 
 
@@ -100,19 +98,15 @@ def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any
             "claimed": one.claimed,
             "refuted": one.refutes(each),
             **({} if one.epsilon is None else {"epsilon": one.epsilon}),
-            **({} if one.control is None else {"control_refuted": one.control(each)}),
             **({} if one.p_value is None else {"p_value": one.p_value}),
         }
         for one in findings
     ]
 
 
-def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, control: float) -> Finding:
-    """Return a finding with the p-values of the claim and its control. `told`: what was found, and what is claimed."""
-    return Finding(
-        tier, name, *told, lambda confidence: p_value < 1 - confidence,
-        control=lambda confidence: control < 1 - confidence, p_value=p_value,
-    )  # fmt: skip
+def by_p_value(tier: str, name: str, found: str, claimed: str, p_value: float) -> Finding:
+    """Return a finding that refutes the claim where the `p_value` of what was found, if the claim is true, is small."""
+    return Finding(tier, name, found, claimed, lambda confidence: p_value < 1 - confidence, p_value=p_value)
 
 
 def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
@@ -142,9 +136,6 @@ def lines(document: dict[str, Any]) -> list[str]:
         if rows and tier in "CD":
             well = sum(not row["refuted"] for row in rows)
             told.append(f"  tier {tier}    {name}: {well} of {len(rows)} as claimed")
-        weak = [row["name"] for row in rows if row.get("control_refuted") is False]
-        if weak:
-            told.append(f"            too few observations to refute a wrong claim: {', '.join(weak)}")
     if document["refuted"] and not any(row["refuted"] and row["tier"] == "D" for row in document["findings"]):
         told.append(
             f"  at most {1 - document['confidence']:.2g} of audits refute a true claim by chance: repeat the audit with"
@@ -184,7 +175,7 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
         rows = [row for row in document["findings"] if row["tier"] == tier]
         if not rows:
             continue
-        table = [[row["name"], row["found"], row["claimed"], _said(row)] for row in rows]
+        table = [[row["name"], row["found"], row["claimed"], "REFUTED" if row["refuted"] else "stands"] for row in rows]
         blocks += [
             Heading(f"Tier {tier}: {name}"),
             TableBlock(("part", "found", "claimed", "verdict"), table),
@@ -193,12 +184,6 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
     if document["not_audited"]:
         blocks += [Heading("Not audited"), Bullets(document["not_audited"])]
     return blocks
-
-
-def _said(row: dict[str, Any]) -> str:
-    if row["refuted"]:
-        return "REFUTED"
-    return "too little to tell" if row.get("control_refuted") is False else "stands"
 
 
 def draw(document: dict[str, Any], directory: Path) -> list[Path]:

@@ -32,7 +32,7 @@ from dpsgd_cli.preconditioning.second_moments import as_vector
 
 _MOST_KEPT = 1 << 22
 BEFORE = -1
-"""Used instead of an epoch's number for what a preconditioner releases before the first epoch."""
+"""Used instead of an epoch's number for what is released before the first epoch."""
 
 
 @dataclass
@@ -54,8 +54,6 @@ class Watch(AuditHook):
         self._staged: StagedTrials | None = None
         self.sizes: list[np.ndarray] = []
         self.drew = ObservedNoise()
-        self.apart: list[np.ndarray] = []
-        self.largest = 0.0
         self.mechanism: GaussianSum | None = None
         self._fresh = StepNoise()
         self._blocks: Blocks | None = None
@@ -89,7 +87,7 @@ class Watch(AuditHook):
         entries = staged.trials.context.ledgers[0].entries
         charged = [e.release.mechanism for e in entries if e.phase == "before"]
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
-        self.apart.append((noisy - exact).cpu().numpy() / (own.noise_multiplier * own.sensitivity))
+        self.drew.add(BEFORE, (noisy - exact) / (own.noise_multiplier * own.sensitivity))
 
     def drawn(self, step: int, batch: Batch) -> None:
         del step
@@ -104,9 +102,9 @@ class Watch(AuditHook):
         difference = self._fresh.fresh(step, added) / on
         self.drew.add(epoch, difference[torch.from_numpy(running).to(exact.device)])
         if staged.vectors is None:
-            self._note_coordinates(exact, mean, multipliers, running)
+            self._note_coordinates(mean, multipliers, running)
         else:
-            self._note_vectors(exact, mean, multipliers, running)
+            self._note_vectors(mean, multipliers, running)
         self._note_batch()
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
@@ -119,11 +117,7 @@ class Watch(AuditHook):
         units = np.array([one.sensitivity for one in gaussians])[:, None]
         noise = (noisy.double() - exact.double()).cpu().numpy() / (multipliers * units)
         self.drew.add(0, noise)
-        columns = staged.columns[0]
-        self.largest = max(
-            self.largest, float(exact[:, columns].abs().max()) * _moves(staged.plan.sampling) / units[0, 0]
-        )
-        seen = staged.signs * noisy[:, columns].double().cpu().numpy() / units
+        seen = staged.signs * noisy[:, staged.columns[0]].double().cpu().numpy() / units
         self.scores[list(trials)] += score(seen, multipliers, 1.0, shift_of(gaussians[0]))
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
@@ -136,10 +130,8 @@ class Watch(AuditHook):
         if staged.vectors.instead is not None:
             return  # a row and its opposite have the same second moment
         # if cells are counted, each feature of these rows is the cell of a column
-        own, shown = (np.diag(one) if one.ndim == 2 else one for one in (exact, noisy))
-        own_features = np.arange(len(own) - staged.inside.shape[1], len(own))
-        self.largest = max(self.largest, float(np.abs(own[own_features]).max()) / unit)
-        self.scores[trial] += score(shown[own_features] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
+        shown = (np.diag(noisy) if noisy.ndim == 2 else noisy)[-staged.inside.shape[1] :]
+        self.scores[trial] += score(shown / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the noise multipliers (R,) charged in `epoch`, and the standard deviations of noise (R, 1 or P).
@@ -175,17 +167,14 @@ class Watch(AuditHook):
         whole = math.sqrt(float(np.square(bounds).sum()) / len(bounds))
         return np.asarray((bounds / whole)[pack.group_of.cpu().numpy()][None])
 
-    def _note_coordinates(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
+    def _note_coordinates(self, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
         sampling, sensitivity = staged.plan.sampling, staged.plan.sensitivity
         weights = self._weights()
         unit = sensitivity if len(weights) == 1 else sum(w * b for w, b in weights) * _moves(sampling)
         seen = np.zeros(staged.inside.shape)
-        norms = np.zeros(staged.inside.shape)
         for (weight, _), columns in zip(weights, staged.columns, strict=True):
             seen += weight * mean[:, columns].double().cpu().numpy() * sampling.batch_size
-            norms += np.square(exact[:, columns].double().cpu().numpy())
-        self.largest = max(self.largest, float(np.sqrt(norms.max())) * _moves(sampling) / sensitivity)
         first = self._first
         counted = running[:, None] & self._told()
 
@@ -197,20 +186,13 @@ class Watch(AuditHook):
         shown = staged.signs * seen / unit
         self.scores = self.scores + of(shown) if self._blocks is None else self._blocks.add(shown, of)
 
-    def _note_vectors(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
+    def _note_vectors(self, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
         assert staged.vectors is not None
         plan, rate = staged.plan, self._first.sampling_rate
 
-        def on_coordinates(flat: Tensor) -> np.ndarray:
-            """Return the canary coordinates (R, k, outputs), in sensitivities."""
-            own = [flat[:, columns].double().cpu().numpy() for columns in staged.columns]
-            return np.stack(own, axis=2) / plan.sensitivity
-
-        seen = on_coordinates(mean) * plan.sampling.batch_size
-        if staged.trials.recipe.preconditioner is None:  # else other canaries leak in a little
-            norms = np.linalg.norm(on_coordinates(exact), axis=2)
-            self.largest = max(self.largest, float(norms.max()) * _moves(plan.sampling))
+        shown = np.stack([mean[:, columns].double().cpu().numpy() for columns in staged.columns], axis=2)
+        seen = shown * plan.sampling.batch_size / plan.sensitivity
         counted = running[:, None] & self._told()
         for sign, vector in zip((1, -1), staged.vectors.gradients(), strict=True):
             if vector is not None:

@@ -8,8 +8,8 @@ gradient belongs to example b, whatever the code does. Four things are left to t
 - Agreement. The module gives a row the same outputs alone and among others, and the same as the pack. A question about
   the input (`if mask.all()`) was answered with no in the pack; the answer must have been yes for some row, with the
   same result.
-- A pass leaves nothing behind: no buffer, frozen parameter or attribute of a module changes (`state.py`), and no tensor
-  that it computed is kept, in globals and closures neither (`Kept`).
+- A pass leaves nothing behind: no buffer or parameter changes, and no tensor that it computed is kept, be it in an
+  attribute, a global or a closure (`Kept`). No number of an example can be kept otherwise: `vmap` gives none to Python.
 - No trained parameter is used behind the pack's back.
 
 The module runs on the CPU in float64, with `float32` in its code read as float64, so that a millionth of a batch's mean
@@ -34,9 +34,8 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from dpsgd_cli.engine import state
 from dpsgd_cli.engine.apart import DoesNotRunError, InPlace, Kept, refuse_hook, where_in
-from dpsgd_cli.engine.layers import UsedByItselfError
+from dpsgd_cli.engine.layers import Described, UsedByItselfError
 from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.packing import Pack, Wrapper
 from dpsgd_cli.engine.weights import held, seeded
@@ -373,7 +372,7 @@ def _random_weights(pack: Pack) -> Iterator[None]:
 @contextmanager
 def _explained(module: nn.Module, x: Tensor) -> Iterator[None]:
     """Turn failures of a pass over rows `x` into ModelErrors, and refuse a pass that changes the module's state."""
-    before = state.held(module)
+    before = {name: value.detach().clone() for name, value in _tensors(module).items()}
     try:
         yield
     except ModelError:
@@ -384,9 +383,23 @@ def _explained(module: nn.Module, x: Tensor) -> Iterator[None]:
             raise DoesNotRunError(f"{where}{error}") from error
         said = f"{where}the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
         raise DoesNotRunError(said) from error
-    own = state.changed(before, state.held(module))
-    if own is not None:
-        raise _mixes(f"{own} changed in a pass, which nothing clips and no noise hides")
+    after = _tensors(module)
+    for name in before | after:
+        if not (name in before and name in after and _same(before[name], after[name])):
+            raise _mixes(f"{name} changed in a pass, which nothing clips and no noise hides")
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all buffers and parameters by name; a packed module has descriptions of its trained parameters instead."""
+    return {name: value for name, value in held(module).items() if not isinstance(value, Described)}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    try:
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and torch.equal(one.nan_to_num(), other.nan_to_num())
+    except RuntimeError:  # a tensor of a pass that has ended
+        return False
 
 
 def _differ(one: Tensor, other: Tensor, tolerance: float) -> bool:

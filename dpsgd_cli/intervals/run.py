@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.terminal import SILENT
+from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.settings import OneLayer
+from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.intervals.law import Law, inverse_of, is_settled, sampling_of, solved
-from dpsgd_cli.intervals.price import CURVATURE, SQUARES
-from dpsgd_cli.preconditioning.second_moments import as_vector, from_vector
+from dpsgd_cli.intervals.price import CURVATURE, LABEL, SQUARES
+from dpsgd_cli.noise.run import gaussian
+from dpsgd_cli.preconditioning.second_moments import as_vector, at_most_one, blocks, exactly_one, from_vector
 
 Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 """Function that yields rows u (n, D), float64 with norms of at most 1, and labels (n,) 0 or 1, in pieces. Private."""
@@ -150,6 +158,50 @@ class SquaresRelease:
 
 
 @np.errstate(**SILENT)
+def infer(context: Context, plans: Sequence[Plan], weights: Tensor, cuts: Sequence[Tensor]) -> list[np.ndarray]:
+    """Make the rounds of each trial on its training rows, and return the vectors of their releases.
+
+    `weights` (R, P) are the trained models; with `cuts` of a preconditioner, of the rows behind them.
+
+    Raises PrivacyError if nothing public bounds the rows.
+    """
+    model = context.recipes[0].model
+    bias = isinstance(model, OneLayer) and model.has_bias
+    if not cuts and context.feature_bound is None:
+        raise PrivacyError(
+            "method.inference needs a preconditioner of second moments, or a public bound on the norm of a record's"
+            " features: scale by bounds, or add unit-norm to data.preprocess"
+        )
+    bound = math.hypot(1.0, float(bias)) if cuts else float(context.feature_bound or 0.0)
+    own, found = weights.detach().double().cpu().numpy(), []
+    for trial, plan in enumerate(plans):
+        cut = cuts[trial].double().cpu().numpy() if cuts else None
+        pieces = partial(bounded_rows, context.table, trial, cut, bound, bias)
+
+        def noised(number: int, exact: np.ndarray, mechanism: GaussianSum, trial: int = trial) -> np.ndarray:
+            return gaussian(context.streams[trial], LABEL, number, exact, mechanism, context.table.summed)
+
+        found.append(release_rounds(pieces, own[trial] * bound, bound, plan.mechanisms(LABEL), noised).vector)
+    return found
+
+
+def bounded_rows(
+    table: Table, trial: int, cut: np.ndarray | None, bound: float, bias: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield a trial's rows with the bias's 1, over `bound`, and labels 0 or 1. Behind a `cut`, rows have norm 1.
+
+    Rows that are longer than their bound are scaled down to it. Private.
+    """
+    x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
+    taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
+    for rows, labels in zip(blocks(x, taken), blocks(table.y.cpu().numpy(), taken), strict=True):
+        moved = rows.astype(np.float64)
+        if cut is not None:
+            moved = exactly_one(moved - (moved @ cut) @ cut.T)
+        moved = np.hstack([moved, np.ones((len(moved), 1))]) if bias else moved
+        yield at_most_one(moved / bound), (labels[:, 0] > 0).astype(np.float64)
+
+
 def release_rounds(
     pieces: Pieces,
     theta: np.ndarray,

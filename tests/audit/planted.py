@@ -29,7 +29,7 @@ from dpsgd_cli.evaluation import run as evaluation_run
 from dpsgd_cli.evaluation.price import held_out_release
 from dpsgd_cli.methods.dp_sgd import price as gradient_plan
 from dpsgd_cli.methods.dp_sgd import run as dp_sgd
-from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.run import Teaching
 from dpsgd_cli.methods.perturbation.run import OutputPerturbation
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.correlation import step_noise
@@ -202,8 +202,8 @@ def little_output_noise(patch: Patch, folder: Path) -> None:
 
 
 def two_votes(patch: Patch, folder: Path) -> None:
-    own = Pate._predictions
-    patch.setattr(Pate, "_predictions", lambda self, trial: np.repeat(own(self, trial), 2, axis=0))
+    own = Teaching.predictions
+    patch.setattr(Teaching, "predictions", lambda self: np.repeat(own(self), 2, axis=0))
 
 
 def free_count(patch: Patch, folder: Path) -> None:
@@ -285,9 +285,9 @@ BUGS: dict[str, Bug] = {
     "noise on the mean by the wrong divisor": Bug(POISSON, wrong_divisor, "C"),
     "every group in every step": Bug(BANDED, without_groups, "C"),
     "weights of too large a norm": Bug(BANDED, heavy_weights, "C"),
-    "replace-one's sensitivity halved": Bug(REPLACED, halved, "BCD"),
-    "clipping after averaging": Bug(POISSON, clipped_mean, "CD"),
-    "rows clipped instead of users": Bug(USERS, by_row, "CD", "beyond/adult-users"),
+    "replace-one's sensitivity halved": Bug(REPLACED, halved, "BD"),
+    "clipping after averaging": Bug(POISSON, clipped_mean, "BD"),
+    "rows clipped instead of users": Bug(USERS, by_row, "BD", "beyond/adult-users"),
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
@@ -296,7 +296,7 @@ BUGS: dict[str, Bug] = {
     "pca without its charge": Bug(PCA, free_pca, "D"),
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),
     "noise of second moments times .8": Bug(PRECONDITIONED, little_noise_on_moments, "C"),
-    "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "CD"),
+    "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "D"),
     "rows of cells that are too long": Bug(COUNTED, long_rows_in_cells, "D", "tabular/adult"),
     "preconditioned rows that are too long": Bug(PRECONDITIONED, long_rows, "D"),
     "noise of an output times .8": Bug(ONCE, little_output_noise, "C", "lee2018/output-perturbation"),

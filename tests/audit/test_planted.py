@@ -38,5 +38,3 @@ def test_the_clean_copy_is_not(settings: tuple[str, ...], real_data: Callable[[s
     check_data(settings[0], real_data)
     found = audited(list(settings[1:]), recipe=settings[0], trials=60)
     assert not found["refuted"] and found["findings"], found["refuted_by"]
-    weak = [row["name"] for row in found["findings"] if row.get("control_refuted") is False]
-    assert weak == []

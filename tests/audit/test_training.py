@@ -39,8 +39,7 @@ def test_canaries_of_a_method_that_chooses_see_the_gradients_share_of_its_budget
     """Four fifths of rho go to gradients, whose Gaussian has epsilon 6.6; the rest to choices, which no canary sees."""
     found = audited(CHOOSES, recipe="lee2018/dp-agd-better", tiers="ABC")
     assert not found["refuted"] and 3.5 < found["lower_bounds"]["B"] < 6.6
-    names = {row["name"] for row in found["findings"]}
-    assert {"noise", "clipped norm"} <= names
+    assert "noise" in {row["name"] for row in found["findings"]}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.intervals.run import bounded_rows
 from dpsgd_cli.recipe.loading import load_mapping
 from dpsgd_cli.results import shapes, store
 from dpsgd_cli.results.document import Heading
@@ -144,7 +143,6 @@ def test_rows_beyond_their_bound_are_scaled_down() -> None:
     """Guarantee: a record's row has norm at most 1, whatever it says, with and without a preconditioner."""
     x = np.array([[3.0, 4.0], [0.1, 0.2], [math.nan, 1.0], [0.0, 0.0]])
     table = Table.load(x, np.array([0, 1, 1, 0]), False, torch.device("cpu"), torch.float64)
-    method: Any = SimpleNamespace(context=SimpleNamespace(table=table))
     for cut in (None, np.array([[0.5], [0.0]])):
-        ((rows, labels),) = DpSgd._bounded_rows(method, 0, cut, 1.0, True)
+        ((rows, labels),) = bounded_rows(table, 0, cut, 1.0, True)
         assert (np.linalg.norm(rows, axis=1) <= 1 + 1e-12).all() and labels.tolist() == [0, 1, 1, 0]

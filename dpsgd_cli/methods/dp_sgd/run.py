@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.run import Calibrating
 from dpsgd_cli.clipping.bounds import bounds_of
@@ -41,11 +39,10 @@ from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.processes import Reduction
-from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.intervals.price import LABEL
-from dpsgd_cli.intervals.run import release_rounds
+from dpsgd_cli.intervals.run import infer
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
@@ -53,9 +50,8 @@ from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_u
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
-from dpsgd_cli.noise.run import Grid, NoiseSource, gaussian
+from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.preconditioning.run import Preconditioning
-from dpsgd_cli.preconditioning.second_moments import at_most_one, blocks, exactly_one
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.schedules.run import AdaptiveSchedules
 
@@ -379,48 +375,13 @@ class DpSgd(GradientMethod):
         """
         if self.calibrating is not None:
             self.calibrate([trial for trial, length in enumerate(self.lengths) if self._done < length])
-        rounds = [plan.mechanisms(LABEL) for plan in self.plans]
-        if self._inferred or not rounds[0]:
-            return self._inferred
-        if self.preconditioning is not None:
-            self.preconditioning.prepare()
-        context, model = self.context, self.context.recipes[0].model
-        bias = isinstance(model, OneLayer) and model.has_bias
-        cuts = [cut.double().cpu().numpy() for cut in self.cuts]
-        if not cuts and context.feature_bound is None:
-            raise PrivacyError(
-                "method.inference needs a preconditioner of second moments, or a public bound on the norm of a record's"
-                " features: scale by bounds, or add unit-norm to data.preprocess"
-            )
-        bound = math.hypot(1.0, float(bias)) if cuts else float(context.feature_bound or 0.0)
-        # behind a cut, weights of the preconditioned rows
-        own = (super().output if cuts else self.output).detach().double().cpu().numpy()
-        for trial, mechanisms in enumerate(rounds):
-            pieces = partial(self._bounded_rows, trial, cuts[trial] if cuts else None, bound, bias)
-
-            def noised(number: int, exact: np.ndarray, mechanism: GaussianSum, trial: int = trial) -> np.ndarray:
-                return gaussian(context.streams[trial], LABEL, number, exact, mechanism, context.table.summed)
-
-            found = release_rounds(pieces, own[trial] * bound, bound, mechanisms, noised)
-            self._inferred.append(found.vector)
+        if not self._inferred and self.plans[0].mechanisms(LABEL):
+            if self.preconditioning is not None:
+                self.preconditioning.prepare()
+            # behind a cut, weights of the preconditioned rows
+            weights = super().output if self.cuts else self.output
+            self._inferred = infer(self.context, self.plans, weights, self.cuts)
         return self._inferred
-
-    def _bounded_rows(
-        self, trial: int, cut: np.ndarray | None, bound: float, bias: bool
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield a trial's rows with the bias's 1, over `bound`, and labels 0 or 1. Behind a `cut`, rows have norm 1.
-
-        Rows that are longer than their bound are scaled down to it. Private.
-        """
-        table = self.context.table
-        x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
-        taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
-        for rows, labels in zip(blocks(x, taken), blocks(table.y.cpu().numpy(), taken), strict=True):
-            moved = rows.astype(np.float64)
-            if cut is not None:
-                moved = exactly_one(moved - (moved @ cut) @ cut.T)
-            moved = np.hstack([moved, np.ones((len(moved), 1))]) if bias else moved
-            yield at_most_one(moved / bound), (labels[:, 0] > 0).astype(np.float64)
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         batch = self.batches.sampler.batch(step) if self.of_codes else None

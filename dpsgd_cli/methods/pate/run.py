@@ -222,7 +222,6 @@ class Teaching:
 
     def __init__(self, context: Context, settings: PateMethod, trial: int) -> None:
         self.context, self.trial, self.count = context, trial, settings.teachers.count
-        self.settings = settings
         self.recipe = _descent(context.recipes[trial], settings.teachers)
         if settings.teachers.model is not None:
             self.recipe = self.recipe.changed(model=settings.teachers.model)
