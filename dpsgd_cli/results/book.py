@@ -292,10 +292,10 @@ def _synchronise_folder(path: Path) -> None:
 
 def _checked(path: Path, text: str) -> Book:
     *texts, rest = text.split("\n")
-    lines = [_line(path, number, own) for number, own in enumerate(texts, start=1)]
-    terms = _terms(path, lines[0] if lines else {})
     if rest:
         raise DataError(f"{path}: ends within a line; the book was cut short: {_RESTORE}")
+    lines = [_line(path, number, own) for number, own in enumerate(texts, start=1)]
+    terms = _terms(path, lines[0] if lines else {})
     book = Book(path, terms, tuple(lines))
     try:
         for line in book.lines[1:]:
