@@ -134,7 +134,7 @@ class Written:
     def reaches_others(self, x: Tensor) -> bool:
         """Return True if the first of real rows `x` (B, ...) has a loss with a gradient in another row: exact, so that
         rows with outputs alike hide nothing."""
-        given = x.to(self.dtype).requires_grad_() if x.is_floating_point() else x
+        given = x.to(self.dtype, copy=True).requires_grad_() if x.is_floating_point() else x
         y = self(given.clone())  # which the module may change in place
         if not (given.requires_grad and y.requires_grad):
             return False

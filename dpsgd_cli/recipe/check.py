@@ -223,7 +223,8 @@ def _meant(options: list[Schema], value: object) -> int | None:
 
 def _likely(value: object, names: list[str]) -> str | None:
     other = OTHER_NAMES.get(value.lower()) if isinstance(value, str) else None
-    return other if other in names else similar(value, names) if isinstance(value, str) else None
+    texts = [name for name in names if isinstance(name, str)]  # a key may also allow a number, such as 0
+    return other if other in texts else similar(value, texts) if isinstance(value, str) else None
 
 
 def _find(root: Node, path: Path) -> Node | None:

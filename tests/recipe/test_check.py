@@ -190,6 +190,11 @@ BROKEN = [
         "2: data.preprocess.0.onehot: unknown key; did you mean data.preprocess.0.one-hot?",
     ),
     ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are loss, kind, bias"),
+    (
+        "name: digits",
+        "name: digits, split: {test: half}",
+        "2: data.split.test: must be a number above 0 and below 1, a whole number at least 1 or 0, got 'half'",
+    ),
     # rules that join several values
     ("batch_size: 10", "batching: full, batch_size: 10", "4: method.batching: full takes no batch_size"),
     ("name: digits", "path: a.csv", "2: data: a table needs target, the name of the label column"),
