@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant, number
@@ -18,10 +19,12 @@ from dpsgd_cli.accounting.accountants.additive import rho_of
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.groups import ForGroup, Parts, splits_of
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated, merge
-from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, RATES, Attacker, TradeoffCurve, curve_of, strongest
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
+
+if TYPE_CHECKING:  # NumPy
+    from dpsgd_cli.accounting.repeated_selection import Choice
 
 MOST_EPSILON = 100.0
 
@@ -170,6 +173,8 @@ class Composition:
                 "the best of several trials whose held-out records are private: the choice may use both parts, and no"
                 " price of that is proved"
             )
+        from dpsgd_cli.accounting.repeated_selection import BestOfTrials  # NumPy
+
         return BestOfTrials(self.choice).of_any([splits_of(parts, self.group)[0] for parts in self.trials])
 
 
