@@ -110,6 +110,14 @@ class Cells:
 
         return bool(types.is_temporal(self.array.type))
 
+    @property
+    def is_nested(self) -> bool:
+        """True if the file stores lists, objects or bytes here."""
+        from pyarrow import types
+
+        kind = self.array.type
+        return bool(types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
+
     @cached_property
     def distinct(self) -> tuple[list[str | None], np.ndarray]:
         """The texts of the different cells, the last None for those that hold nothing; and each cell's index (N,).
@@ -119,7 +127,7 @@ class Cells:
         import pyarrow as pa
 
         array = self.array
-        if pa.types.is_nested(array.type) or pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        if self.is_nested:
             raise DataError(self._nested(0))
         if pa.types.is_timestamp(array.type):
             array = array.cast(pa.timestamp("us", array.type.tz and "UTC"), safe=False)

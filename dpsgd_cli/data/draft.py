@@ -297,7 +297,7 @@ def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
 
 def _texts(cells: Cells) -> list[str]:
     """Return the first different texts of a column, without the usual words for missing values; none of numbers."""
-    if cells.is_typed or cells.is_temporal:
+    if cells.is_typed or cells.is_temporal or cells.is_nested:
         return []
     found = (text.strip() for text in cells.distinct[0][:_TEXTS_TRIED] if text is not None)
     return list(dict.fromkeys(one for one in found if one not in MISSING))
@@ -352,10 +352,9 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
 
     Raises DataError, naming the first row, for a column of numbers or dates in several forms.
     """
-    try:
-        empty = cells.gaps(written)
-    except DataError:
+    if cells.is_nested:
         return Use("lists or objects", "drop", "write plain values, a column for each")
+    empty = cells.gaps(written)
     texts = list(dict.fromkeys(text for text in cells.take(~empty).distinct[0] if text is not None))
     rows, different, with_gaps = int((~empty).sum()), len(texts), bool(empty.any())
     if not rows or (different < 2 and not with_gaps):

@@ -54,7 +54,8 @@ def less(**values: float) -> Forge:
 
     def change(document: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         for line in lines:
-            line.update({name: factor * line[name] for name, factor in values.items()})
+            if line["phase"] == "train":
+                line.update({name: factor * line[name] for name, factor in values.items()})
         _state(document, lines)
 
     return change
