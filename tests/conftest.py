@@ -46,7 +46,6 @@ SLOW = {
     "test_own_models.py",
     "test_pages.py",
     "test_recipes_run.py",
-    "test_registry.py",
     "test_sklearn.py",
     "test_trust.py",
     "training/test_explain.py",
