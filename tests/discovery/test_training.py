@@ -312,11 +312,6 @@ CHOICE = {
 PUBLIC = PRIVATE | {"public": {"from": "test", "records": 30}, "evaluation": "public"}
 OTHERS: dict[str, dict[str, Any]] = {
     "users": {"data": OF_USERS, "privacy": USERS},
-    "rows of users": {
-        "data": OF_USERS,
-        "privacy": USERS | {"unit": {**USERS["unit"], "sampling": "rows"}},
-        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 60, "learning_rate": 1.0},
-    },
     "folds": {"data": FOLDED, "folds": 2, "repeats": 1},
     "least squares": {"method": {"kind": "dp-least-squares"}, "epochs": None},
     "least squares of users": {
