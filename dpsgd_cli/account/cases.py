@@ -83,7 +83,7 @@ def afforded(spent: Callable[[float], float], parameter: str, target: Target, re
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is asked about: releases, and everything that a statement about them has to say.
+    """One question: releases, and everything that a statement about them has to say.
 
     - `label` distinguishes the cases of a query; `about` describes the case to a reader.
     - `made` returns releases that bound each trial, by part of the data (`ledger.by_part`): those that were made, or
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def composition(self) -> Composition:
-        """What is priced. Trials that are priced jointly are added up part by part.
+        """The composition that is priced. Trials that are priced jointly are added up part by part.
 
         Raises UnsupportedMechanism if the case has no statement.
         """

@@ -129,7 +129,7 @@ def flag(name: str) -> str:
 
 
 class Asked:
-    """What is asked: the value of each option as an attribute, the `sources` and the `overrides` of recipes."""
+    """The options that were given: the value of each as an attribute, the `sources` and the `overrides` of recipes."""
 
     def __init__(self, arguments: tuple[str, ...] = (), **given: Any) -> None:
         """Check the options. Raises UsageError for numbers out of range and for options that exclude each other."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -21,9 +22,6 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.search import ExactSum, Interval, gap_of, gap_of_sum, solve_at_limit
 from dpsgd_cli.common.sections import Delta, Positive, Section
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class RhoBudget(Section):
@@ -248,25 +246,26 @@ def mu_squared_left(budget: Limit, spent: Sequence[Release]) -> float:
 
 
 def released_before(
-    recipe: Recipe, before: Sequence[Release], label: str, shares: Sequence[float], sensitivity: float
+    budget: Limit | None,
+    before: Sequence[Release],
+    shares: Sequence[float],
+    made: GaussianSum,
 ) -> tuple[Release, ...]:
-    """Return `before`, followed by Gaussians on all records, one for each of `shares` of the mu^2 that `before` leaves.
+    """Return `before`, followed by Gaussians as `made`, one for each of `shares` of the mu^2 that `before` leaves.
 
-    A noise multiplier is 1 / sqrt(share mu^2): 1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022,
-    Corollary 2). The budget left for the steps is solved for with the whole list, by the accountant that prices it. So
-    shares decide how the budget is divided and never how large it is. A recipe without a budget has nothing to divide.
+    `made` is a sum over all records, whose own noise multiplier does not count. The new ones are 1 / sqrt(share mu^2):
+    1 / z^2 is what Gaussians on all records add up (Dong, Roth and Su 2022, Corollary 2). The budget left for the steps
+    is solved for with the whole list, by the accountant that prices it. So shares decide how the budget is divided and
+    never how large it is. Without a budget there is nothing to divide.
 
     Raises InfeasibleBudget if `before` leaves nothing.
     """
-    budget = recipe.required_privacy.budget
     if budget is None:
         return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({format_budget(budget)}); raise it")
-    multipliers = [(share * left) ** -0.5 for share in shares]
-    made = [GaussianSum(z, recipe.adjacency, sensitivity=sensitivity, label=label) for z in multipliers]
-    return (*before, *map(Release, made))
+    return (*before, *(Release(replace(made, noise_multiplier=(share * left) ** -0.5)) for share in shares))
 
 
 def _thresholds_apart(releases: Sequence[Release]) -> tuple[list[Release], list[Release]]:

@@ -86,7 +86,7 @@ LEAST_DELTA = math.ulp(0.0)
 
 @dataclass(frozen=True)
 class Composition:
-    """What is priced together, and for whom. Every figure of one statement is a method of one such record.
+    """Releases that are priced together, and for whom. Every figure of one statement is a method of one such record.
 
     - `trials`: the releases of each trial, by part of the data (`ledger.by_part`). A statement holds for each trial by
       itself; trials that are priced together are one item.

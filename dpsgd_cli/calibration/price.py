@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import released_before
-from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -51,4 +51,5 @@ def with_calibration(recipe: Recipe, before: Sequence[Release]) -> tuple[Release
     settings = recipe.calibration
     if settings is None:
         return tuple(before)
-    return released_before(recipe, before, LABEL, [settings.share], sensitivity(recipe.adjacency))
+    made = GaussianSum(1.0, recipe.adjacency, sensitivity=sensitivity(recipe.adjacency), label=LABEL)
+    return released_before(recipe.required_privacy.budget, before, [settings.share], made)

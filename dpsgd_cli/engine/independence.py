@@ -390,8 +390,12 @@ def _explained(module: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return all buffers and parameters by name; a packed module has descriptions of its trained parameters instead."""
-    return {name: value for name, value in held(module).items() if not isinstance(value, Described)}
+    """Return all buffers, parameters and training modes by name.
+
+    A packed module has descriptions of its trained parameters instead, which are left out.
+    """
+    modes = {f"{name}.training".strip("."): torch.tensor(part.training) for name, part in module.named_modules()}
+    return modes | {name: value for name, value in held(module).items() if not isinstance(value, Described)}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

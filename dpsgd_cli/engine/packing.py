@@ -404,8 +404,8 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
 def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
     """Return True if batch normalisation is a fixed map of each example: eval mode, stored statistics, all frozen.
 
-    This package never calls `train()` on a model, and `state.py` detects a model that calls it itself. Raises
-    ModelError for eval mode with trained parameters.
+    This package never calls `train()` on a model, and `independence.py` refuses a model that calls it itself.
+    Raises ModelError for eval mode with trained parameters.
     """
     if module.training or module.running_mean is None or module.running_var is None:
         return False

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import released_before
-from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -54,4 +54,5 @@ def with_intervals(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
     share = recipe.inference_share
     if share is None:
         return tuple(before)
-    return released_before(recipe, before, LABEL, [share * part for part in ROUNDS], sensitivity(recipe.adjacency))
+    made = GaussianSum(1.0, recipe.adjacency, sensitivity=sensitivity(recipe.adjacency), label=LABEL)
+    return released_before(recipe.required_privacy.budget, before, [share * part for part in ROUNDS], made)

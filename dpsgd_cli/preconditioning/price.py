@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import released_before
-from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
@@ -73,4 +73,5 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
     if settings is None:
         return tuple(before)
     moved: float = named(settings.sensitivity)(recipe.adjacency)
-    return released_before(recipe, before, settings.kind, [settings.share], moved)
+    made = GaussianSum(1.0, recipe.adjacency, sensitivity=moved, label=settings.kind)
+    return released_before(recipe.required_privacy.budget, before, [settings.share], made)

@@ -52,6 +52,7 @@ KEPT: dict[str, tuple[Keep, str]] = {
     "exchanged buffer": (lambda m, x: setattr(m, "calls", m.calls + 1), "inner.calls"),
     "bool buffer outside of the state": (lambda m, x: m.bits.logical_not_(), "inner.bits"),
     "frozen parameter": (lambda m, x: m.scale.data.add_(1), "inner.scale"),
+    "training mode": (lambda m, x: m.train(not m.training), "inner.training"),
 }
 
 
