@@ -84,7 +84,7 @@ class Remembering(Model):
 MIXING: dict[str, Build] = {
     "centred": made(before=lambda x: x - x.mean(0)),
     "centred late": CentredLate,
-    "slightly centred": made(between=lambda x: x - 1e-6 * x.mean(0)),
+    "slightly centred": made(between=lambda x: x - 1e-6 * x.detach().mean(0)),  # only outputs tell
     "rows alike: only the gradient tells": made(between=lambda x: 1 + 1e-6 * (x - 1e-6 * x.mean(0))),
     "sums from the first row on": made(between=lambda x: x.cumsum(0)),
     "recurrent": FrozenRecurrent,
