@@ -197,7 +197,7 @@ class Copies:
         pid = os.fork()
         if pid == 0:
             _test(copy, [*_QUICKLY, *tests])
-        self._running[pid] = (number, copy, mutant, time.monotonic() + _LIMIT_SECONDS)
+        self._running[pid] = (number, copy, mutant, time.monotonic() + _LIMIT_SECONDS * (1 if mutant else 6))
 
     def _end(self, pid: int, code: int | None) -> tuple[int, Outcome]:
         number, copy, mutant, _ = self._running.pop(pid)
