@@ -183,9 +183,9 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     corrected = float(trained.bundle.kept.get(f"{trial}/{CORRECTION}", np.ones(1))[0])
     found = corrected * method.rate / (1 - tail.momentum) / records * math.hypot(*noise)
     return found, (
-        "Bands are 1.96 standard deviations of the noise of training, as it would be if the loss had no curvature: an"
-        f" upper bound to first order{'' if recipe.calibration is None else ', without the noise of the calibration'}."
-        " They do not say how far the records stand for other people."
+        "A band shows how far the noise of training may have moved a curve (1.96 standard deviations, roughly an upper"
+        f" bound{'' if recipe.calibration is None else ', without the noise of the calibration'})."
+        " It does not say how well these records represent other people."
     )
 
 
