@@ -169,7 +169,7 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         noted = at.method.run_epoch(at.done)
         at.history.append(record(at, at.done, noted, wanted=True))
         at.done += 1
-    at.method.infer()  # what is released after the last step
+    at.method.after_training()
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
     # all candidates were trained, whichever is chosen
     trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method

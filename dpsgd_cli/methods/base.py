@@ -81,22 +81,14 @@ class Method(ABC):
         """Cuts that prediction needs, one per trial, made from a preconditioner's releases; empty before these."""
         return ()
 
-    @property
-    def maps(self) -> Sequence[np.ndarray]:
-        """Maps A (D, D) of rows, one per trial, that explaining a model needs; empty where rows were not mapped."""
-        return ()
+    def after_training(self) -> dict[str, Sequence[np.ndarray]]:
+        """Return arrays that a model's file keeps beside the weights, by name; one per trial, or none.
 
-    @property
-    def corrections(self) -> Sequence[np.ndarray]:
-        """Scale and shift (2,) of predictions, one per trial, that the weights hold; empty without calibration."""
-        return ()
-
-    def infer(self) -> Sequence[np.ndarray]:
-        """Return what intervals are computed from, a vector for each trial (`intervals/run.py`); empty without any.
-
-        The first call, after the last step, makes the releases that this needs. They were charged beforehand.
+        The first call, after the last step, makes the releases that this needs. They were charged beforehand. Names:
+        maps A (D, D) of rows (`preconditioning/maps.py`), vectors of intervals (`intervals/run.py`), and scale and
+        shift (2,) of predictions, which the weights hold (`calibration/run.py`).
         """
-        return ()
+        return {}
 
     def published(self) -> dict[str, list[float]]:
         """Return current numbers of the trials for `history.csv`, (R,) by name; public, computed from releases."""

@@ -37,6 +37,7 @@ from dpsgd_cli.data.users import shares_of_rows
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.intervals.price import LABEL
 from dpsgd_cli.intervals.run import SquaresRelease
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
@@ -59,8 +60,8 @@ class DpLeastSquares(OneShot):
         self.outputs = next(shape for _, shape in context.pack.spans.values())[0]
         self._inferred: list[np.ndarray] = []
 
-    def infer(self) -> Sequence[np.ndarray]:
-        return self._inferred
+    def after_training(self) -> dict[str, Sequence[np.ndarray]]:
+        return {LABEL: self._inferred}
 
     def solve(self) -> None:
         self.charge()
