@@ -1,7 +1,8 @@
 """Interface of training methods.
 
 A method trains all trials of a pack together, one epoch at a time, and charges the ledgers before it releases.
-Evaluation, checkpoints and results are in `training/loop.py`.
+Evaluation, checkpoints and results are in `training/loop.py`. A method of one file has its section, price and class
+there, and imports torch where it runs, so that recipes are read and priced without torch.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
-from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.plugins import load_attribute, named, refusal_of_call
-from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import Table, to_host
 from dpsgd_cli.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dpsgd_cli.clipping.run import Diagnostics
+    from dpsgd_cli.engine.context import Context
+    from dpsgd_cli.engine.tensors import Table
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ class Method(ABC):
 
         Further training does not change it.
         """
+        from dpsgd_cli.engine.tensors import to_host
+
         return {"values": to_host(self.context.pack.values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -144,6 +149,8 @@ class OneShot(Method):
                     ledger.spend(release, 0)
 
     def run_epoch(self, epoch: int) -> Diagnostics:
+        from dpsgd_cli.clipping.run import Diagnostics
+
         del epoch
         self.solve()
         return Diagnostics(self.context.trials, self.context.pack.values.device)
