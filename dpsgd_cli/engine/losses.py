@@ -45,6 +45,15 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return flat.view(outputs.shape[:2])
 
 
+def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses (R, B), and their gradients by the outputs (R, B, K)."""
+    with torch.enable_grad():
+        asked = outputs.detach().requires_grad_()
+        losses = loss(asked, labels)
+        (slopes,) = torch.autograd.grad(losses.sum(), asked)
+    return losses.detach(), slopes
+
+
 def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
     below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
@@ -57,14 +66,10 @@ def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return losses.squeeze(1), shares
 
 
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor, options: LossOptions | None = None) -> Tensor:
     """Return half the squared error (R, B) of outputs (R, B, 1) and targets (R, B)."""
+    del options
     return (outputs.squeeze(-1) - targets).square() / 2
-
-
-def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return half the squared error (R, B), with targets clamped to [-1, 1], their public bounds after scaling."""
-    return squared_error(outputs, targets.clamp(-1, 1))
 
 
 def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
@@ -149,11 +154,6 @@ def binary(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     return mean_of_example(own, counted(labels))
 
 
-def squared(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-    """Return half the squared error (R, B) of outputs (R, B, 1)."""
-    return (outputs.squeeze(-1) - targets).square() / 2
-
-
 def huber(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return the Huber loss (R, B): a parabola of half-width `options.width` with straight sides."""
     size = (outputs.squeeze(-1) - targets).abs()
@@ -191,7 +191,7 @@ OUTPUT_LOSSES: dict[LossName, OutputLoss] = {
         of=binary,
         apart=f"{_OWN}, and the mean over labels is divided by the example's own number of them",
     ),
-    "squared": OutputLoss(of=squared, apart=_OWN),
+    "squared": OutputLoss(of=squared_error, apart=_OWN),
     "huber": OutputLoss(of=huber, apart=_OWN),
     "poisson": OutputLoss(of=poisson, apart=_OWN),
 }

@@ -18,10 +18,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.run import Clipping, Diagnostics
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, clipped_slopes
 from dpsgd_cli.engine.coded_table import PIECE, CodedTable, LookUp, by_code, features_of, lanes, numbers
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.losses import class_slopes, cross_entropy
+from dpsgd_cli.engine.losses import class_slopes, cross_entropy, slopes_of
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.preconditioning.maps import BlockMap
@@ -103,29 +103,14 @@ class CodedSums:
         if self.has_bias:
             layer.sums["bias"] += every
 
-    def _slopes(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return losses (R, n), and their gradients by the scores (R, K, n)."""
-        if self.context.loss is cross_entropy:
-            return class_slopes(scores, labels)
-        with torch.enable_grad():
-            scores.requires_grad_()
-            losses = self.context.loss(scores.permute(0, 2, 1), labels)
-            (slopes,) = torch.autograd.grad(losses.sum(), scores)
-        return losses.detach(), slopes
-
     def _weights(
         self, scores: Tensor, labels: Tensor, squares: Tensor, clipping: Clipping | None, seen: Diagnostics
     ) -> Tensor:
         """Return each row's gradient by its outputs (R, K, n), clipped; a row whose gradient is not finite has 0."""
-        losses, slopes = self._slopes(scores, labels.expand(len(scores), -1))
-        squares = (slopes.square().sum(dim=1) * squares).unsqueeze(0)
-        seen.add(losses, None if clipping is None else squares, None, clipping)
-        if clipping is None:
-            return slopes
-        factors = clipping.scales(squares.sqrt())[0]
-        if clipping.on_norms is not None:
-            clipping.on_norms(squares, None)
-        weights = slopes * factors.unsqueeze(1)
-        if torch.isfinite(squares.amax()):  # so are all, for none is below 0; usually
-            return weights
-        return torch.where(torch.isfinite(squares[0]).unsqueeze(1), weights, 0.0)
+        labels = labels.expand(len(scores), -1)
+        if self.context.loss is cross_entropy:
+            losses, slopes = class_slopes(scores, labels)
+            slopes = slopes.mT
+        else:
+            losses, slopes = slopes_of(self.context.loss, scores.mT, labels)
+        return clipped_slopes((losses, slopes, None), squares, clipping, seen).mT

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.run import Clipping, Diagnostics
-from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, clipped_slopes
+from dpsgd_cli.engine.losses import Loss, slopes_of
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.tensors import Table
 
@@ -36,7 +36,7 @@ class AffineRisk:
         self.rows = rows if bool(self.finite.all()) else torch.where(self.finite.unsqueeze(1), rows, 0.0)
         if lengths is None:
             lengths = torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float64).unsqueeze(0)
-        self.squares = lengths.square() + float(bias)
+        self.squares = torch.where(self.finite, lengths.square() + float(bias), torch.nan)
 
     @torch.no_grad()
     def add_sums(self, values: Tensor, sums: Tensor, clipping: Clipping | None, seen: Diagnostics) -> None:
@@ -64,28 +64,11 @@ class AffineRisk:
         sums[:, : outputs * width] += total.view(trials, -1)
 
     def _slopes(self, t: Tensor, chunk: slice, clipping: Clipping | None, seen: Diagnostics) -> Tensor:
-        """Return gradients of losses with respect to outputs t (R, n, K), scaled by clip factors; float64.
-
-        Clip factors are computed from the norms of whole gradients. Diagnostics go to `seen`.
-        """
+        """Return gradients of losses with respect to outputs t (R, n, K), scaled by clip factors; float64."""
         labels = self.table.y[None, chunk]
-        labels = labels.expand(len(t), *labels.shape[1:])
-        with torch.enable_grad():
-            asked = t.detach().requires_grad_()
-            losses = self.loss(asked, labels)
-            (slopes,) = torch.autograd.grad(losses.sum(), asked)
+        losses, slopes = slopes_of(self.loss, t, labels.expand(len(t), *labels.shape[1:]))
         slopes, mask = slopes.to(PRECISION), None
         if self.table.held_out is not None:
             mask = ~self.table.held_out[chunk].T
             slopes = torch.where(mask.unsqueeze(-1), slopes, 0.0)
-        if clipping is None:
-            seen.add(losses.detach(), None, mask, None)
-            return slopes
-        squares = slopes.square().sum(dim=-1) * self.squares[:, chunk]
-        squares = torch.where(self.finite[chunk], squares, torch.nan)
-        seen.add(losses.detach(), squares.unsqueeze(0).to(losses.dtype), mask, clipping)
-        if clipping.on_norms is not None:
-            clipping.on_norms(squares.unsqueeze(0), mask)
-        factors = clipping.scales(squares.sqrt().unsqueeze(0))[0]
-        good = torch.isfinite(squares)
-        return torch.where(good.unsqueeze(-1), slopes * torch.where(good, factors, 0.0).unsqueeze(-1), 0.0)
+        return clipped_slopes((losses, slopes, mask), self.squares[:, chunk], clipping, seen)
