@@ -39,8 +39,7 @@ from dpsgd_cli.common.sections import Fraction
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.intervals.price import LABEL
-from dpsgd_cli.intervals.settings import INFERENCE, Inference
+from dpsgd_cli.intervals.price import INFERENCE, LABEL, Inference
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.price import one_gaussian

@@ -30,7 +30,7 @@ from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.perturbation import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from dpsgd_cli.errors import DataError, ModelError, UsageError
 from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.users.run import UnitTable
