@@ -25,10 +25,9 @@ from dpsgd_cli.audit.claim import (
     unsupported,
 )
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
-from dpsgd_cli.audit.parts import batch_checks, noise_checks
 from dpsgd_cli.audit.stage import at_audit_size, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
-from dpsgd_cli.audit.watch import Watch, train
+from dpsgd_cli.audit.watch import Watch, batch_checks, noise_checks, train
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.plugins import named, trusting
 from dpsgd_cli.common.text_format import epsilon_text

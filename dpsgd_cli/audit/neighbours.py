@@ -6,7 +6,7 @@ a different worst case: huge, infinite or NaN values, another label, the opposit
 trainings continue from the first one's update, so every step compares sums from equal weights. The checks are exact,
 not statistical: sums move by at most the ledger's sensitivity, and public values do not move at all.
 
-`parts.py` checks that the noise is as large as the ledger says.
+`watch.py` checks that the noise is as large as the ledger says.
 """
 
 from __future__ import annotations
