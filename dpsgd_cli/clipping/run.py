@@ -195,31 +195,6 @@ def add_clipped_sums(
             clipping.on_norms(squares, batch[2])
 
 
-def clipped_slopes(
-    found: tuple[Tensor, Tensor, Tensor | None], rows: Tensor, clipping: Clipping | None, seen: Diagnostics
-) -> Tensor:
-    """Return what one dense layer's clipped gradients hold of its outputs: each times its row is a clipped gradient.
-
-    Guarantee: that of `add_clipped_sums`. A gradient is a record's slope (K,) times its row, so its squared norm is
-    |slope|^2 times the row's. A gradient that is not finite becomes zero. Diagnostics go to `seen`.
-
-    `found`: losses (R, n), their gradients by the outputs (R, n, K), float64, and a mask (R, n) or None. `rows` (R or
-    1, n): the squared norms of rows, with the 1 of a bias.
-    """
-    losses, slopes, mask = found
-    if clipping is None:
-        seen.add(losses, None, mask, None)
-        return slopes
-    squares = slopes.square().sum(dim=-1) * rows
-    seen.add(losses, squares.unsqueeze(0).to(losses.dtype), mask, clipping)
-    if clipping.on_norms is not None:
-        clipping.on_norms(squares.unsqueeze(0), mask)
-    clipped = slopes * clipping.scales(squares.sqrt().unsqueeze(0))[0].unsqueeze(-1)
-    if not squares.is_cuda and torch.isfinite(squares.amax()):  # so are all, for none is below 0; usually
-        return clipped
-    return torch.where(torch.isfinite(squares).unsqueeze(-1), clipped, 0.0)
-
-
 @torch.no_grad()
 def sum_clipped(
     pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None

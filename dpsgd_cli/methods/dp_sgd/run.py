@@ -47,9 +47,9 @@ from dpsgd_cli.intervals.price import LABEL as INTERVALS
 from dpsgd_cli.intervals.run import infer
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
-from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
 from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
+from dpsgd_cli.methods.risks.affine import CodedSums, fits
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource
