@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers import Layer, Ruled, Session
-from dpsgd_cli.engine.losses import slopes_of
 from dpsgd_cli.engine.models import Builder
 from dpsgd_cli.engine.packing import Wrapper, rule_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.risks.affine import slopes_of
 from dpsgd_cli.training.start import Trials
 
 FIRST_ID = float(1 << 20)

@@ -27,10 +27,10 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.stage import random_inputs, random_labels, sized, smaller, synthetic, without
+from dpsgd_cli.audit.watch import StepObserver
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
@@ -75,7 +75,7 @@ class _Seen:
     public: dict[str, Any] = field(default_factory=dict)
 
 
-class _Follower(AuditHook):
+class _Follower(StepObserver):
     """Observer of a training. Given a `first` training, it replaces noisy means by those of the first."""
 
     def __init__(self, first: _Seen | None) -> None:

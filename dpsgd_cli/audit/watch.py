@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_rat
 from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
 from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
-from dpsgd_cli.engine.context import AuditHook
+from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.preconditioning.price import LABELS
@@ -52,7 +53,42 @@ class ObservedNoise:
         self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
 
 
-class Watch(AuditHook):
+class StepObserver(AuditHook, ABC):
+    """Observer that receives each step's sums before noise, and the noisy mean, in equal units; one process only."""
+
+    sums: Tensor
+    divisor: float
+    units: Units
+    exact: Sequence[Tensor]
+
+    @abstractmethod
+    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
+        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses.
+
+        The observer may change `mean` in place; training uses the changed values.
+        """
+
+    def around(self, sums: Tensor, divisor: float, units: Units) -> AroundNoise:
+        self.sums, self.divisor, self.units = sums, divisor, units
+        return self
+
+    def before_noise(self, beside: Sequence[Tensor]) -> None:
+        self.exact = [sums.clone() for sums in (self.sums, *beside)]
+
+    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
+        units, means = self.units(epoch), [mean, *(sums / self.divisor for sums in beside)]
+        exact, noisy = (
+            torch.cat([one / unit for one, unit in zip(parts, units, strict=False)], dim=1)
+            for parts in (self.exact, means)
+        )
+        self.released(epoch, step, exact, noisy)
+        places = noisy.split([one.shape[1] for one in means[: len(units)]], dim=1)
+        mean.copy_(places[0] * units[0])
+        for sums, place, unit in zip(beside, places[1:], units[1:], strict=False):
+            sums.copy_(place * unit * self.divisor)
+
+
+class Watch(StepObserver):
     """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:

@@ -62,8 +62,7 @@ class Bounds:
 
         `applied` (R, 1): the noise multipliers of the sums in units of `unit`.
         """
-        del charged, applied
-        return [1.0]
+        return [1.0] if self.unit is None else [self.unit * applied / charged]
 
     def published(self) -> dict[str, list[float]]:
         return {}
@@ -139,8 +138,7 @@ class QuantileBounds(Bounds):
         clip.copy_(clip.clamp(min=1e-6 * self._first, max=1e6 * self._first))
 
     def units(self, charged: Tensor, applied: Tensor) -> Sequence[Tensor | float]:
-        assert self.unit is not None
-        return [self.unit * applied / charged, self._noise / charged]
+        return [*super().units(charged, applied), self._noise / charged]
 
     def published(self) -> dict[str, list[float]]:
         return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}

@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Units = Callable[[int], Sequence[Tensor | float]]
+"""Units, by epoch, of a step's sums and of those beside them: numbers, or (R, 1)."""
+
+
+class AroundNoise(Protocol):
+    """What happens to a step's sums beside their noise: processes add them up, an audit looks at them."""
+
+    def before_noise(self, beside: Sequence[Tensor]) -> None:
+        """Take the sums of the pack, and those (R, n) that are released `beside` them, without noise."""
+
+    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
+        """Take the noisy `mean` (R, P) of the sums and the noisy sums `beside` it; may change them in place."""
 
 
 class AuditHook:
@@ -46,8 +58,14 @@ class AuditHook:
     def drawn(self, step: int, batch: Batch) -> None:
         """Receive the batch of `step`, as the sampler returned it."""
 
-    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
-        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses."""
+    def around(self, sums: Tensor, divisor: float, units: Units) -> AroundNoise | None:
+        """Return what looks at the `sums` of each step around their noise, and at their mean, over `divisor`; or None.
+
+        In `units`, every coordinate has noise of the same standard deviation: the charged multiplier times
+        `plan.sensitivity`.
+        """
+        del sums, divisor, units
+        return None
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         """Receive sums (A, P), before and after noise, that are released outside a gradient step.
@@ -61,46 +79,6 @@ class AuditHook:
 
         The watcher may change `noisy` in place; training uses the changed values.
         """
-
-
-class AroundNoise(Protocol):
-    """What happens to a step's sums beside their noise: processes add them up, an audit looks at them."""
-
-    def before_noise(self, beside: Sequence[Tensor]) -> None:
-        """Take the sums of the pack, and those (R, n) that are released `beside` them, without noise."""
-
-    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
-        """Take the noisy `mean` (R, P) of the sums and the noisy sums `beside` it; may change them in place."""
-
-
-class Watching:
-    """Passes an audit's `watcher` the `sums` of each step before noise, and the noisy means; one process only.
-
-    `units(epoch)` are the units of the sums and of those beside them, (R, 1) or 1, in which every coordinate has noise
-    of the same standard deviation: the charged multiplier times `plan.sensitivity`.
-    """
-
-    def __init__(
-        self, watcher: AuditHook, sums: Tensor, divisor: float, units: Callable[[int], Sequence[Tensor | float]]
-    ) -> None:
-        self.watcher, self.sums, self.divisor, self.units = watcher, sums, divisor, units
-        self.exact: list[Tensor] = []
-
-    def before_noise(self, beside: Sequence[Tensor]) -> None:
-        self.exact = [sums.clone() for sums in (self.sums, *beside)]
-
-    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
-        units, means = self.units(epoch), [mean, *(sums / self.divisor for sums in beside)]
-        exact, noisy = (
-            torch.cat([one / unit for one, unit in zip(parts, units, strict=False)], dim=1)
-            for parts in (self.exact, means)
-        )
-        self.watcher.released(epoch, step, exact, noisy)
-        # an audit may have replaced the release
-        places = noisy.split([one.shape[1] for one in means[: len(units)]], dim=1)
-        mean.copy_(places[0] * units[0])
-        for sums, place, unit in zip(beside, places[1:], units[1:], strict=False):
-            sums.copy_(place * unit * self.divisor)
 
 
 @dataclass(frozen=True)

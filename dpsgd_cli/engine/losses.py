@@ -45,27 +45,6 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return flat.view(outputs.shape[:2])
 
 
-def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return losses (R, B), and their gradients by the outputs (R, B, K)."""
-    with torch.enable_grad():
-        asked = outputs.detach().requires_grad_()
-        losses = loss(asked, labels)
-        (slopes,) = torch.autograd.grad(losses.sum(), asked)
-    return losses.detach(), slopes
-
-
-def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
-    below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
-    losses = -below.gather(1, own)
-    shares = below.exp_()
-    total = shares.sum(dim=1, keepdim=True)
-    losses += total.log()
-    shares /= total
-    shares.scatter_add_(1, own, shares.new_full((), -1.0).expand_as(own))
-    return losses.squeeze(1), shares
-
-
 def squared_error(outputs: Tensor, targets: Tensor, options: LossOptions | None = None) -> Tensor:
     """Return half the squared error (R, B) of outputs (R, B, 1) and targets (R, B)."""
     del options

@@ -73,8 +73,8 @@ FORMAT = 3
 _AT_ONCE = 4096
 _MOST_NUMBERS = 1 << 24
 """Most outputs at once where a record has some for each of its places: 64 MiB in float32."""
+# keys of arrays of a bundle that only `explain.py` and `intervals.py` use (`Method.after_training`)
 OF_METHOD = (MAP, RELEASED, CORRECTION)
-"""Keys of arrays of a bundle that only `explain.py` and `intervals.py` use (`Method.after_training`)."""
 
 
 def bundle_of(trials: Trials, span: slice) -> Bundle:

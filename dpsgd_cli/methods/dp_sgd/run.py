@@ -39,7 +39,7 @@ from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, require_bound, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.engine.context import AroundNoise, Context, Watching
+from dpsgd_cli.engine.context import AroundNoise, Context
 from dpsgd_cli.engine.processes import Reduction
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -93,8 +93,9 @@ class GradientMethod(Method):
         self.dropout_keys = [stream.integer("dropout") for stream in context.lasting]
         self.reduction = Reduction(context.team, context.pack.sums, context.pack.columns)
         self.around: list[AroundNoise] = [self.reduction]
-        if context.watcher is not None:
-            self.around.append(Watching(context.watcher, context.pack.sums, self.divisor, self.units))
+        watcher, sums = context.watcher, context.pack.sums
+        watching = None if watcher is None else watcher.around(sums, self.divisor, self.units)
+        self.around += [] if watching is None else [watching]
         self.sum_clipped: SumClipped = sum_clipped
         if context.recipes[0].runtime.compile:
             from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
@@ -220,7 +221,7 @@ class GradientMethod(Method):
         return None
 
     def units(self, epoch: int) -> Sequence[Tensor | float]:
-        """Return the units in which an audit sees the sums, and those beside them (`Watching`)."""
+        """Return the units in which an audit sees the sums, and those beside them (`AuditHook.around`)."""
         del epoch
         return [1.0]
 

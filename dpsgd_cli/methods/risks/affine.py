@@ -28,7 +28,7 @@ from torch import Tensor
 from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.engine.coded_table import PIECE, CodedTable, LookUp, by_code, features_of, lanes, numbers
 from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.losses import Loss, class_slopes, cross_entropy, slopes_of
+from dpsgd_cli.engine.losses import Loss, cross_entropy
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.engine.tensors import Table
@@ -38,6 +38,27 @@ from dpsgd_cli.preconditioning.run import Made
 # chunks in float64 should fit a CPU's cache, while a GPU is faster with few large ones
 _ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 _LEAST = 64
+
+
+def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses (R, B), and their gradients by the outputs (R, B, K)."""
+    with torch.enable_grad():
+        asked = outputs.detach().requires_grad_()
+        losses = loss(asked, labels)
+        (slopes,) = torch.autograd.grad(losses.sum(), asked)
+    return losses.detach(), slopes
+
+
+def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
+    below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
+    losses = -below.gather(1, own)
+    shares = below.exp_()
+    total = shares.sum(dim=1, keepdim=True)
+    losses += total.log()
+    shares /= total
+    shares.scatter_add_(1, own, shares.new_full((), -1.0).expand_as(own))
+    return losses.squeeze(1), shares
 
 
 class AffineRisk:
