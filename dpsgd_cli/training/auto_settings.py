@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.calibration.settings import Calibration
+from dpsgd_cli.calibration.price import Calibration
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
@@ -27,7 +27,7 @@ from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
