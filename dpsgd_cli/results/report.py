@@ -227,11 +227,7 @@ def _privately_measured(found: _Read) -> list[Block]:
         for name, (point, low, high) in first["metrics"].items()
     ]
     unit = first["unit"]
-    clamp = (
-        ""
-        if first["clamp"] is None
-        else f" An error above {metric_text(first['clamp'])} is counted as {metric_text(first['clamp'])}."
-    )
+    clamp = "" if first["clamp"] is None else f" No error counts as more than {metric_text(first['clamp'])}."
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
     told = (
         f"Measured{several} on about {max(first['records'], 0):.0f} held-out {unit}, which are private, by one noisy"

@@ -150,9 +150,7 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
     if not counts or preconditioner_problems(given):
         return none
     if signal < PRODUCTS_FROM:
-        return replace(
-            none, why=f"too few records for this budget (n mu is {signal:,.0f}; products need {PRODUCTS_FROM:,})"
-        )
+        return replace(none, why=f"too few records for this budget: n mu is {signal:,.0f} of {PRODUCTS_FROM:,}")
     every = replace(none, value=True)
     try:
         features = count(with_choice(recipe, every))
