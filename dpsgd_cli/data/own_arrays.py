@@ -44,15 +44,15 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
         where.append((stored, "_test", paths[0]))
     pairs = []
     for held, end, path in where:
-        x = _inputs(data, held, end, path)
-        pairs.append((x, _labels(data, held, x, f"{target}{end}", path)))
+        x = stored_inputs(data, held, end, path)
+        pairs.append((x, stored_labels(data, held, x, f"{target}{end}", path)))
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels", data)
         refuse_not_finite(x, f"{paths[0]}: x")
     _refuse_outside(data, float(pairs[0][0].min()), float(pairs[0][0].max()), f"{paths[0]}: x")
     classes: tuple[Any, ...] | None = None
     if data.labels_are_arrays:
-        labels = [_coder(data, y)(y) for _, y in pairs]
+        labels = [coder(data)(y) for _, y in pairs]
         classes = None if data.classes is None else tuple(data.classes)
     else:
         labels, classes = read_labels(data, [Cells.of(target, y) for _, y in pairs], paths[:1], data.classes)
@@ -68,34 +68,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-def read_new(path: Path, layout: Layout, data: Data, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows (N, *shape) of a npz file, or of a npy file, and the labels called `target`, if given."""
-    stored = load(path) if path.suffix == ".npz" else {"x": np.array(on_disk.stored(path))}
-    x = rows_of(_inputs(data, stored, "", path), layout, f"{path}: x")
-    labels = None if target is None else _labels(data, stored, x, target, path)
-    if labels is not None and not named_arrays.fits(data, labels.shape, len(x)) and data.task != "next-token":
-        raise DataError(
-            f"{path}: the labels have shape {labels.shape}, but must be {named_arrays.label_shape(data)}, one for each"
-            f" of {len(x)} rows"
-        )
-    several = data.labels_are_arrays
-    return x, labels if labels is None or not several else _coder(data, labels)(labels)
-
-
-def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
-    """Return rows (N, *shape), as floats unless the layout is of integers.
-
-    Raises DataError, naming `where`, unless they are finite, of the right kind, and fit `layout`.
-    """
-    if x.shape[1:] != layout.shape or not len(x) or x.dtype.kind not in "biuf":
-        raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
-    if layout.integers and x.dtype.kind == "f":
-        raise DataError(f"{where} holds {x.dtype}, but the model was trained on integers")
-    refuse_not_finite(x, where)
-    return x.astype(np.int64) if layout.integers else _floating(x)
-
-
-def _inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> np.ndarray:
+def stored_inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> np.ndarray:
     """Return the inputs (N, ...) of a file: `x`, or the named arrays that the recipe lists."""
     if data.inputs is not None:
         return named_arrays.joined(stored, data.inputs, end, path)
@@ -106,14 +79,9 @@ def _inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> 
     return _array(stored, f"x{end}", path)
 
 
-def _labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name: str, path: Path) -> np.ndarray:
+def stored_labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name: str, path: Path) -> np.ndarray:
     """Return the labels as stored; for next-token, the tokens themselves."""
     return named_arrays.tokens_in(data, x, f"{path}: x") if data.task == "next-token" else _array(stored, name, path)
-
-
-def shape_of(layout: Layout) -> str:
-    """Return the shape of many records as text for a message."""
-    return f"(N, {', '.join(map(str, layout.shape))})"
 
 
 def refuse_not_finite(x: np.ndarray, where: str) -> None:
@@ -175,16 +143,14 @@ def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str, data: Data | N
         raise DataError(f"{of_y} are {y.dtype}, but must be numbers or text")
 
 
-def _floating(x: np.ndarray) -> np.ndarray:
+def floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
 
 
 def _numbers(data: Data) -> Any:
     """Return the function that rows are read by: integers stay integers, unless bounds say that they are measured."""
     return (
-        _floating
-        if data.bounds is not None
-        else lambda x: x.astype(np.int64) if named_arrays.whole(x) else _floating(x)
+        floating if data.bounds is not None else lambda x: x.astype(np.int64) if named_arrays.whole(x) else floating(x)
     )
 
 
@@ -207,7 +173,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str])
             _check_numbers(y, labels)
         else:
             _check_classes(y, labels, data)
-        parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (_coder(data, y),))))
+        parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (coder(data),))))
     classes = None if data.classes is None or data.task == "regression" else tuple(data.classes)
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
@@ -271,7 +237,7 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
     return numbers
 
 
-def _coder(data: Data, y: np.ndarray) -> Any:
+def coder(data: Data) -> Any:
     """Return a function from labels as stored to class indices (int64), or to targets (float32)."""
     if data.task == "next-token":
         return named_arrays.next_tokens

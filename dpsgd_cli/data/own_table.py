@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd_cli.common.text_format import quoted, similar
 from dpsgd_cli.data import large_table, table
 from dpsgd_cli.data.cells import PLAIN, Table, text_of
-from dpsgd_cli.data.column_settings import Missing, TableFormat
+from dpsgd_cli.data.column_settings import Missing
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
@@ -114,39 +114,6 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     problems.refuse()
     only = {*layout.sources, str(data.target)}
     return large_table.read(data, path, hashes, layout, partial(parts, path, kind, data.format, only))
-
-
-def rows_of(
-    rows: Table, layout: Layout, target: str | None, where: str, written: TableFormat | None = None
-) -> np.ndarray:
-    """Return rows (N, D) with the columns of `layout` from a table, which messages call `where`.
-
-    The table may have other columns, in any order. Raises DataError as `check_columns` does, and for cells that the
-    model cannot use.
-    """
-    check_columns(rows, layout, target, where)
-    try:
-        return table.to_matrix(rows, layout.columns or (), where, written or PLAIN)
-    except table.BadColumns as error:
-        # a model that is trained takes no advice about its recipe
-        told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
-        raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
-
-
-def check_columns(rows: Table, layout: Layout, target: str | None, where: str) -> None:
-    """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
-    names = rows.names
-    told = [
-        f"there is no column {quoted(name)}, which the model needs{known_columns(name, names)}"
-        for name in layout.sources
-        if name not in names
-    ]
-    if target is not None and target not in names:
-        told.append(f"there is no column {quoted(target)}, which holds the labels{known_columns(target, names)}")
-    if told:
-        raise DataError("\n".join(f"{where}: {problem}" for problem in told))
-    if not len(rows):
-        raise DataError(f"{where} has no rows")
 
 
 class _Problems:

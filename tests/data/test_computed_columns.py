@@ -18,6 +18,7 @@ from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.column_settings import DateColumn, HashedColumn, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.step_settings import Bin
 from dpsgd_cli.data.table import to_matrix
@@ -147,7 +148,7 @@ def test_a_table_of_them_is_bounded_and_public(tmp_path: Path, steps: list[Any])
     new: Any = ROWS.assign(city="never seen", note="nor this").drop(columns="y")
     layout = made.layout
     assert layout is not None and layout == Layout.from_plain(layout.plain())
-    assert len(opening.open_unlabelled(new, data, layout)) == 20
+    assert len(source_of(data, layout).rows(new)) == 20
 
 
 @pytest.mark.parametrize(

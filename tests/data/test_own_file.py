@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from dpsgd_cli.data import opening, preparation
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, RawDataset
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.users.settings import Unit
@@ -323,10 +324,8 @@ def test_a_file_is_read_as_the_recipe_says_it_is_written(tmp_path: Path) -> None
     source = read(tmp_path, EUROPEAN.encode("latin-1"), **data)
     assert source.train.x.tolist() == [[30, 0, 10.5], [40, 1, 0.5]]
     assert source.classes == ("n", "y")
-    new = opening.open_unlabelled(
-        tmp_path / "own.csv", Data.model_validate({"path": "own.csv"} | data), source.layout, tmp_path
-    )
-    assert new.tolist() == source.train.x.tolist()
+    new = source_of(Data.model_validate({"path": "own.csv"} | data), source.layout, tmp_path)
+    assert new.rows(tmp_path / "own.csv").tolist() == source.train.x.tolist()
 
 
 @pytest.mark.parametrize(

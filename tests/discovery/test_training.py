@@ -136,7 +136,7 @@ def test_a_model_predicts_with_the_bounds_and_categories_that_its_trial_released
         assert found == [row[f"test_{name}"] for row in rows]
     (tmp_path / "own.csv").unlink()
     new = pd.DataFrame({"income": [1e4, 1e4, None], "age": [30, 30, 30], "job": ["never seen", "job 3", "clerk"]})
-    outputs = trained.outputs(trained.rows(new), 0)
+    outputs = trained.outputs(trained.source.rows(new), 0)
     assert outputs[1] == pytest.approx(outputs[0], abs=1e-5)
     assert outputs[2] != pytest.approx(outputs[0], abs=1e-3)
 
