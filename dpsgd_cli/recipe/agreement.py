@@ -492,7 +492,7 @@ def _model(recipe: Recipe) -> list[str]:
 def _on_disk(recipe: Recipe) -> list[str]:
     """Refuse rows on disk where all of them are needed at once."""
     method = recipe.method
-    if not recipe.data.stays_on_disk or recipe.data.unit is not None:
+    if not recipe.data.stays_on_disk:
         return []
     where, remedy = "data.on_disk" if recipe.data.on_disk else "data.path", "save features and labels as one npz file"
     remedy = "leave on_disk out" if recipe.data.on_disk else remedy

@@ -217,9 +217,7 @@ class Trained:
         """Return the `data:` section by which records are read, with the preprocessing of the training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
         with _fitting(self.directory / bundle.NAME):
-            made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
-        own = self.loaded.recipe
-        return made.protecting(own.data.unit, own.folds, own.data.by_place)
+            return self.loaded.recipe.data.changed(**steps)
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""
