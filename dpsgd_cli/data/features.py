@@ -5,12 +5,15 @@ only, neighbouring data sets stay neighbouring, and the features cost no privacy
 made from public information: nothing at all (scattering), or numbers that the recipe declares public (pretrained,
 huggingface). The result's declarations list these.
 
-Features are cached for the user, by the content of the rows and of the extractor.
+Features are cached for the user, by the content of the rows and of the extractor. They may be private, so only their
+owner may read them. A cache that cannot be read or written costs time, nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,9 +25,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional
 
-from dpsgd_cli.common.package_files import files_of
+from dpsgd_cli.common.package_files import cache_folder, files_of
+from dpsgd_cli.common.whole_files import writing
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
-from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step
 from dpsgd_cli.data.extractor_settings import (
     Extractor,
@@ -42,6 +45,7 @@ from dpsgd_cli.errors import DataError
 
 ROWS_AT_ONCE = 16
 VERSION = 1
+MOST_KEPT_BYTES = 4_000_000_000
 
 Network = Callable[[torch.Tensor], torch.Tensor]
 
@@ -85,12 +89,15 @@ class Extract(Step, stated=False):
         def transform(x: np.ndarray) -> np.ndarray:
             nonlocal network
             told = [VERSION, self.settings.model_dump(), self.made_from, x.shape, str(x.dtype)]
-            place = cache.place("features", told, [x])
-            out = cache.load(place)
-            if out is None:
-                network = network or [self.network(layout.shape)]
-                out = self.extract(network[0], x)
-                cache.keep(place, out)
+            name = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+            name.update(np.ascontiguousarray(x).data)
+            place = cache_folder() / "features" / f"{name.hexdigest()[:32]}.npy"
+            with contextlib.suppress(OSError, ValueError, EOFError):
+                return np.asarray(np.load(place, allow_pickle=False))
+            network = network or [self.network(layout.shape)]
+            out = self.extract(network[0], x)
+            if out.nbytes <= MOST_KEPT_BYTES:
+                _keep(place, out)
             return out
 
         return transform
@@ -116,6 +123,14 @@ class Extract(Step, stated=False):
                     f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
                 ) from error
             return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
+
+
+def _keep(place: Path, features: np.ndarray) -> None:
+    """Write features, which may be private, for the next run of this user alone, if they can be written."""
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with writing(place, owner_only=True) as file:
+            np.save(file, features)
 
 
 def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:

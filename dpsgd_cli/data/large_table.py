@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +20,7 @@ import numpy as np
 
 from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.package_files import cache_folder
+from dpsgd_cli.common.whole_files import writing
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.cells import PLAIN, Table
 from dpsgd_cli.data.dataset import Layout, RawDataset
@@ -93,39 +92,27 @@ def _convert(
     Raises DataError if the file is no longer the one that `hashes` name.
     """
     kept[0].parent.mkdir(parents=True, exist_ok=True)
-    drafts = [one.with_name(f".{secrets.token_hex(8)}.npy") for one in kept]
     columns, written = layout.columns or (), data.format or PLAIN
     done, kind, within = 0, np.dtype(np.float32 if data.task == "regression" else np.int64), table.WithinBounds(columns)
-    try:
-        with _private(drafts[0]) as features, _private(drafts[1]) as labels:
-            _header(features, (0, layout.features), np.dtype(np.float64))
-            _header(labels, (0,), kind)
-            for rows in parts():
-                x = table.to_matrix(rows, columns, path.name, written)
-                (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
-                within.with_part(x)
-                features.write(np.ascontiguousarray(x).data)
-                labels.write(y.astype(kind).data)
-                done += len(rows)
-            _header(features, (done, layout.features), np.dtype(np.float64))
-            _header(labels, (done,), kind)
+    with writing(kept[0], owner_only=True) as features, writing(kept[1], owner_only=True) as labels:
+        _header(features, (0, layout.features), np.dtype(np.float64))
+        _header(labels, (0,), kind)
+        for rows in parts():
+            x = table.to_matrix(rows, columns, path.name, written)
+            (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
+            within.with_part(x)
+            features.write(np.ascontiguousarray(x).data)
+            labels.write(y.astype(kind).data)
+            done += len(rows)
+        _header(features, (done, layout.features), np.dtype(np.float64))
+        _header(labels, (done,), kind)
         if problems := within.problems(path.name):
             raise DataError("\n".join(problems))
         if fingerprint.sha256(path) not in hashes.values():
             raise DataError(f"{path} was changed while it was read; start again once nothing writes to it")
-        for draft, one in zip(drafts, kept, strict=True):
-            os.replace(draft, one)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
 
 
 def _header(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Write the header of a npy file, whose size leaves room for any number of rows."""
     stream.seek(0)
     np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-
-
-def _private(path: Path) -> BinaryIO:
-    """Open a new file that only its owner may read."""
-    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")

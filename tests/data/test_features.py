@@ -66,7 +66,8 @@ def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = images(3)
     step = extractor(ScatteringFeatures(orientations=2), Path())
     first = transform_of(step, rows.shape[1:])(rows)
-    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    (kept,) = (tmp_path / "cache" / "features").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(features.Scatter, "network", lambda *_: pytest.fail("made again"))
     assert (transform_of(step, rows.shape[1:])(rows) == first).all()
     other = extractor(ScatteringFeatures(orientations=4), Path())
