@@ -165,7 +165,7 @@ class Computed:
 
     `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
     `hash`, one of `buckets` buckets; or `text`, the feature number `bucket` of runs of up to `words` words, weighted by
-    `rarity` and followed by sentiments of a `lexicon` (`text_features.py`). `form` is that of dates.
+    `rarity` and followed by sentiments of a `lexicon` (`computed_columns.py`). `form` is that of dates.
     """
 
     of: str

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed, quoted
-from dpsgd_cli.data import card_readers, cards, memory, named_arrays, on_disk, own_arrays, table, texts
+from dpsgd_cli.data import card_readers, cards, memory, on_disk, own_arrays, table, texts
 from dpsgd_cli.data.cells import PLAIN, Cells, Table
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout, Part
@@ -157,7 +157,7 @@ class Texts(Source):
             records = texts.new_table(records, kind, self.data)
         x = texts.rows_of(records, self.data, where, self.base)
         if target is None or self.data.task == "next-token":
-            return x, None if target is None else named_arrays.next_tokens(x)
+            return x, None if target is None else own_arrays.next_tokens(x)
         if target not in records:
             raise DataError(f"{where} has no column {quoted(target)} of labels")
         return x, records[target]
@@ -191,9 +191,9 @@ class Arrays(Source):
         if target is None:
             return self._in_units(x), None
         labels = own_arrays.stored_labels(self.data, stored, x, target, records)
-        if not named_arrays.fits(self.data, labels.shape, len(x)) and self.data.task != "next-token":
+        if not own_arrays.fits(self.data, labels.shape, len(x)) and self.data.task != "next-token":
             raise DataError(
-                f"{records}: the labels have shape {labels.shape}, but must be {named_arrays.label_shape(self.data)},"
+                f"{records}: the labels have shape {labels.shape}, but must be {own_arrays.label_shape(self.data)},"
                 f" one for each of {len(x)} rows"
             )
         several = self.data.labels_are_arrays

@@ -1,6 +1,6 @@
 """The `data:` section: a card or a file of the user's own, how its rows are split, and the features computed from them.
 
-`column_settings.py` says how a table is written and what its columns hold, `extractor_settings.py` has the extractors,
+`column_settings.py` says how a table is written and what its columns hold, `step_settings.py` has the extractors,
 `step_settings.py` has the preprocessing steps.
 """
 
@@ -13,8 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
-from dpsgd_cli.data.extractor_settings import Features
-from dpsgd_cli.data.step_settings import PreprocessStep
+from dpsgd_cli.data.step_settings import Features, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.engine.settings import InputArray
 from dpsgd_cli.users.settings import Unit

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.extractor_settings import (
+from dpsgd_cli.data.step_settings import (
     HuggingFaceFeatures,
     PretrainedFeatures,
 )

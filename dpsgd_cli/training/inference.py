@@ -31,8 +31,8 @@ from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.named_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.new_rows import Source, source_of
+from dpsgd_cli.data.own_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import SEVERAL, Data

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import computed_columns, text_features
+from dpsgd_cli.data import computed_columns
 from dpsgd_cli.data.cards import card_of
 from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.dataset import Column, Layout
@@ -131,7 +131,7 @@ def test_a_text_is_counted_for_all_of_its_buckets_at_once(tmp_path: Path, monkey
 
     def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
         counted.append(len(texts))
-        return text_features.features(texts, rule)
+        return computed_columns.features(texts, rule)
 
     monkeypatch.setattr(computed_columns, "features", features)
     rule = Computed("note", "text", buckets=50, words=1)

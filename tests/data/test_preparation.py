@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.data import cards, projections, splits
+from dpsgd_cli.data import cards, preprocess, splits
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.second_moments import blocks, second_moments, with_noise
@@ -115,7 +115,7 @@ def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
     noisy = with_noise(
         second_moments(blocks(rows), 64), lambda exact: normal(0, "preprocess-0", exact, noise, len(rows))
     )
-    np.testing.assert_allclose(private.train_x[0], rows @ projections.directions(noisy, 5), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(private.train_x[0], rows @ preprocess.directions(noisy, 5), rtol=1e-4, atol=1e-4)
 
 
 def test_two_private_steps_never_share_draws() -> None:

@@ -18,10 +18,9 @@ import pytest
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common import free_memory
 from dpsgd_cli.data import fingerprint, memory, opening, table_files
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import Table, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.written_numbers import numbers_in
 from dpsgd_cli.errors import DataError
 
 USES: dict[str, dict[str, Any]] = {

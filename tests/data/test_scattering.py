@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.data.scattering import Scattering
+from dpsgd_cli.data.features import Scattering
 
 
 def morlet(side: int, scale: int, index: int, orientations: int) -> np.ndarray:

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Step, length_of
-from dpsgd_cli.data.extractor_settings import (
-    Features,
-)
 from dpsgd_cli.data.features import EXTRACTORS
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, Pipeline, norm_bound
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.step_settings import PREPROCESS
+from dpsgd_cli.data.step_settings import (
+    PREPROCESS,
+    Features,
+)
 from dpsgd_cli.errors import DataError
 
 COLUMNS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dpsgd_cli.recipe import expected
-from dpsgd_cli.recipe.expected import Schema
+from dpsgd_cli.recipe import check
+from dpsgd_cli.recipe.check import Schema
 from dpsgd_cli.recipe.schema import Recipe
 
-SCHEMA = expected.schema_of(Recipe)
+SCHEMA = check.schema_of(Recipe)
 NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
 
 
@@ -23,11 +23,11 @@ NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
         ({"type": "object", "additionalProperties": NUMBER}, "a mapping of names, each to a number above 0"),
         ({"type": "object", "additionalProperties": True}, "a mapping"),
         ({}, "any value"),
-        (expected.schema_of(Recipe)["$defs"]["RhoBudget"], "a section with keys rho"),
+        (check.schema_of(Recipe)["$defs"]["RhoBudget"], "a section with keys rho"),
     ],
 )
 def test_words(schema: Schema, words: str) -> None:
-    assert expected.words(schema) == words
+    assert check.words(schema) == words
 
 
 def test_every_key_of_a_recipe_is_described() -> None:
