@@ -34,7 +34,7 @@ audit-planted: venv ## Plant each of the bugs that an audit must refute (minutes
 audit-alarms: venv ## Audit a true claim 200 times: how often is it refuted? (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.alarms
 
-mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
+mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS=noise for a part)
 	DPSGD_LONG=1 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 ledgers: venv ## Price 2,000 random ledgers of all kinds, and compare with a bound from below (half an hour)
