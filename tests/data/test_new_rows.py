@@ -127,11 +127,11 @@ def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
 
 
 def test_a_text_is_counted_for_all_of_its_buckets_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
+    counted, counts = [], computed_columns.features
 
     def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
         counted.append(len(texts))
-        return computed_columns.features(texts, rule)
+        return counts(texts, rule)
 
     monkeypatch.setattr(computed_columns, "features", features)
     rule = Computed("note", "text", buckets=50, words=1)
