@@ -233,11 +233,11 @@ class Result:
         protected.
         """
         with trusting(really=self.trust_code):
-            if labelled is None:
-                return summarise_columns(self.trained.own_metrics())
-            return summarise_columns(
-                self.trained.evaluate(self.trained.source.labelled(labelled, self.trained.classes))
+            made = self.trained
+            found = (
+                made.own_metrics() if labelled is None else made.evaluate(made.source.labelled(labelled, made.classes))
             )
+            return summarise_columns(found)
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
         """Return the inputs of `module` for these records, preprocessed as for training."""

@@ -139,17 +139,6 @@ def test_bad_tables(tmp_path: Path, content: str | bytes, data: dict[str, Any], 
         read(tmp_path, content, **data)
 
 
-def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        read(tmp_path, target="z", categorical=["q"], drop=["w"])
-    lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
-    assert [line[:30] for line in lines if ": data." in line] == [
-        "own.csv: data.target names 'z'",
-        "own.csv: data.categorical name",
-        "own.csv: data.drop names 'w', ",
-    ]
-
-
 def test_all_that_is_wrong_with_a_table_is_reported_together(tmp_path: Path) -> None:
     """Names, cells, labels and bounds; nothing else of a column that a wrong name meant, or that holds text."""
     content = "age,job,pay,rank,y\n30,nurse,10.5,1,no\n,smith,inf,2,\n50,,0,3,yes\n"
@@ -232,13 +221,6 @@ def test_tabs_and_json_lines(tmp_path: Path, name: str) -> None:
     source = read(tmp_path, content, name, missing={"age": -1}, bounds={"age": [-1, 99]}, categorical=days)
     assert source.train.x.tolist() == [[30, 1], [4.5, 0], [-1, 0]]
     assert (source.train.y.tolist(), source.classes) == ([1, 0, 1], classes)
-
-
-def test_json_lines_that_are_no_table(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'a' holds lists or objects"):
-        read(tmp_path, '{"a": [1], "y": 1}\n', "own.jsonl")
-    with pytest.raises(DataError, match=r"own.jsonl cannot be read as a table"):
-        read(tmp_path, '{"a": 1\n', "own.jsonl")
 
 
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:

@@ -186,15 +186,6 @@ def test_one_row_more_in_the_file_adds_one_training_record_at_most(
     assert set(steps) <= {0, 1} and sum(steps) > 0
 
 
-def test_own_regression_has_one_output(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i / 3}\n" for i in range(10)))
-    settings = section(path="own.csv", target="y", bounds=[0, 9], task="regression")
-    assert data.outline(settings, tmp_path).outputs == 1
-    dataset = data.prepare(settings, tmp_path, 1, refuse, "add-remove")
-    assert (dataset.train_y.dtype, dataset.classes) == (np.float32, None)
-    np.testing.assert_allclose(dataset.train_x[:, 0] * 9 / 3, dataset.train_y, rtol=1e-5)
-
-
 def test_categories_that_would_reach_training_as_codes_are_refused() -> None:
     with pytest.raises(DataError, match=r"training: job.* would be used as numbers but hold categories; put one-hot"):
         data.outline(section(name="bank", preprocess=[{"scale": {}}]), HERE)

@@ -89,16 +89,6 @@ def test_arrow_tables_in_memory_keep_their_integers() -> None:
     assert found["id"].texts()[1:] == found["n"].texts()[1:] == list(map(str, IDS))
 
 
-def test_a_line_with_too_many_fields_is_refused_in_parts_too(tmp_path: Path) -> None:
-    """A comma in a cell that is not quoted would put values into other columns."""
-    lines = ["a,b,y", *["1,2,u"] * 8, "1,5,u,v", *["1,2,v"] * 3]
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    told = {"path": "t.csv", "target": "y", "classes": ["u", "v"], "bounds": {"a": [0, 9]}, "drop": ["b"]}
-    for more in ({}, {"on_disk": True}):
-        with pytest.raises(DataError, match="row 10 has 4 cells, not 3"):
-            opening.load_raw(Data.model_validate(told | more), tmp_path)
-
-
 def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, parts = tmp_path / "t.csv", table_files.parts
     path.write_text("a,y\n" + "1,u\n2,v\n" * 10)
