@@ -233,11 +233,7 @@ class Result:
         protected.
         """
         with trusting(really=self.trust_code):
-            made = self.trained
-            found = (
-                made.own_metrics() if labelled is None else made.evaluate(made.source.labelled(labelled, made.classes))
-            )
-            return summarise_columns(found)
+            return summarise_columns(self.trained.metrics(labelled))
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
         """Return the inputs of `module` for these records, preprocessed as for training."""

@@ -31,7 +31,7 @@ from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.new_rows import Source, source_of
+from dpsgd_cli.data.new_rows import Records, Source, source_of
 from dpsgd_cli.data.own_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
@@ -418,11 +418,13 @@ class Trained:
             | measure_once(models, table)[0]
         )
 
-    def own_metrics(self) -> dict[str, list[float]]:
-        """Return the metrics on the recipe's test records, read again: those that the result states.
+    def metrics(self, labelled: Records | None = None) -> dict[str, list[float]]:
+        """Return metrics on labelled records; by default on the recipe's test records, which the result states.
 
-        Raises RunError if the files of the records have changed, and UsageError if these records are private.
+        Raises RunError if the files of the test records have changed, and UsageError if these are private.
         """
+        if labelled is not None:
+            return self.evaluate(self.source.labelled(labelled, self.classes))
         if self.loaded.recipe.data.measured_privately:
             raise UsageError(
                 "the held-out records of this result are private, and a metric without noise would reveal them; give a"

@@ -63,7 +63,7 @@ def test_a_dear_miss_is_missed_less_at_the_same_price(
         directory = train(write_recipe(data=RARE | steps | given, **kind), save_models=True)
         document, trained = store.read_document(directory), Trained.load(directory)
         rows = document["trials"]
-        for metric, again in trained.own_metrics().items():
+        for metric, again in trained.metrics().items():
             assert again == pytest.approx([row[f"test_{metric}"] for row in rows]), metric
         told = trained.predict(trained.source.rows(rare), 0) == "yes"
         shares = trained.probabilities(trained.outputs(trained.source.rows(rare), 0))[:, 1]

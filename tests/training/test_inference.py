@@ -53,7 +53,7 @@ def test_a_model_that_is_read_back_is_worth_what_its_result_says(
     directory = train(write_recipe(**KINDS[kind]), save_models=True)
     rows = store.read_document(directory)["trials"]
     trained = Trained.load(directory)
-    for name, found in trained.own_metrics().items():
+    for name, found in trained.metrics().items():
         assert found == [row[f"test_{name}"] for row in rows]
     if "folds" not in KINDS[kind]:
         held = np.load(tmp_path / "tiny.npz")
@@ -73,13 +73,13 @@ def test_targets_are_predicted_and_judged_in_their_own_unit(
     settings |= {"target_transform": transform}
     directory = train(write_recipe(data=settings | {"bounds": {"a": [0, 1]}}), save_models=True)
     trained, document = Trained.load(directory), store.read_document(directory)
-    again = trained.own_metrics()
+    again = trained.metrics()
     assert set(again) == {"mae", "rmse", "r2", "loss"}
     for name, found in again.items():
         assert found == [row[f"test_{name}"] for row in document["trials"]]
     middle, *ends = trained.decided(np.array([[0.5], [9.0], [-9.0]])).tolist()
     assert ends == [250, 100] and (middle == 212.5 if transform is None else 100 < middle < 212.5)
-    everything = trained.evaluate(trained.source.labelled(tmp_path / "line.csv", trained.classes))
+    everything = trained.metrics(tmp_path / "line.csv")
     for trial in range(trained.trials):
         predictions = trained.predict(trained.source.rows(tmp_path / "line.csv"), trial)
         assert ((predictions >= 100) & (predictions <= 250)).all()
@@ -175,7 +175,7 @@ def test_tables_keep_their_words(write_recipe: WriteRecipe, train: Train, table:
     rows = trained.source.rows(table[["job", "age"]])
     right = trained.predict(rows, 0) == table["y"]
     assert right.mean() > 0.8
-    assert trained.evaluate(trained.source.labelled(table, trained.classes))["accuracy"][0] == right.mean()
+    assert trained.metrics(table)["accuracy"][0] == right.mean()
     table["age"] += 75
     above = int((table["age"] > 100).sum())
     assert trained.remarks(trained.source.rows(table)) == [
