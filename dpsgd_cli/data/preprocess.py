@@ -22,17 +22,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.bins import BinColumns
-from dpsgd_cli.data.dataset import (
-    Column,
-    FittedOn,
-    Layout,
-    Length,
-    Noised,
-    PrivateStep,
-    Step,
-    length_of,
-    refuse_codes,
-)
+from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Noised, PrivateStep, Step, length_of, refuse_codes
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
 from dpsgd_cli.data.step_settings import Bias, OneHot, Pca, Scale, UnitNorm
 from dpsgd_cli.engine.coded_rows import Coder

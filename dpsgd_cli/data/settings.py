@@ -333,18 +333,8 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = (
-                "test_path",
-                "target",
-                "test_target",
-                "categorical",
-                "classes",
-                "drop",
-                "target_bounds",
-                "missing",
-                "target_transform",
-            )
-            extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
+            own = "test_path target test_target categorical classes drop target_bounds missing target_transform"
+            extra = [key for key in (*own.split(), "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":

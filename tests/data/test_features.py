@@ -12,11 +12,7 @@ from dpsgd_cli import data
 from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout, Step
 from dpsgd_cli.data.on_disk import Transform
-from dpsgd_cli.data.step_settings import (
-    Features,
-    PretrainedFeatures,
-    ScatteringFeatures,
-)
+from dpsgd_cli.data.step_settings import Features, PretrainedFeatures, ScatteringFeatures
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
 

@@ -16,10 +16,7 @@ from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, Pipeline, norm_bound
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.step_settings import (
-    PREPROCESS,
-    Features,
-)
+from dpsgd_cli.data.step_settings import PREPROCESS, Features
 from dpsgd_cli.errors import DataError
 
 COLUMNS = (
