@@ -61,9 +61,7 @@ class TextInput(Section):
         examples=[4096],
     )
     folder: str | None = Field(
-        None,
-        description="Folder of the tokenizer, relative to the recipe; else the model's.",
-        examples=["models/bert"],
+        None, description="Folder of the tokenizer, relative to the recipe; else the model's.", examples=["models/bert"]
     )
     public: bool = Field(
         False,

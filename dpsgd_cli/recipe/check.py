@@ -139,12 +139,7 @@ def _typed_words(schema: Schema) -> str:
 
 
 def _range_words(schema: Schema) -> str:
-    names = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
+    names = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     parts = [f"{name} {schema[key]:g}" for key, name in names.items() if key in schema]
     return f" {' and '.join(parts)}" if parts else ""
 

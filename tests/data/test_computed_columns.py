@@ -126,11 +126,7 @@ ROWS = pd.DataFrame(
         "y": ["u", "v"] * 10,
     }
 )
-USES = {
-    "when": {"date": "%Y-%m-%d", "bounds": ["2020-01-01", "2020-12-31"]},
-    "city": {"hash": 8},
-    "note": {"text": 16},
-}
+USES = {"when": {"date": "%Y-%m-%d", "bounds": ["2020-01-01", "2020-12-31"]}, "city": {"hash": 8}, "note": {"text": 16}}
 
 
 @pytest.mark.parametrize("steps", [[{"bin": {}}], [{"scale": {}}, {"one-hot": {}}]])

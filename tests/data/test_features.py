@@ -91,10 +91,7 @@ def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
     tmp_path: Path, write_recipe: Callable[..., Path], train: Callable[..., Path]
 ) -> None:
     public = write_recipe(
-        model={"kind": "mlp", "hidden": [5]},
-        method={"kind": "sgd", "batching": "full"},
-        privacy=None,
-        save_model=True,
+        model={"kind": "mlp", "hidden": [5]}, method={"kind": "sgd", "batching": "full"}, privacy=None, save_model=True
     )
     first = train(public)
     result = str(first.relative_to(tmp_path))

@@ -97,14 +97,8 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            "much",
-            "holds no number in data row 2, as data.format says .*; targets of data.task: regression must be",
-        ),
-        (
-            "NA",
-            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave",
-        ),
+        ("much", "holds no number in data row 2, as data.format says .*; targets of data.task: regression must be"),
+        ("NA", "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave"),
     ],
 )
 def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message: str) -> None:
@@ -275,11 +269,7 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:2]}, {}, r"labels have shape \(2,\), but must be \(3,\)"),
         ({"x": Y, "y": Y}, {}, r"x has shape \(3,\), but must be \(N, ...\)"),
         ({"x": X.astype(str), "y": Y}, {}, "must hold numbers"),
-        (
-            {"x": np.where(X == 9, np.nan, X), "y": Y},
-            {},
-            r"x: NaN or infinite values in 1 row, the first is row 2",
-        ),
+        ({"x": np.where(X == 9, np.nan, X), "y": Y}, {}, r"x: NaN or infinite values in 1 row, the first is row 2"),
         ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
         ({"x": X, "y": Y + 0.5}, {}, "label column 'y' holds a fraction in data row 1"),
         ({"x": X, "y": Y}, {"bounds": {"a": [0, 1]}}, "an npz file has no column names"),

@@ -23,10 +23,7 @@ from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
-USES: dict[str, dict[str, Any]] = {
-    "hash": {"columns": {"id": {"hash": 64}}},
-    "text": {"columns": {"id": {"text": 16}}},
-}
+USES: dict[str, dict[str, Any]] = {"hash": {"columns": {"id": {"hash": 64}}}, "text": {"columns": {"id": {"text": 16}}}}
 BERLIN = pd.Timestamp("2020-01-01 01:00", tz="Europe/Berlin")
 IDS = [2**60 + 3 * number for number in range(20)]
 
