@@ -6,7 +6,7 @@
     python -m benchmarks.steps --profile BERT        # where a plain and a private step spend their time
     python -m benchmarks.steps --training            # a whole `dpsgd train` beside a plain loop of the same steps
     python -m benchmarks.steps --first BERT-base     # making a pack, its tests, and its first step
-    python -m benchmarks.steps --device cuda         # or: make bench-gpu; also tf32, bfloat16, what only a GPU does
+    python -m benchmarks.steps --device cuda         # also in tf32 and bfloat16, and what only a GPU does
     python -m benchmarks.steps --device cpu --tiny   # its rehearsal: no number means anything
 
 Networks are random and without dropout. All modes of a network take turns in one process, so that a noisy machine

@@ -1,4 +1,4 @@
-"""`make behaviour` has valid recipes, and finds what differs."""
+"""`python -m tests.behaviour` has valid recipes, and finds what differs."""
 
 from __future__ import annotations
 

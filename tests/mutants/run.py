@@ -42,7 +42,7 @@ _WARM = ("numpy", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "torch",
 _FEW = 5  # take less time than everything that they might import
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
 # plain: to explain how two large arrays differ takes minutes
-_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "--tb=short")
+_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "--tb=short", "-m", "")
 _LIMIT_SECONDS = 600.0
 _MOST_MEMORY = 8 << 30
 _ALL_PASSED, _SOME_FAILED = 0, 1  # of pytest; everything else means that no test was judged
@@ -333,7 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("DPSGD_AUDIT", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(main())
