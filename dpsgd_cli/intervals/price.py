@@ -29,10 +29,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import Budget, released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+
+Inference = Literal["intervals"]
+INFERENCE = Field(
+    None, description="intervals: release what 95% intervals of coefficients and shapes need, from the same budget."
+)
+
 
 LABEL = "intervals"
 CURVATURE, SQUARES = 3.4, 0.4

@@ -187,7 +187,7 @@ def test_flags_say_what_they_take_for_granted() -> None:
 
 def test_the_scope_of_a_result_is_that_of_its_trials() -> None:
     assert "cost the sum of their ledgers" in scope(run(0, 1))
-    assert scope(run(0)).startswith("its one trial")
+    assert scope(run(0)).startswith("this one trial")
 
 
 def test_a_comparison_states_nothing_of_trials_that_share_noise(

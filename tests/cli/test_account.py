@@ -326,6 +326,11 @@ def test_a_ledger_cannot_be_changed(tmp_path: Path) -> None:
             "1.2586",
         ),
         (["quickstart"], {"torch"}, "pld"),
+        (
+            [f"lee2018/{name}" for name in ("privgene", "majority", "output-perturbation", "objective-perturbation")],
+            {"torch"},
+            "privgene",
+        ),
     ],
 )
 def test_answers_load_no_more_than_they_need(args: list[str], heavy: set[str], answer: str) -> None:
