@@ -210,7 +210,7 @@ class Result:
         import pandas as pd
 
         with trusting(really=self.trust_code):
-            found = self.trained.predict(self.trained.rows(records), trial)
+            found = self.trained.predict(self.trained.source.rows(records), trial)
         if found.ndim > 1:
             return pd.Series(list(found), index=_index(records), name="prediction")
         if {str(one).casefold() for one in self.trained.classes or ()} == {"true", "false"}:
@@ -223,7 +223,7 @@ class Result:
         import pandas as pd
 
         with trusting(really=self.trust_code):
-            found = self.trained.probabilities(self.trained.outputs(self.trained.rows(records), trial))
+            found = self.trained.probabilities(self.trained.outputs(self.trained.source.rows(records), trial))
         return pd.DataFrame(found, index=_index(records), columns=list(self.trained.classes or ()))
 
     def evaluate(self, labelled: pd.DataFrame | str | Path | None = None) -> dict[str, dict[str, Any]]:
@@ -233,14 +233,12 @@ class Result:
         protected.
         """
         with trusting(really=self.trust_code):
-            if labelled is None:
-                return summarise_columns(self.trained.own_metrics())
-            return summarise_columns(self.trained.evaluate(self.trained.labelled(labelled)))
+            return summarise_columns(self.trained.metrics(labelled))
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
         """Return the inputs of `module` for these records, preprocessed as for training."""
         with trusting(really=self.trust_code):
-            return from_numpy(self.trained.inputs(self.trained.rows(records), trial))
+            return from_numpy(self.trained.inputs(self.trained.source.rows(records), trial))
 
     def module(self, trial: int = 0) -> nn.Module:
         """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`."""

@@ -148,7 +148,7 @@ class _Private(BaseEstimator):
         check_is_fitted(self)
         table, _ = self._table(X)
         with _as_value_errors():
-            return self._trained.outputs(self._trained.rows(table), 0, exactly=True)
+            return self._trained.outputs(self._trained.source.rows(table), 0, exactly=True)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "privacy_")

@@ -35,8 +35,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpsgd_cli.data.dataset import Part
+from dpsgd_cli.data.features import Scattering
 from dpsgd_cli.data.opening import load_raw
-from dpsgd_cli.data.scattering import Scattering
 from dpsgd_cli.data.settings import Data, ValidationSet
 from dpsgd_cli.data.splits import content_keys
 

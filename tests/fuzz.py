@@ -40,7 +40,7 @@ from dpsgd_cli.common.text_format import visible
 from dpsgd_cli.engine import bundle
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
-from dpsgd_cli.recipe import expected
+from dpsgd_cli.recipe import check
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import reading
@@ -282,7 +282,7 @@ def _recipe(rng: random.Random, folder: Path) -> list[str]:
 def _override(rng: random.Random, folder: Path) -> list[str]:
     """Override a key that the recipe has, or any key of the schema."""
     if rng.random() < 0.5:
-        keys = [*rng.choice(sorted(expected.key_paths(expected.schema_of(Recipe), None), key=str))]
+        keys = [*rng.choice(sorted(check.key_paths(check.schema_of(Recipe), None), key=str))]
     else:
         content, keys = yaml.safe_load((folder / "tiny.yaml").read_text()), []
         while isinstance(content, dict) and content and rng.random() < 0.95:

@@ -226,10 +226,10 @@ def test_frozen_numbers_that_the_seed_drew_are_those_of_the_training_in_predicti
     """One trial may freeze what its seed drew; that seed is nowhere in a result, so the bundle holds the numbers."""
     directory = train(own("pretrained", {"repeats": 1, "epochs": 20}), save_models=True)
     document, model = store.read_document(directory), Trained.load(directory)
-    for name, found in model.own_metrics().items():
+    for name, found in model.metrics().items():
         assert found == [row[f"test_{name}"] for row in document["trials"]]
     held = np.load(tmp_path / "tiny.npz")
-    right = model.predict(model.rows(held["x_test"]), 0) == held["y_test"]
+    right = model.predict(model.source.rows(held["x_test"]), 0) == held["y_test"]
     assert right.mean() == document["trials"][0]["test_accuracy"]
 
 

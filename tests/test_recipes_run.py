@@ -139,6 +139,6 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "held-out" in ledger
         return
     # its model, read back, is worth what the result says, to the digit
-    again = Trained.load(directory).own_metrics()
+    again = Trained.load(directory).metrics()
     assert again == {name: [trial[f"test_{name}"] for trial in document["trials"]] for name in again}
     assert {f"test_{name}" for name in again} == {name for name in document["metrics"] if name.startswith("test_")}

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.main import COMMANDS
-from dpsgd_cli.recipe.expected import json_schema
+from dpsgd_cli.recipe.check import json_schema
 from dpsgd_cli.recipe.schema import Recipe
 
 pytest.importorskip("mkdocs", reason="the site needs the packages of `pip install '.[docs]'` (make venv)")

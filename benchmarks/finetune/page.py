@@ -124,7 +124,7 @@ def measure() -> Iterator[tuple[str, float]]:
     from sklearn.linear_model import LogisticRegressionCV
 
     from dpsgd_cli.data.column_settings import Computed
-    from dpsgd_cli.data.text_features import features
+    from dpsgd_cli.data.computed_columns import features
 
     (train, y), (test, truth) = (_sentences(part) for part in ("train", "test"))
     rule = Computed("sentence", "text", buckets=8192, words=1, rarity="en", lexicon="vader")

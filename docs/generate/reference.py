@@ -14,7 +14,7 @@ import yaml
 from markdown.extensions.toc import slugify, unique
 
 from dpsgd_cli.main import COMMANDS, main
-from dpsgd_cli.recipe.expected import Schema, alternatives, kinds, placeholder, schema_of, words
+from dpsgd_cli.recipe.check import Schema, alternatives, kinds, placeholder, schema_of, words
 from dpsgd_cli.recipe.loading import question, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 

@@ -28,17 +28,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.budget import Budget, released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.sections import Fraction, Section
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class Calibration(Section):
@@ -58,10 +54,11 @@ def sensitivity(adjacency: Adjacency) -> float:
     return replace_factor(adjacency) * math.sqrt(2 + 2 * WEIGHT**2)
 
 
-def with_calibration(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the release, if the recipe asks for it (`released_before`)."""
-    settings = recipe.calibration
+def with_calibration(
+    settings: Calibration | None, adjacency: Adjacency, budget: Budget, before: Sequence[Release]
+) -> tuple[Release, ...]:
+    """Return `before`, followed by the release, if `settings` ask for it (`released_before`)."""
     if settings is None:
         return tuple(before)
-    made = GaussianSum(1.0, recipe.adjacency, sensitivity=sensitivity(recipe.adjacency), label=LABEL)
-    return released_before(recipe.required_privacy.budget, before, [settings.share], made)
+    made = GaussianSum(1.0, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)
+    return released_before(budget, before, [settings.share], made)

@@ -38,7 +38,7 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
     from dpsgd_cli.training.inference import Trained  # torch
 
     trained = Trained.load(result)
-    found = trained.own_metrics() if labelled is None else trained.evaluate(trained.labelled(labelled))
+    found = trained.metrics(labelled)
     told = summarise_columns(found)
     note = _OF_PUBLIC if labelled is None else _WITHOUT_NOISE
     if form == "json":

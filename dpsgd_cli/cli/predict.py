@@ -82,18 +82,9 @@ def command(
     from dpsgd_cli.training.inference import Trained  # torch
 
     trained = Trained.load(result)
-    rows: Any
-    reasons: Sequence[str | None]
-    columns: dict[str, Sequence[Any]] = {}
-    if trained.layout.columns is None:
-        if keep:
-            raise UsageError("--keep: is for the columns of a table, and the model takes an array")
-        rows = trained.rows(new)
-        reasons = [None] * len(rows)
-    else:
-        found = trained.rows_one_by_one(new, keep, "ignore" if unknown == "ignore" else "error")
-        rows, reasons = found.x, found.reasons
-        columns = dict(found.kept)
+    found = trained.source.one_by_one(new, keep, "ignore" if unknown == "ignore" else "error")
+    rows, reasons = found.x, found.reasons
+    columns: dict[str, Sequence[Any]] = dict(found.kept)
     for remark in trained.remarks(rows):
         click.echo(f"{new}: {remark}", err=True)
     if trained.trials > 1:

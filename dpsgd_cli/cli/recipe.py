@@ -18,7 +18,7 @@ from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.noise.settings import noise_source
-from dpsgd_cli.recipe.expected import json_schema
+from dpsgd_cli.recipe.check import json_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, named_files, plain, question, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 

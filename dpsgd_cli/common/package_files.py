@@ -14,12 +14,7 @@ import platformdirs
 MODEL = "model.safetensors"
 """Name of the file of models in a result (`engine/bundle.py`)."""
 _PACKAGE = Path(__file__).resolve().parents[1]
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def shipped(kind: Literal["datasets", "recipes"]) -> Path:

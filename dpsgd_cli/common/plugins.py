@@ -48,14 +48,10 @@ def trusting(say: Logger | None = None, really: bool = True) -> Iterator[None]:
         _trusting.pop()
 
 
-def _place(digest: str) -> Path:
-    return cache_folder() / _FOLDER / digest
-
-
 def _check_trusted(path: Path, code: bytes) -> None:
     """Raise UsageError unless this content of a file is trusted. Inside `trusting()`, remember it as trusted."""
     digest = hashlib.sha256(code).hexdigest()
-    mark = _place(digest)
+    mark = cache_folder() / _FOLDER / digest
     if mark.is_file():
         return
     if not _trusting:

@@ -6,6 +6,7 @@ Plain values follow the YAML 1.2 core schema, which surprises users less than 1.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import dataclass
@@ -68,11 +69,7 @@ class Node:
 
     def copy(self) -> Node:
         """Return a copy of the tree that can be edited independently."""
-        if isinstance(self.value, dict):
-            return Node({key: node.copy() for key, node in self.value.items()}, self.place)
-        if isinstance(self.value, list):
-            return Node([node.copy() for node in self.value], self.place)
-        return Node(self.value, self.place)
+        return copy.deepcopy(self)
 
     def child(self, key: Key) -> Node | None:
         """Return the node under `key`; None if there is none."""

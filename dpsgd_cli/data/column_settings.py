@@ -147,12 +147,10 @@ class TextColumn(Section):
     text: Annotated[int, Field(ge=2, le=10_000)] = Field(description="How many buckets.")
     words: Annotated[int, Field(ge=1, le=5)] = Field(2, description="Longest run of words that is counted.")
     rarity: str | None = Field(
-        None,
-        description="A language, as en: its rare words count more, by wordfreq's public list; needs dpsgd[text].",
+        None, description="A language, as en: its rare words count more, by wordfreq's public list; needs dpsgd[text]."
     )
     lexicon: Literal["vader"] | None = Field(
-        None,
-        description="Add the sentiment of English words, by VADER's public list; needs dpsgd[text].",
+        None, description="Add the sentiment of English words, by VADER's public list; needs dpsgd[text]."
     )
 
 
@@ -165,7 +163,7 @@ class Computed:
 
     `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
     `hash`, one of `buckets` buckets; or `text`, the feature number `bucket` of runs of up to `words` words, weighted by
-    `rarity` and followed by sentiments of a `lexicon` (`text_features.py`). `form` is that of dates.
+    `rarity` and followed by sentiments of a `lexicon` (`computed_columns.py`). `form` is that of dates.
     """
 
     of: str

@@ -27,14 +27,13 @@ from dpsgd_cli.accounting.budget import usual_delta
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import count, quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data import named_arrays, opening, own_arrays, table_files
-from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table
+from dpsgd_cli.data import opening, own_arrays, table_files
+from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.labels import read_labels
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import to_numbers
 from dpsgd_cli.data.table_files import known_columns
-from dpsgd_cli.data.written_numbers import number_of, numbers_in
 from dpsgd_cli.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -484,7 +483,7 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
     own_arrays.refuse_not_finite(x, f"{path}: x")
     classes = _classes(Cells.of(target, y), task, path, PLAIN)
-    whole, pixels = named_arrays.whole(x), x.dtype == np.uint8
+    whole, pixels = own_arrays.whole(x), x.dtype == np.uint8
     return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=pixels, integers=whole)
 
 

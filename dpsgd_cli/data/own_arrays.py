@@ -3,11 +3,19 @@
 A npz file holds `x` (N, ...) and labels `y` (or `data.target`), and may hold `x_test` and `y_test` for testing. A pair
 of npy files holds features and labels. They are read from end to end, in pieces, to hash and check them. Then only the
 rows of a batch are read (`on_disk.py`).
+
+Named arrays (`data.inputs`) of a record are kept as one row of numbers, in the order of the recipe; the model gets them
+back under their names (`engine/named_inputs.py`). All are integers, or the row is float32, which holds integers up to
+2^24 exactly; larger ones are refused. So no token is ever rounded.
+
+Labels of a record may be an array: tokens, or a class at each place. They are int64 (N, ...), and a negative label at a
+place does not count. Each row depends on its own record alone.
 """
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
-from dpsgd_cli.data import memory, named_arrays, on_disk, table
+from dpsgd_cli.data import memory, on_disk, table
 from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
@@ -23,6 +31,7 @@ from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, flatten
 from dpsgd_cli.data.settings import SEVERAL, Data
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
+from dpsgd_cli.engine.settings import InputArray
 from dpsgd_cli.errors import DataError
 
 _MOST_VALUES = 1000
@@ -44,15 +53,15 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
         where.append((stored, "_test", paths[0]))
     pairs = []
     for held, end, path in where:
-        x = _inputs(data, held, end, path)
-        pairs.append((x, _labels(data, held, x, f"{target}{end}", path)))
+        x = stored_inputs(data, held, end, path)
+        pairs.append((x, stored_labels(data, held, x, f"{target}{end}", path)))
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels", data)
         refuse_not_finite(x, f"{paths[0]}: x")
     _refuse_outside(data, float(pairs[0][0].min()), float(pairs[0][0].max()), f"{paths[0]}: x")
     classes: tuple[Any, ...] | None = None
     if data.labels_are_arrays:
-        labels = [_coder(data, y)(y) for _, y in pairs]
+        labels = [coder(data)(y) for _, y in pairs]
         classes = None if data.classes is None else tuple(data.classes)
     else:
         labels, classes = read_labels(data, [Cells.of(target, y) for _, y in pairs], paths[:1], data.classes)
@@ -68,37 +77,10 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-def read_new(path: Path, layout: Layout, data: Data, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows (N, *shape) of a npz file, or of a npy file, and the labels called `target`, if given."""
-    stored = load(path) if path.suffix == ".npz" else {"x": np.array(on_disk.stored(path))}
-    x = rows_of(_inputs(data, stored, "", path), layout, f"{path}: x")
-    labels = None if target is None else _labels(data, stored, x, target, path)
-    if labels is not None and not named_arrays.fits(data, labels.shape, len(x)) and data.task != "next-token":
-        raise DataError(
-            f"{path}: the labels have shape {labels.shape}, but must be {named_arrays.label_shape(data)}, one for each"
-            f" of {len(x)} rows"
-        )
-    several = data.labels_are_arrays
-    return x, labels if labels is None or not several else _coder(data, labels)(labels)
-
-
-def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
-    """Return rows (N, *shape), as floats unless the layout is of integers.
-
-    Raises DataError, naming `where`, unless they are finite, of the right kind, and fit `layout`.
-    """
-    if x.shape[1:] != layout.shape or not len(x) or x.dtype.kind not in "biuf":
-        raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
-    if layout.integers and x.dtype.kind == "f":
-        raise DataError(f"{where} holds {x.dtype}, but the model was trained on integers")
-    refuse_not_finite(x, where)
-    return x.astype(np.int64) if layout.integers else _floating(x)
-
-
-def _inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> np.ndarray:
+def stored_inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> np.ndarray:
     """Return the inputs (N, ...) of a file: `x`, or the named arrays that the recipe lists."""
     if data.inputs is not None:
-        return named_arrays.joined(stored, data.inputs, end, path)
+        return joined(stored, data.inputs, end, path)
     if f"x{end}" not in stored and "input_ids" in stored:
         raise DataError(
             f"{path} has no array 'x{end}'; name its arrays in data.inputs: {{input_ids: {{shape: [...]}}}}"
@@ -106,14 +88,9 @@ def _inputs(data: Data, stored: dict[str, np.ndarray], end: str, path: Path) -> 
     return _array(stored, f"x{end}", path)
 
 
-def _labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name: str, path: Path) -> np.ndarray:
+def stored_labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name: str, path: Path) -> np.ndarray:
     """Return the labels as stored; for next-token, the tokens themselves."""
-    return named_arrays.tokens_in(data, x, f"{path}: x") if data.task == "next-token" else _array(stored, name, path)
-
-
-def shape_of(layout: Layout) -> str:
-    """Return the shape of many records as text for a message."""
-    return f"(N, {', '.join(map(str, layout.shape))})"
+    return tokens_in(data, x, f"{path}: x") if data.task == "next-token" else _array(stored, name, path)
 
 
 def refuse_not_finite(x: np.ndarray, where: str) -> None:
@@ -161,11 +138,12 @@ def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str, data: Data | N
     if len(x.shape) < 2 or 0 in x.shape:
         raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
     several = data is not None and data.labels_are_arrays
-    fits = y.shape == (len(x),)
     if data is not None and several:
-        fits = data.task == "next-token" or named_arrays.fits(data, y.shape, len(x))
-    if not fits:
-        told = named_arrays.label_shape(data) if data is not None and several else f"({len(x)},)"
+        fitting = data.task == "next-token" or fits(data, y.shape, len(x))
+    else:
+        fitting = y.shape == (len(x),)
+    if not fitting:
+        told = label_shape(data) if data is not None and several else f"({len(x)},)"
         raise DataError(f"{of_y} have shape {y.shape}, but must be {told}, one for each row of x")
     if x.shape[1:] != like.shape[1:]:
         raise DataError(f"{of_x}: test rows have shape {x.shape[1:]}, training rows {like.shape[1:]}")
@@ -175,17 +153,13 @@ def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str, data: Data | N
         raise DataError(f"{of_y} are {y.dtype}, but must be numbers or text")
 
 
-def _floating(x: np.ndarray) -> np.ndarray:
+def floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
 
 
 def _numbers(data: Data) -> Any:
     """Return the function that rows are read by: integers stay integers, unless bounds say that they are measured."""
-    return (
-        _floating
-        if data.bounds is not None
-        else lambda x: x.astype(np.int64) if named_arrays.whole(x) else _floating(x)
-    )
+    return floating if data.bounds is not None else lambda x: x.astype(np.int64) if whole(x) else floating(x)
 
 
 def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str]) -> RawDataset:
@@ -207,7 +181,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str])
             _check_numbers(y, labels)
         else:
             _check_classes(y, labels, data)
-        parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (_coder(data, y),))))
+        parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (coder(data),))))
     classes = None if data.classes is None or data.task == "regression" else tuple(data.classes)
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
@@ -271,12 +245,12 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
     return numbers
 
 
-def _coder(data: Data, y: np.ndarray) -> Any:
+def coder(data: Data) -> Any:
     """Return a function from labels as stored to class indices (int64), or to targets (float32)."""
     if data.task == "next-token":
-        return named_arrays.next_tokens
+        return next_tokens
     if data.task in SEVERAL:
-        return named_arrays.labels_of(data)
+        return labels_of(data)
     if data.task == "regression":
         scale = target_scale(data)
         return lambda labels: scale.inward(labels.astype(np.float64)).astype(np.float32)
@@ -299,3 +273,104 @@ def _layout(data: Data, x: np.ndarray) -> Layout:
     assert not isinstance(data.bounds, dict)
     whole = data.bounds is None and x.dtype.kind in "iu" and x.dtype.itemsize > 1
     return Layout(x.shape[1:], bounds=data.bounds or ((0.0, 255.0) if x.dtype == np.uint8 else None), integers=whole)
+
+
+EXACT = 1 << 24
+"""Integers of at most this size are exact in float32."""
+NOT_COUNTED = -1
+
+
+def whole(x: np.ndarray) -> bool:
+    """Return True if an array holds integers that are kept as they are; bytes are pixels, and become fractions."""
+    return x.dtype.kind in "iu" and x.dtype.itemsize > 1
+
+
+def joined(stored: Mapping[str, np.ndarray], inputs: Mapping[str, InputArray], end: str, path: Path) -> np.ndarray:
+    """Return the named arrays as rows (N, F), int64 if all are integers, else float32.
+
+    The arrays in `stored` have the ending `end` ("_test", or none). Raises DataError for an array that is missing, or
+    that has another shape or kind than the recipe says.
+    """
+    parts = []
+    for name, told in inputs.items():
+        if name + end not in stored:
+            raise DataError(f"{path} has no array {name + end!r}{suggested(name + end, stored)}; data.inputs names it")
+        own = stored[name + end]
+        if own.shape[1:] != tuple(told.shape) or own.dtype.kind not in "biuf":
+            raise DataError(
+                f"{path}: {name + end} has shape {own.shape} of {own.dtype}, but data.inputs says (N,"
+                f" {', '.join(map(str, told.shape))}) of numbers"
+            )
+        if told.kind == "integer" and own.dtype.kind == "f":
+            raise DataError(f"{path}: {name + end} holds {own.dtype}; save integers, or say kind: real in data.inputs")
+        parts.append(flatten(own))
+    if len({len(part) for part in parts}) > 1:
+        raise DataError(f"{path}: {', '.join(name + end for name in inputs)} have different numbers of rows")
+    if all(told.kind == "integer" for told in inputs.values()):
+        return np.concatenate([part.astype(np.int64) for part in parts], axis=1)
+    for (name, told), part in zip(inputs.items(), parts, strict=True):
+        if told.kind == "integer" and np.abs(part.astype(np.int64)).max(initial=0) > EXACT:
+            raise DataError(f"{path}: {name + end} holds integers above 2^24, which pixels beside them would round")
+    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def next_tokens(tokens: np.ndarray) -> np.ndarray:
+    """Return the token that follows each place of `tokens` (N, L), int64; below 0 at the last place and at padding.
+
+    Padding is below 0.
+
+    >>> next_tokens(np.array([[5, 7, 9, -1]])).tolist()
+    [[7, 9, -1, -1]]
+    """
+    after = np.full(tokens.shape, NOT_COUNTED, np.int64)
+    after[:, :-1] = tokens[:, 1:]
+    return np.maximum(after, NOT_COUNTED)
+
+
+def tokens_in(data: Data, x: np.ndarray, where: str) -> np.ndarray:
+    """Return the tokens (N, L) of rows `x`, with -1 where a mask is 0. Raises DataError if the rows are no tokens."""
+    if data.inputs is None:
+        if x.ndim != 2 or not whole(x):
+            raise DataError(f"{where}: has shape {x.shape} of {x.dtype}; data.task: next-token needs integers (N, L)")
+        return x
+    sizes = {name: int(np.prod(told.shape)) for name, told in data.inputs.items()}
+    ends = np.cumsum(list(sizes.values()))
+    parts = dict(zip(sizes, np.split(x, ends[:-1], axis=1), strict=True))
+    if "input_ids" not in parts:
+        raise DataError(f"{where}: data.task: next-token needs data.inputs with input_ids")
+    tokens = parts["input_ids"].astype(np.int64)
+    mask = parts.get("attention_mask")
+    return tokens if mask is None else np.where(mask > 0, tokens, NOT_COUNTED)
+
+
+def label_shape(data: Data) -> str:
+    """Return the shape of labels as text for a message."""
+    return {"token-classification": "(N, L)", "multi-label": f"(N, {len(data.classes or ())})"}.get(data.task, "(N,)")
+
+
+def fits(data: Data, shape: tuple[int, ...], rows: int) -> bool:
+    """Return True if labels of `shape` are labels of `rows` records for the task of `data`."""
+    if data.task == "token-classification":
+        return len(shape) >= 2 and shape[0] == rows
+    return shape == ((rows, len(data.classes or ())) if data.task == "multi-label" else (rows,))
+
+
+def labels_of(data: Data) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from labels (N, ...) as stored to int64, with -1 where a place does not count.
+
+    It raises DataError for fractions, and for a number that is no class.
+    """
+    most = len(data.classes or ()) if data.task == "token-classification" else 2
+
+    def coded(y: np.ndarray) -> np.ndarray:
+        found = y.astype(np.int64)
+        if y.dtype.kind == "f" and not np.array_equal(found, y):
+            raise DataError(f"the labels hold fractions, but data.task: {data.task} takes whole numbers")
+        if found.max(initial=0) >= most:
+            raise DataError(
+                f"the labels hold a number of {most} or more; data.task: {data.task} takes 0 to {most - 1}, and"
+                " negative numbers where a place does not count"
+            )
+        return np.maximum(found, NOT_COUNTED)
+
+    return coded

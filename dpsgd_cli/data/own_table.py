@@ -2,35 +2,48 @@
 
 The recipe gives a rule for the missing values of each column. It fills each record by itself, from public constants, so
 neighbouring files stay neighbouring, and it costs no privacy.
+
+With `data.on_disk`, a CSV or parquet file is converted in parts to a file of numbers, which stays on disk. Rows are
+never all in memory: a part of the file is read at a time, and training reads the rows of a batch, or a piece of all
+rows (`on_disk.py`). If a test part is cut, memory holds ten bytes for each row. The numbers are kept in the cache
+folder of the user, readable by nobody else, under the hash of the file and of all that decides how it is read; delete
+the folder `tables` there to forget them. Classes and categories must be declared, because they would otherwise be
+known only after all rows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from dpsgd_cli.common.free_memory import refuse_beyond_memory
+from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import quoted, similar
-from dpsgd_cli.data import large_table, table
+from dpsgd_cli.common.whole_files import writing
+from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.cells import PLAIN, Table, text_of
-from dpsgd_cli.data.column_settings import Missing, TableFormat
+from dpsgd_cli.data.column_settings import Missing
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, stored
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import is_record, known_columns, names_of, parts, read_table
+from dpsgd_cli.data.table_files import IN_PARTS, is_record, known_columns, names_of, parts, read_table, size_of
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.discovery.run import codes
 from dpsgd_cli.discovery.settings import Private
 from dpsgd_cli.errors import DataError
 
+VERSION = 5
 LayoutCheck = Callable[[Layout], object]
 """Function that raises DataError for a layout that cannot be used."""
 
@@ -44,9 +57,10 @@ def read(
     `check_layout` refuses in the layout.
     """
     if data.on_disk:
-        large_table.refuse_unfit(data, kinds)
+        if reasons := _unfit(data, kinds):
+            raise DataError("\n".join(f"data.on_disk: {problem}" for problem in reasons))
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
-    large_table.refuse_too_large(data, paths, kinds)
+    _refuse_too_large(data, paths, kinds)
     owner, written = data.owner_column, data.format or PLAIN
     frames = [read_table(path, kind, data.format) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
@@ -102,51 +116,26 @@ def read(
 
 
 def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_layout: LayoutCheck) -> RawDataset:
-    """Read a large table in parts; its rows stay on disk (`large_table.py`). Wrong names are reported first."""
+    """Read a large table in parts; its rows stay on disk. Raises DataError for wrong names, then for the first part."""
     names = names_of(path, kind, data.format)
-    head = Table.of({name: [] for name in names})
     problems = _Problems()
-    problems.found += _wrong_names(path, head, data)
-    columns, _ = _declare(data, [head.without({*data.drop, *_likely_columns(names, data)})], problems.found)
+    problems.found += _wrong_names(path, Table.of({name: [] for name in names}), data)
+    head = Table.of({name: [] for name in names if name not in {*data.drop, *_likely_columns(names, data)}})
+    columns, _ = _declare(data, [head], problems.found)
     layout = Layout((len(columns),), tuple(columns))
     with problems.kept():
         check_layout(layout)
     problems.refuse()
-    only = {*layout.sources, str(data.target)}
-    return large_table.read(data, path, hashes, layout, partial(parts, path, kind, data.format, only))
-
-
-def rows_of(
-    rows: Table, layout: Layout, target: str | None, where: str, written: TableFormat | None = None
-) -> np.ndarray:
-    """Return rows (N, D) with the columns of `layout` from a table, which messages call `where`.
-
-    The table may have other columns, in any order. Raises DataError as `check_columns` does, and for cells that the
-    model cannot use.
-    """
-    check_columns(rows, layout, target, where)
-    try:
-        return table.to_matrix(rows, layout.columns or (), where, written or PLAIN)
-    except table.BadColumns as error:
-        # a model that is trained takes no advice about its recipe
-        told = [line.rpartition("; ")[0] or line for line in str(error).splitlines()]
-        raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
-
-
-def check_columns(rows: Table, layout: Layout, target: str | None, where: str) -> None:
-    """Raise DataError if a table is empty, or lacks a column of `layout` or the `target` (None: none is needed)."""
-    names = rows.names
-    told = [
-        f"there is no column {quoted(name)}, which the model needs{known_columns(name, names)}"
-        for name in layout.sources
-        if name not in names
-    ]
-    if target is not None and target not in names:
-        told.append(f"there is no column {quoted(target)}, which holds the labels{known_columns(target, names)}")
-    if told:
-        raise DataError("\n".join(f"{where}: {problem}" for problem in told))
-    if not len(rows):
-        raise DataError(f"{where} has no rows")
+    told = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
+    key = json.dumps([VERSION, told, hashes, layout.plain()], sort_keys=True, default=str)
+    place = cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    kept = place.with_suffix(".x.npy"), place.with_suffix(".y.npy")
+    if not all(one.is_file() for one in kept):
+        _convert(data, path, kind, layout, kept, hashes)
+    x, y = (stored(one) for one in kept)
+    classes = None if data.task == "regression" else tuple(data.classes or ())
+    said = table.declarations(data, columns, classes)
+    return RawDataset(path.name, DiskPart(DiskRows(x), DiskRows(y)), None, layout, classes, said, (), hashes)
 
 
 class _Problems:
@@ -325,3 +314,67 @@ def found_values(frames: list[Table], name: str) -> tuple[str, ...]:
     """Return the texts of a column's cells, sorted, without gaps."""
     found = {text for frame in frames if name in frame for text in frame[name].distinct[0]}
     return tuple(sorted(text for text in found if text is not None and text.strip()))
+
+
+def _refuse_too_large(data: Data, paths: Sequence[Path], kinds: list[str]) -> None:
+    """Raise DataError for tables that are known to be larger than memory, before they are read as a whole."""
+    needed = sum(size_of(path, kind) for path, kind in zip(paths, kinds, strict=True))
+    problems = _unfit(data, kinds)
+    advice = "give data.on_disk: true, which reads them in parts"
+    if problems:
+        advice = f"use fewer rows or a larger machine, for data.on_disk: true, which reads in parts, {problems[0]}"
+    refuse_beyond_memory(needed, f"{paths[0].name}: its rows", advice)
+
+
+def _unfit(data: Data, kinds: list[str]) -> list[str]:
+    """Return the reasons why tables cannot be read in parts."""
+    problems = []
+    if len(kinds) > 1 or not kinds[0].startswith(IN_PARTS):
+        problems.append("is for one csv, tsv or parquet file, cut by data.split")
+    if data.task == "classification" and data.classes is None:
+        problems.append("needs data.classes: labels that stay on disk are not searched for them")
+    if isinstance(data.categorical, list):
+        problems.append("needs the values of data.categorical: rows that stay on disk are not searched for them")
+    if data.private_columns:
+        problems.append("needs stated bounds and categories: private ones are counted in memory; state them")
+    if data.unit is not None:
+        problems.append("keeps rows apart, and those of a user (privacy.unit) have to be together; leave it out")
+    return problems
+
+
+def _convert(
+    data: Data, path: Path, kind: str, layout: Layout, kept: tuple[Path, Path], hashes: dict[str, str]
+) -> None:
+    """Write the features (N, D), float64, and the labels (N,) of all parts. Complete files or none are left.
+
+    Raises DataError if the file is no longer the one that `hashes` name.
+    """
+    kept[0].parent.mkdir(parents=True, exist_ok=True)
+    columns, written = layout.columns or (), data.format or PLAIN
+    done, dtype, within = (
+        0,
+        np.dtype(np.float32 if data.task == "regression" else np.int64),
+        table.WithinBounds(columns),
+    )
+    with writing(kept[0], owner_only=True) as features, writing(kept[1], owner_only=True) as labels:
+        _header(features, (0, layout.features), np.dtype(np.float64))
+        _header(labels, (0,), dtype)
+        for rows in parts(path, kind, data.format, {*layout.sources, str(data.target)}):
+            x = table.to_matrix(rows, columns, path.name, written)
+            (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
+            within.with_part(x)
+            features.write(np.ascontiguousarray(x).data)
+            labels.write(y.astype(dtype).data)
+            done += len(rows)
+        _header(features, (done, layout.features), np.dtype(np.float64))
+        _header(labels, (done,), dtype)
+        if problems := within.problems(path.name):
+            raise DataError("\n".join(problems))
+        if fingerprint.sha256(path) not in hashes.values():
+            raise DataError(f"{path} was changed while it was read; start again once nothing writes to it")
+
+
+def _header(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Write the header of a npy file, whose size leaves room for any number of rows."""
+    stream.seek(0)
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})

@@ -24,8 +24,9 @@ from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.on_disk import DiskPart, Rows, stored_keys
-from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
+from dpsgd_cli.data.opening import let_go_of_large, load_raw
 from dpsgd_cli.data.preprocess import Pipeline, Released
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
@@ -511,7 +512,7 @@ def _parts(source: RawDataset, data: Data, base: Path) -> Parts:
 def _public_file(data: Data, layout: Layout, base: Path) -> Part:
     """Return all records of the file that `data.public` names; their labels are UNKNOWN, whatever the file holds."""
     assert data.public is not None and data.public.path is not None
-    x = open_unlabelled(base / data.public.path, data, layout, base)
+    x = source_of(data, layout, base).rows(base / data.public.path)
     if not len(x):
         raise DataError(f"data.public: {data.public.path} holds no record")
     return Part(x, np.full(len(x), UNKNOWN))

@@ -1,19 +1,19 @@
 """The `data:` section: a card or a file of the user's own, how its rows are split, and the features computed from them.
 
-`column_settings.py` says how a table is written and what its columns hold, `extractor_settings.py` has the extractors,
+`column_settings.py` says how a table is written and what its columns hold, `step_settings.py` has the extractors,
 `step_settings.py` has the preprocessing steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
-from dpsgd_cli.data.extractor_settings import Features
-from dpsgd_cli.data.step_settings import PreprocessStep
+from dpsgd_cli.data.step_settings import Features, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
 from dpsgd_cli.engine.settings import InputArray
 from dpsgd_cli.users.settings import Unit
@@ -61,9 +61,7 @@ class TextInput(Section):
         examples=[4096],
     )
     folder: str | None = Field(
-        None,
-        description="Folder of the tokenizer, relative to the recipe; else the model's.",
-        examples=["models/bert"],
+        None, description="Folder of the tokenizer, relative to the recipe; else the model's.", examples=["models/bert"]
     )
     public: bool = Field(
         False,
@@ -189,14 +187,25 @@ class Augment(Section):
     flip: bool = Field(True, description="Mirror half of the copies, left to right.")
 
 
+@dataclass(frozen=True)
+class Use:
+    """What the other sections of a recipe decide about its records, so that code which reads or cuts them knows it.
+
+    `unit` is the unit of privacy, a user with several rows; None for single records. `folds` are those of
+    cross-validation, or None. `by_place`: a record's place decides its part (replace-one, zero-out), not its content.
+    `private`: the recipe states privacy.
+    """
+
+    unit: Unit | None = None
+    folds: int | None = None
+    by_place: bool = False
+    private: bool = False
+
+
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
-    # The recipe copies its `privacy.unit` here, so that code which reads, splits or counts records has it at hand.
-    _unit: Unit | None = PrivateAttr(None)
-    _folds: int | None = PrivateAttr(None)
-    _by_place: bool = PrivateAttr(False)
-    _expects_test: bool = PrivateAttr(False)
+    _use: Use = PrivateAttr(Use())
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -322,18 +331,8 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = (
-                "test_path",
-                "target",
-                "test_target",
-                "categorical",
-                "classes",
-                "drop",
-                "target_bounds",
-                "missing",
-                "target_transform",
-            )
-            extra = [key for key in (*own, "format", "on_disk") if getattr(self, key)]
+            own = "test_path target test_target categorical classes drop target_bounds missing target_transform"
+            extra = [key for key in (*own.split(), "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
@@ -428,8 +427,18 @@ class Data(Section):
 
     @property
     def unit(self) -> Unit | None:
-        """Return the recipe's unit of privacy, a user with several rows; None for single records."""
-        return self._unit
+        """Return the recipe's unit of privacy (`Use`)."""
+        return self._use.unit
+
+    @property
+    def folds(self) -> int | None:
+        """Return the recipe's number of folds (`Use`)."""
+        return self._use.folds
+
+    @property
+    def by_place(self) -> bool:
+        """Return True if a record's place decides its part (`Use`)."""
+        return self._use.by_place
 
     @property
     def owner_column(self) -> str | None:
@@ -444,7 +453,12 @@ class Data(Section):
     @property
     def expects_test(self) -> bool:
         """Return True if the file has to hold test records: nothing else says which are public."""
-        return self._expects_test
+        return self._use.private and self.evaluation is None and self._may_hold_test(self.folds)
+
+    def _may_hold_test(self, folds: int | None) -> bool:
+        """Return True for a npz file, which may hold test records, unless the recipe cuts it."""
+        cut = self.split is not None or folds is not None or self.test_path is not None
+        return (self.path or "").lower().endswith(".npz") and not cut
 
     @property
     def groups(self) -> list[str]:
@@ -454,22 +468,12 @@ class Data(Section):
     @property
     def pooled(self) -> bool:
         """Return True if the recipe's split or folds divide the rows of all files anew."""
-        return self.split is not None or self._folds is not None
-
-    @property
-    def by_place(self) -> bool:
-        """Return True if a record's place decides its part (replace-one, zero-out), False if its content does."""
-        return self._by_place
-
-    @property
-    def folds(self) -> int | None:
-        """Return the recipe's number of folds; None without folds."""
-        return self._folds
+        return self.split is not None or self.folds is not None
 
     @property
     def cuts(self) -> bool:
         """Return True if this section or the recipe's folds divide records by coins, beyond the card's own split."""
-        return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
+        return self.folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
 
     def measured(self, folds: int | None) -> Data:
         """Return the section of a private recipe with `evaluation` and, if it is private, a split that holds out.
@@ -479,19 +483,18 @@ class Data(Section):
         """
         if self.evaluation == "public" or self.path is None or self.test_path is not None:
             return self
-        if self.evaluation is None and self.split is None and folds is None and self.path.lower().endswith(".npz"):
-            made = self.model_copy()
-            made._expects_test = True
-            return made
-        if self.evaluation is None and self.split is not None and self.split.test == 0:
+        holds_none = self.split is not None and self.split.test == 0
+        if self.evaluation is None and (self._may_hold_test(folds) or holds_none):
             return self
         split = self.split if folds is not None else self.split or Split()
         return self.changed(evaluation=self.evaluation or "private", split=split)
 
-    def protecting(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> Data:
-        """Return a copy that knows the recipe's unit, its number of folds, and if places decide a record's part."""
+    def protecting(
+        self, unit: Unit | None, folds: int | None = None, by_place: bool = False, private: bool = False
+    ) -> Data:
+        """Return a copy of which `Use` is what the arguments say."""
         made = self.model_copy()
-        made._unit, made._folds, made._by_place = unit, folds, by_place
+        made._use = Use(unit, folds, by_place, private)
         return made
 
     @property

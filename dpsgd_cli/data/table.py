@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
-from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap
+from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, numbers_in
 from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, TableFormat
-from dpsgd_cli.data.computed_columns import entries
+from dpsgd_cli.data.computed_columns import described, entries
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.text_features import described
-from dpsgd_cli.data.written_numbers import numbers_in
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.errors import DataError
 

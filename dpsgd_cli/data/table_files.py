@@ -258,11 +258,7 @@ def _by_arrow(text: _Text, written: TableFormat, names: Sequence[str]) -> Iterat
         use_threads=False,
         block_size=_BLOCK,
     )
-    parsing = reader.ParseOptions(
-        delimiter=written.separator,
-        newlines_in_values=True,
-        invalid_row_handler=refuse,
-    )
+    parsing = reader.ParseOptions(delimiter=written.separator, newlines_in_values=True, invalid_row_handler=refuse)
     converting = reader.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
     try:
         with reader.open_csv(text, reading, parsing, converting) as batches:

@@ -21,13 +21,13 @@ import numpy as np
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import table
 from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.computed_columns import hashed
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.named_arrays import NOT_COUNTED, next_tokens
+from dpsgd_cli.data.own_arrays import NOT_COUNTED, next_tokens
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.data.table_files import known_columns, read_table
-from dpsgd_cli.data.text_features import hashed
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError, UsageError
 

@@ -1,4 +1,4 @@
-"""Inputs of several named arrays, which a table keeps as one row of numbers (`data/named_arrays.py`)."""
+"""Inputs of several named arrays, which a table keeps as one row of numbers (`data/own_arrays.py`)."""
 
 from __future__ import annotations
 

@@ -29,17 +29,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
-from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.budget import Budget, released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
-
 
 Inference = Literal["intervals"]
 INFERENCE = Field(
@@ -58,10 +54,11 @@ def sensitivity(adjacency: Adjacency) -> float:
     return replace_factor(adjacency) * math.sqrt(1 + SQUARES**2)
 
 
-def with_intervals(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the three rounds, if the recipe asks for intervals (`released_before`)."""
-    share = recipe.inference_share
+def with_intervals(
+    share: float | None, adjacency: Adjacency, budget: Budget, before: Sequence[Release]
+) -> tuple[Release, ...]:
+    """Return `before`, followed by the three rounds, which have this share; without one, there are no intervals."""
     if share is None:
         return tuple(before)
-    made = GaussianSum(1.0, recipe.adjacency, sensitivity=sensitivity(recipe.adjacency), label=LABEL)
-    return released_before(recipe.required_privacy.budget, before, [share * part for part in ROUNDS], made)
+    made = GaussianSum(1.0, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)
+    return released_before(budget, before, [share * part for part in ROUNDS], made)

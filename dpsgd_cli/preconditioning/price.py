@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.budget import released_before
+from dpsgd_cli.accounting.budget import Budget, released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Fraction, Section
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class PreconditionerKind(Section):
@@ -101,11 +98,12 @@ def weight_of(share: float) -> float:
     return math.sqrt((1 - share) / share)
 
 
-def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """Return `before`, followed by the release of the recipe's preconditioner, if it has one (`released_before`)."""
-    settings = recipe.preconditioner
+def with_preconditioner(
+    settings: Preconditioner | None, adjacency: Adjacency, budget: Budget, before: Sequence[Release]
+) -> tuple[Release, ...]:
+    """Return `before`, followed by the release of the preconditioner, if there is one (`released_before`)."""
     if settings is None:
         return tuple(before)
-    moved: float = named(settings.sensitivity)(recipe.adjacency)
-    made = GaussianSum(1.0, recipe.adjacency, sensitivity=moved, label=settings.kind)
-    return released_before(recipe.required_privacy.budget, before, [settings.share], made)
+    moved: float = named(settings.sensitivity)(adjacency)
+    made = GaussianSum(1.0, adjacency, sensitivity=moved, label=settings.kind)
+    return released_before(budget, before, [settings.share], made)

@@ -5,6 +5,7 @@ The plan checks the conditions of a guarantee (`methods/dp_sgd/price.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
@@ -34,24 +35,12 @@ from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
 if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
-    found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
-    found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
-    found += _off_grid(recipe)
-    found += _on_disk(recipe)
-    found += [
-        *_weights(recipe),
-        *_discovery(recipe),
-        *_evaluation(recipe),
-        *_several(recipe),
-        *_updates(recipe),
-        *_inference(recipe),
-        *calibration_problems(recipe),
-    ]
+    found = [problem for check in _CHECKS for problem in check(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -153,6 +142,13 @@ def _inference(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: its law is of a loss without penalty; leave method.weight_decay out")
     if method.batching != "full":
         problems.append(f"{where}: is for full batches; use method dp-gd, or batching: full")
+    problems += _of_share(where, privacy)
+    return problems
+
+
+def _of_share(where: str, privacy: Privacy) -> list[str]:
+    """Refuse what gets a share of the budget before training where there is none, or where a run chooses its noise."""
+    problems = []
     if privacy.budget is None or privacy.budget_covers == "training":
         problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
     if privacy.schedule.adaptive:
@@ -179,10 +175,7 @@ def calibration_problems(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: needs data.target_bounds; give them")
     if privacy.unit is not None:
         problems.append(f"{where}: is priced for records, and users have several; leave it out")
-    if privacy.budget is None or privacy.budget_covers == "training":
-        problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
-    if privacy.schedule.adaptive:
-        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
+    problems += _of_share(where, privacy)
     if type(privacy.clipping) is not FlatClipping:
         problems.append(f"{where}: needs privacy.clipping.kind flat, whose norm bounds residuals")
     if method.learning_rate == "theorem":
@@ -207,12 +200,9 @@ def _weights(recipe: Recipe) -> list[str]:
 
 def _off_grid(recipe: Recipe) -> list[str]:
     """Refuse, without a seed, releases that cannot be put on the public grid (`engine/digits.py`)."""
-    method, problems = recipe.method, []
-    if recipe.seed is not None:
+    if recipe.seed is not None or not isinstance(recipe.method, ObjectivePerturbationMethod):
         return []
-    if isinstance(method, ObjectivePerturbationMethod):
-        problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
-    return problems
+    return [f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}"]
 
 
 def _discovery(recipe: Recipe) -> list[str]:
@@ -492,7 +482,7 @@ def _model(recipe: Recipe) -> list[str]:
 def _on_disk(recipe: Recipe) -> list[str]:
     """Refuse rows on disk where all of them are needed at once."""
     method = recipe.method
-    if not recipe.data.stays_on_disk or recipe.data.unit is not None:
+    if not recipe.data.stays_on_disk:
         return []
     where, remedy = "data.on_disk" if recipe.data.on_disk else "data.path", "save features and labels as one npz file"
     remedy = "leave on_disk out" if recipe.data.on_disk else remedy
@@ -517,3 +507,9 @@ def _folds(recipe: Recipe) -> list[str]:
                 " act on each record alone"
             )
     return problems
+
+
+_CHECKS: tuple[Callable[[Recipe], list[str]], ...] = (
+    *(_privacy, _epochs, _model, _folds, _validation, _public, _augment, _rounding, _compiling, _unit, _off_grid),
+    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _inference, calibration_problems),
+)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.recipe.expected import Schema, alternatives, schema_of, sections
+from dpsgd_cli.recipe.check import Schema, alternatives, schema_of, sections
 from dpsgd_cli.recipe.loading import SettledRecipe, find_recipe, question, resolved
 
 _WIDTH = 110

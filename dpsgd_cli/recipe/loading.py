@@ -23,10 +23,7 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.extractor_settings import (
-    HuggingFaceFeatures,
-    PretrainedFeatures,
-)
+from dpsgd_cli.data.step_settings import HuggingFaceFeatures, PretrainedFeatures
 from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError, UsageError
 from dpsgd_cli.methods.settings import PythonMethod

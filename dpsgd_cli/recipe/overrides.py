@@ -13,7 +13,7 @@ from typing import Any
 
 from dpsgd_cli.common.yaml_tree import Node, Path, Problem, SourceLocation, dotted, read_tree, undotted
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.recipe import expected
+from dpsgd_cli.recipe import check
 from dpsgd_cli.recipe.schema import Recipe
 
 _NO_KEY = (
@@ -93,14 +93,14 @@ def _refusal(node: Node, key: str, name: str) -> str | None:
         return f"{name} is a list with {held}; give such a number, or the whole list"
     if node.value is None:
         return f"{name} is not set; give it whole, {name}=[...]"
-    return f"{name} is {expected.shown(node.value)}, which has no keys"
+    return f"{name} is {check.shown(node.value)}, which has no keys"
 
 
 def _beginning(path: Path, place: SourceLocation) -> dict[str, Node]:
     """Return the initial content of a section that the recipe left out: its default kind, if it has one."""
-    schema = expected.schema_of(Recipe)
+    schema = check.schema_of(Recipe)
     for key in path:
-        options = expected.sections(schema)
+        options = check.sections(schema)
         schema = next((option["properties"][key] for option in options if key in option["properties"]), {})
     default = schema.get("default")
     if isinstance(default, dict) and "kind" in default:

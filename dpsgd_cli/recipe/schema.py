@@ -149,54 +149,39 @@ class Recipe(Section):
     )
 
     @model_validator(mode="after")
-    def _texts_have_a_tokenizer(self) -> Recipe:
-        text = self.data.text
+    def _resolved(self) -> Recipe:
+        """Tell the data section, once, what the other sections decide; refuse sections that do not agree."""
+        privacy, problems = self.privacy, list[str]()
+        self.__dict__["data"] = self._data()
+        problems += method_problems(self)
+        if privacy is not None and privacy.noise_source == "secure" and self.seed is not None:
+            problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
+        if privacy is not None and privacy.noise_source == "seeded" and self.seed is None:
+            problems.append("privacy.noise_source: seeded needs a seed")
+        if privacy is not None and privacy.book is not None and self.seed is not None:
+            problems.append(
+                "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
+                " seed out (seed=null), or leave privacy.book out of an experiment"
+            )
+        if privacy is not None and self.data.coins is not None:
+            problems.append("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _data(self) -> Data:
+        """Return the data section with the tokenizer of the model, private held-out records, and what protects them."""
+        data, text, private = self.data, self.data.text, self.privacy is not None
         if text is not None and text.folder is None and text.words is None:
             if not isinstance(self.model, HuggingFaceModel):
                 raise ValueError(
                     "data.text.folder: missing; give the folder of a tokenizer, or words: 4096 for hashed words"
                 )
-            self.__dict__["data"] = self.data.changed(text=text.changed(folder=self.model.folder, public=True))
-        return self
-
-    @model_validator(mode="after")
-    def _held_out_records_are_private(self) -> Recipe:
-        if self.privacy is not None:
-            self.__dict__["data"] = self.data.measured(self.folds)
-        return self
-
-    @model_validator(mode="after")
-    def _method_and_privacy_agree(self) -> Recipe:
-        problems = method_problems(self)
-        if self.privacy is not None:
-            if self.privacy.noise_source == "secure" and self.seed is not None:
-                problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
-            if self.privacy.noise_source == "seeded" and self.seed is None:
-                problems.append("privacy.noise_source: seeded needs a seed")
-            if self.privacy.book is not None:
-                problems += self._problems_of_the_book()
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _problems_of_the_book(self) -> list[str]:
-        """Return why a book (`privacy.book`) cannot cover the recipe, as far as its settings say."""
-        problems = []
-        if self.seed is not None:
-            problems.append(
-                "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
-                " seed out (seed=null), or leave privacy.book out of an experiment"
-            )
-        return problems
-
-    @model_validator(mode="after")
-    def _data_know_the_unit(self) -> Recipe:
+            data = data.changed(text=text.changed(folder=self.model.folder, public=True))
+        coins = data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
         unit = None if self.privacy is None else self.privacy.unit
-        if self.privacy is not None and self.data.coins is not None:
-            raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
-        coins = self.data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
-        self.__dict__["data"] = self.data.protecting(unit, self.folds, by_place=coins == "place")
-        return self
+        data = data.measured(self.folds) if private else data
+        return data.protecting(unit, self.folds, by_place=coins == "place", private=private)
 
     @property
     def adjacency(self) -> Adjacency:

@@ -1,7 +1,4 @@
-"""Files that are written completely or not at all, also as JSON and CSV; and the removal of unfinished ones.
-
-An unfinished file or folder has a hidden name that shows later whether the process that wrote it was killed.
-"""
+"""Files as JSON and CSV, written completely or not at all (`common/whole_files.py`); removal of unfinished ones."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.whole_files import host, writing
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results.result import Row
 
@@ -26,28 +22,10 @@ _MARK = re.compile(r"\.writing-(?P<host>[A-Za-z0-9-]*)_(?P<pid>\d+)_[0-9a-f]{8}$
 _A_DAY = 86_400.0
 
 
-def hidden_name(path: Path) -> Path:
-    """Return a name beside `path` that no other writer has. It names the process and its machine."""
-    return path.with_name(f".{path.name.lstrip('.')}.writing-{_host()}_{os.getpid()}_{secrets.token_hex(4)}")
-
-
 def write_whole(path: Path, content: str | bytes, owner_only: bool = False, replace: bool = True) -> None:
-    """Write a file at once, on request readable by its owner only. An OSError names it and leaves the old file.
-
-    Raises FileExistsError if `replace` is false and the file exists: of several processes, only one writes.
-    """
-    temporary, mode = hidden_name(path), 0o600 if owner_only else 0o666
-    try:
-        # the process's umask restricts the mode, as for any file
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        (os.replace if replace else os.link)(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a file at once, as `whole_files.writing` does."""
+    with writing(path, owner_only, replace) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -132,14 +110,14 @@ def _remove(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     mark = _MARK.search(path.name)
-    return mark is not None and (mark["host"], int(mark["pid"])) == (_host(), os.getpid())
+    return mark is not None and (mark["host"], int(mark["pid"])) == (host(), os.getpid())
 
 
 def _is_abandoned(path: Path) -> bool:
     mark = _MARK.search(path.name)
     if mark is None:
         return False
-    if mark["host"] == _host():
+    if mark["host"] == host():
         return not _is_alive(int(mark["pid"]))
     try:
         return time.time() - path.stat().st_mtime > _A_DAY
@@ -155,7 +133,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())

@@ -24,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpsgd_cli.common.whole_files import hidden_name
 from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.files import finite, hidden_name, read_json, remove, to_csv, to_json, write_whole
+from dpsgd_cli.results.files import finite, read_json, remove, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import NONPRIVATE, ResultContent, Row, public
 
 if TYPE_CHECKING:

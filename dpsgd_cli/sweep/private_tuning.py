@@ -34,6 +34,7 @@ import numpy as np
 
 from dpsgd_cli.accounting.joint_composition import why_records_apart
 from dpsgd_cli.accounting.repeated_selection import Choice
+from dpsgd_cli.common.whole_files import hidden_name
 from dpsgd_cli.engine import bundle
 from dpsgd_cli.engine.metrics import less_is_better
 from dpsgd_cli.errors import DataError, RecipeError, RunError
@@ -227,11 +228,10 @@ def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
 
     That process may have removed the weights from `source` since.
     """
-    staging = files.hidden_name(place)
+    staging = hidden_name(place)
     try:
         staging.mkdir()
-        recipe = cell.loaded.recipe.changed(repeats=1)
-        (staging / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+        (staging / "recipe.yaml").write_text(dump_recipe(cell.loaded.recipe.changed(repeats=1)), encoding="utf-8")
         if (source / bundle.NAME).is_file():
             chosen = bundle.read(source / bundle.NAME).of_trials(slice(trial, trial + 1))
             (staging / bundle.NAME).write_bytes(chosen.to_bytes())

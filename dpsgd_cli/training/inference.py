@@ -8,15 +8,15 @@ the weights of `data.features`, and the user's own card. Files of methods and sc
 Predictions and metrics of other records use the released weights alone, so they cost the training records no privacy.
 The other records are not protected: metrics on them have no noise.
 
-`data/opening.py` reads records, `evaluation.py` computes metrics, `library.py` has the Python interface.
+`data/new_rows.py` reads records, `evaluation.py` computes metrics, `library.py` has the Python interface.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,10 @@ from dpsgd_cli.calibration.price import LABEL as CORRECTION
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
-from dpsgd_cli.data import new_rows
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.named_arrays import next_tokens, tokens_in
-from dpsgd_cli.data.opening import in_units, open_labelled, open_unlabelled
+from dpsgd_cli.data.new_rows import Records, Source, source_of
+from dpsgd_cli.data.own_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import SEVERAL, Data
@@ -67,7 +66,7 @@ from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading
 from dpsgd_cli.training.start import Trials
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 FORMAT = 3
 _AT_ONCE = 4096
@@ -215,9 +214,7 @@ class Trained:
         """Return the `data:` section by which records are read, with the preprocessing of the training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
         with _fitting(self.directory / bundle.NAME):
-            made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
-        own = self.loaded.recipe
-        return made.protecting(own.data.unit, own.folds, own.data.by_place)
+            return self.loaded.recipe.data.changed(**steps)
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Return the preprocessing of one trial, or of all."""
@@ -235,15 +232,10 @@ class Trained:
         """Leave out what cannot be pickled and is made again."""
         return {name: held for name, held in vars(self).items() if name != "_pipelines"}
 
-    def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
-        """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""
-        where = Path(records) if isinstance(records, str) else records
-        return open_unlabelled(where, self.data, self.layout, self.loaded.base)
-
-    def rows_one_by_one(self, path: Path, keep: Sequence[str], unknown: new_rows.Unknown) -> new_rows.NewRows:
-        """Return the records of a table that the model can use, and why it cannot use the others."""
-        card = partial(in_units, data=self.data, base=self.loaded.base)
-        return new_rows.read(path, self.layout, self.data, keep, unknown, card)
+    @property
+    def source(self) -> Source:
+        """Return the source of new records in the layout of the training records."""
+        return source_of(self.data, self.layout, self.loaded.base)
 
     def remarks(self, rows: np.ndarray) -> list[str]:
         """Return remarks about `rows` (N, ...): a line per column that has values outside its public bounds."""
@@ -423,16 +415,13 @@ class Trained:
             | measure_once(models, table)[0]
         )
 
-    def labelled(self, records: pd.DataFrame | str | Path) -> Part:
-        """Return the labelled records of a table or a file."""
-        where = Path(records) if isinstance(records, str) else records
-        return open_labelled(where, self.data, self.layout, self.classes, self.loaded.base)
+    def metrics(self, labelled: Records | None = None) -> dict[str, list[float]]:
+        """Return metrics on labelled records; by default on the recipe's test records, which the result states.
 
-    def own_metrics(self) -> dict[str, list[float]]:
-        """Return the metrics on the recipe's test records, read again: those that the result states.
-
-        Raises RunError if the files of the records have changed, and UsageError if these records are private.
+        Raises RunError if the files of the test records have changed, and UsageError if these are private.
         """
+        if labelled is not None:
+            return self.evaluate(self.source.labelled(labelled, self.classes))
         if self.loaded.recipe.data.measured_privately:
             raise UsageError(
                 "the held-out records of this result are private, and a metric without noise would reveal them; give a"

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.data import new_rows
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.preprocess import ExpandCategories
@@ -78,7 +77,7 @@ def test_a_category_that_was_never_seen_is_none_of_the_categories(result: Path, 
     rows, done = predict(result, tmp_path / "new.csv", "--unknown", "ignore")
     assert [bool(row["prediction"]) for row in rows] == [True, False, True, False, False, True]
     trained = Trained.load(result)
-    found = new_rows.read(tmp_path / "new.csv", trained.layout, trained.data, unknown="ignore")
+    found = trained.source.one_by_one(tmp_path / "new.csv", unknown="ignore")
     inputs = trained.inputs(found.x, 0)
     known = trained.pipeline(0).layouts[-1].columns
     jobs = [at for at, column in enumerate(known or ()) if column.name.startswith("job=")]
@@ -126,7 +125,7 @@ def test_advice_is_what_a_trained_model_can_follow(result: Path) -> None:
         (3, "pilot", "not among its public values"),
     ):
         with pytest.raises(DataError, match=said) as caught:
-            trained.rows(pd.DataFrame({"age": [age], "job": [job]}))
+            trained.source.rows(pd.DataFrame({"age": [age], "job": [job]}))
         assert str(caught.value).endswith("; fix such rows, or leave them out")
         assert "data.categorical" not in str(caught.value) and "add it there" not in str(caught.value)
 

@@ -70,12 +70,7 @@ def test_every_value_knows_the_line_of_its_key_or_entry() -> None:
     tree, _ = read_tree("# why\na:\n  b: 1\nlist:\n  - x\n  - {y:\n      2}\n", FILE)
     assert tree is not None
     lines = {path: str(tree.nearest(path).place) for path in [("a",), ("a", "b"), ("list", 0), ("list", 1, "y")]}
-    assert lines == {
-        ("a",): "r.yaml:2",
-        ("a", "b"): "r.yaml:3",
-        ("list", 0): "r.yaml:5",
-        ("list", 1, "y"): "r.yaml:6",
-    }
+    assert lines == {("a",): "r.yaml:2", ("a", "b"): "r.yaml:3", ("list", 0): "r.yaml:5", ("list", 1, "y"): "r.yaml:6"}
 
 
 def test_an_alias_stands_for_a_copy() -> None:

@@ -29,18 +29,6 @@ def test_shipped_card_is_complete(name: str) -> None:
         assert all(url.startswith("https://") for url in file.urls)
 
 
-@pytest.mark.parametrize("name", cards.names())
-def test_shipped_card_opens_with_a_sentence(name: str) -> None:
-    assert (shipped("datasets") / f"{name}.yaml").read_text().startswith("# ")
-
-
-def test_layout_leaves_out_the_target_and_dropped_columns() -> None:
-    layout = cards.load_card("breast-cancer-wisconsin").layout
-    assert layout.shape == (9,)
-    assert {column.bounds for column in layout.columns or ()} == {(1.0, 10.0)}
-    assert cards.load_card("mnist").layout.shape == (1, 28, 28)
-
-
 def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
     source = (shipped("datasets") / "bank.yaml").read_text()
     path = tmp_path / "bank.yaml"

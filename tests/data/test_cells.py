@@ -15,11 +15,10 @@ import pyarrow as pa
 import pytest
 
 from dpsgd_cli.data import memory, opening, table_files
-from dpsgd_cli.data.cells import Cells, Table
+from dpsgd_cli.data.cells import Cells, Table, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import content_keys
-from dpsgd_cli.data.written_numbers import number_of, numbers_in
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
 from dpsgd_cli.users.settings import Unit

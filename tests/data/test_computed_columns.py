@@ -18,6 +18,7 @@ from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.column_settings import DateColumn, HashedColumn, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.step_settings import Bin
 from dpsgd_cli.data.table import to_matrix
@@ -125,11 +126,7 @@ ROWS = pd.DataFrame(
         "y": ["u", "v"] * 10,
     }
 )
-USES = {
-    "when": {"date": "%Y-%m-%d", "bounds": ["2020-01-01", "2020-12-31"]},
-    "city": {"hash": 8},
-    "note": {"text": 16},
-}
+USES = {"when": {"date": "%Y-%m-%d", "bounds": ["2020-01-01", "2020-12-31"]}, "city": {"hash": 8}, "note": {"text": 16}}
 
 
 @pytest.mark.parametrize("steps", [[{"bin": {}}], [{"scale": {}}, {"one-hot": {}}]])
@@ -147,7 +144,7 @@ def test_a_table_of_them_is_bounded_and_public(tmp_path: Path, steps: list[Any])
     new: Any = ROWS.assign(city="never seen", note="nor this").drop(columns="y")
     layout = made.layout
     assert layout is not None and layout == Layout.from_plain(layout.plain())
-    assert len(opening.open_unlabelled(new, data, layout)) == 20
+    assert len(source_of(data, layout).rows(new)) == 20
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import draft, memory, new_rows, opening
+from dpsgd_cli.data import draft, memory, opening
 from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.dataset import Layout
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from tests.data.faulty_tables import DATA, KINDS, PACKED, ROWS, SECRETS, SEMICOLONS, TEXT, bytes_of, packed, sound
@@ -40,7 +41,7 @@ LAYOUT = layout()
 
 def predicted(path: Path) -> None:
     """Raise DataError for the first row without a prediction, as the column `error` names it."""
-    found = new_rows.read(path, LAYOUT, data_of(path.name))
+    found = source_of(data_of(path.name), LAYOUT).one_by_one(path)
     bad = [(row, reason) for row, reason in enumerate(found.reasons, 1) if reason is not None]
     if bad:
         raise DataError(f"{path.name}: {bad[0][1]}, alone in data row {bad[0][0]}" if bad[1:] == [] else "several rows")
@@ -50,7 +51,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "new": lambda path: draft.draft(path, "y", None, path.name),
     "train": lambda path: opening.load_raw(data_of(path.name), path.parent),
     "parts": lambda path: opening.load_raw(data_of(path.name, on_disk=True), path.parent),
-    "evaluate": lambda path: opening.open_labelled(path, data_of(path.name), LAYOUT, ["u", "v"]),
+    "evaluate": lambda path: source_of(data_of(path.name), LAYOUT).labelled(path, ["u", "v"]),
     "predict": predicted,
 }
 

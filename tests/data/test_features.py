@@ -11,12 +11,8 @@ import pytest
 from dpsgd_cli import data
 from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout, Step
-from dpsgd_cli.data.extractor_settings import (
-    Features,
-    PretrainedFeatures,
-    ScatteringFeatures,
-)
 from dpsgd_cli.data.on_disk import Transform
+from dpsgd_cli.data.step_settings import Features, PretrainedFeatures, ScatteringFeatures
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
 
@@ -66,7 +62,8 @@ def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = images(3)
     step = extractor(ScatteringFeatures(orientations=2), Path())
     first = transform_of(step, rows.shape[1:])(rows)
-    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    (kept,) = (tmp_path / "cache" / "features").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(features.Scatter, "network", lambda *_: pytest.fail("made again"))
     assert (transform_of(step, rows.shape[1:])(rows) == first).all()
     other = extractor(ScatteringFeatures(orientations=4), Path())
@@ -94,10 +91,7 @@ def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
     tmp_path: Path, write_recipe: Callable[..., Path], train: Callable[..., Path]
 ) -> None:
     public = write_recipe(
-        model={"kind": "mlp", "hidden": [5]},
-        method={"kind": "sgd", "batching": "full"},
-        privacy=None,
-        save_model=True,
+        model={"kind": "mlp", "hidden": [5]}, method={"kind": "sgd", "batching": "full"}, privacy=None, save_model=True
     )
     first = train(public)
     result = str(first.relative_to(tmp_path))

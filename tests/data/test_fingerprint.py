@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,6 @@ def counted(path: Path, question: str = "?") -> tuple[dict[str, Any], int]:
         return {"size": path.stat().st_size}
 
     return fingerprint.found(path, question, read), reads
-
-
-def test_the_hash_is_that_of_the_file(file: Path) -> None:
-    assert fingerprint.sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_an_answer_is_used_again_while_the_file_is_the_same(file: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.data import draft, opening
-from dpsgd_cli.data.cells import Cells, Table
+from dpsgd_cli.data.cells import Cells, Table, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.written_numbers import numbers_in
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
 

@@ -199,24 +199,3 @@ def test_a_training_on_all_rows_in_parts_is_that_in_memory(tmp_path: Path, monke
         (weights,) = (tmp_path / name).rglob("model.safetensors")
         found.append((weights.read_bytes(), repr(result.metrics)))
     assert found[0] == found[1] and "test_accuracy" in found[0][1]
-
-
-def test_a_model_is_that_of_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same recipe and seed, in batches: equal to the last bit."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read(tmp_path, ROWS * 6)
-    recipe = {
-        "name": "large",
-        "data": TOLD | {"bounds": {"n": [0, 50]}, "preprocess": [{"bin": {"waves": 4}}]},
-        "model": {"kind": "linear"},
-        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 50, "learning_rate": 1},
-        "privacy": {"budget": {"epsilon": 5, "delta": 1e-5}},
-        "epochs": 3,
-        "seed": 1,
-    }
-    (tmp_path / "large.yaml").write_text(yaml.safe_dump(recipe))
-    found = [
-        repr(dpsgd.train(tmp_path / "large.yaml", changes, out=tmp_path / name).metrics)
-        for name, changes in (("memory", {}), ("disk", {"data.on_disk": True}))
-    ]
-    assert found[0] == found[1] and "test_accuracy" in found[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.data.named_arrays import next_tokens
 from dpsgd_cli.data.opening import load_raw
+from dpsgd_cli.data.own_arrays import next_tokens
 from dpsgd_cli.data.preparation import outline, pipeline_of
 from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.engine.named_inputs import NamedInputs

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import computed_columns, new_rows, opening, text_features
+from dpsgd_cli.data import computed_columns
 from dpsgd_cli.data.cards import card_of
 from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -35,7 +36,7 @@ def write(folder: Path, name: str, content: str) -> Path:
 @pytest.mark.parametrize("name", FILES)
 def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name, FILES[name])
-    assert opening.open_unlabelled(path, DATA, LAYOUT).tolist() == ROWS
+    assert source_of(DATA, LAYOUT).rows(path).tolist() == ROWS
 
 
 def test_gaps_mean_what_the_recipe_says(tmp_path: Path) -> None:
@@ -46,25 +47,25 @@ def test_gaps_mean_what_the_recipe_says(tmp_path: Path) -> None:
     data = DATA.model_copy(update={"missing": {"y": "no"}})
     rows = [[50, 1, 1], [40, 0, 0]]
     path = write(tmp_path, "new.csv", "y,job,age\nNA,,\nyes,smith,40\n")
-    assert opening.open_unlabelled(path, data, layout).tolist() == rows
-    assert opening.open_unlabelled(pd.read_csv(path), data, layout).tolist() == rows
+    assert source_of(data, layout).rows(path).tolist() == rows
+    assert source_of(data, layout).rows(pd.read_csv(path)).tolist() == rows
     lines = write(tmp_path, "new.jsonl", '{"y": null, "age": null}\n{"y": "yes", "job": "smith", "age": 40}\n')
     for labelled in (path, lines):
-        part = opening.open_labelled(labelled, data, layout, ["no", "yes"])
+        part = source_of(data, layout).labelled(labelled, ["no", "yes"])
         assert (part.x.tolist(), part.y.tolist()) == (rows, [0, 1])
 
 
 def test_targets_are_those_of_training(tmp_path: Path) -> None:
     path = write(tmp_path, "new.csv", "y,age,job,pay\n175,30,nurse,10.5\n250,40,smith,-2\n")
     bounded = DATA.model_copy(update={"task": "regression", "classes": None, "target_bounds": (100.0, 200.0)})
-    assert opening.open_labelled(path, bounded, LAYOUT, None).y.tolist() == [0.5, 2.0]
+    assert source_of(bounded, LAYOUT).labelled(path, None).y.tolist() == [0.5, 2.0]
 
 
 def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
     frame = pd.DataFrame({"pay": [10.5, -2], "age": [30, 40], "job": ["nurse", "smith"]})
     frame.to_parquet(tmp_path / "new.parquet")
-    assert opening.open_unlabelled(tmp_path / "new.parquet", DATA, LAYOUT).tolist() == ROWS
-    assert opening.open_unlabelled(frame, DATA, LAYOUT).tolist() == ROWS
+    assert source_of(DATA, LAYOUT).rows(tmp_path / "new.parquet").tolist() == ROWS
+    assert source_of(DATA, LAYOUT).rows(frame).tolist() == ROWS
 
 
 @pytest.mark.parametrize(
@@ -80,24 +81,22 @@ def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(DataError) as refused:
-        opening.open_unlabelled(write(tmp_path, "new.csv", content), DATA, LAYOUT)
+        source_of(DATA, LAYOUT).rows(write(tmp_path, "new.csv", content))
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_labels_are_classes_by_their_names_or_targets(tmp_path: Path) -> None:
     path = write(tmp_path, "new.csv", "y,age,job,pay\nyes,30,nurse,10.5\nno,40,smith,-2\n")
-    part = opening.open_labelled(path, DATA, LAYOUT, ["no", "yes"])
+    part = source_of(DATA, LAYOUT).labelled(path, ["no", "yes"])
     assert (part.x.tolist(), part.y.tolist()) == (ROWS, [1, 0])
     numbers = write(tmp_path, "numbers.csv", "y,age,job,pay\n0.5,30,nurse,10.5\n7,40,smith,-2\n")
     regression = DATA.model_copy(update={"task": "regression", "classes": None})
-    assert opening.open_labelled(numbers, regression, LAYOUT, None).y.tolist() == [0.5, 7]
+    assert source_of(regression, LAYOUT).labelled(numbers, None).y.tolist() == [0.5, 7]
     with pytest.raises(DataError, match="1 label, first in data row 1, not among the classes"):
-        opening.open_labelled(
-            write(tmp_path, "odd.csv", "y,age,job,pay\nmaybe,1,nurse,2\n"), DATA, LAYOUT, ["no", "yes"]
-        )
+        source_of(DATA, LAYOUT).labelled(write(tmp_path, "odd.csv", "y,age,job,pay\nmaybe,1,nurse,2\n"), ["no", "yes"])
     with pytest.raises(DataError, match="there is no column 'y', which holds the labels"):
-        opening.open_labelled(write(tmp_path, "none.csv", FILES["as-trained.csv"]), DATA, LAYOUT, ["no", "yes"])
+        source_of(DATA, LAYOUT).labelled(write(tmp_path, "none.csv", FILES["as-trained.csv"]), ["no", "yes"])
 
 
 def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
@@ -106,8 +105,8 @@ def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=x, y=[4, 5, 4])
     np.save(tmp_path / "new.npy", x)
     for name in ("new.npz", "new.npy"):
-        assert opening.open_unlabelled(tmp_path / name, data, layout).tolist() == x.tolist()
-    assert opening.open_labelled(tmp_path / "new.npz", data, layout, [5, 4]).y.tolist() == [1, 0, 1]
+        assert source_of(data, layout).rows(tmp_path / name).tolist() == x.tolist()
+    assert source_of(data, layout).labelled(tmp_path / "new.npz", [5, 4]).y.tolist() == [1, 0, 1]
     bad: dict[str, tuple[Any, str]] = {
         "flat.npy": (x.reshape(3, 4), "has shape (3, 4) of float64, but the model needs numbers (N, 2, 2)"),
         "nan.npy": (np.where(x > 5, np.nan, x), "NaN or infinite values in 2 rows, the first is row 2"),
@@ -115,29 +114,29 @@ def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
     for name, (content, said) in bad.items():
         np.save(tmp_path / name, content)
         with pytest.raises(DataError) as refused:
-            opening.open_unlabelled(tmp_path / name, data, layout)
+            source_of(data, layout).rows(tmp_path / name)
         assert said in str(refused.value)
     with pytest.raises(DataError, match="takes a table"):
-        opening.open_unlabelled(tmp_path / "new.npz", DATA, LAYOUT)
+        source_of(DATA, LAYOUT).rows(tmp_path / "new.npz")
 
 
 def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
     digits = Data.model_validate({"name": "digits"})
     pixels = np.full((1, 1, 8, 8), 4, np.uint8)
-    assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits, Path()).layout)).tolist() == [0.25]
+    assert np.unique(source_of(digits, card_of(digits, Path()).layout).rows(pixels)).tolist() == [0.25]
 
 
 def test_a_text_is_counted_for_all_of_its_buckets_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
+    counted, counts = [], computed_columns.features
 
     def features(texts: Sequence[str], rule: Computed) -> np.ndarray:
         counted.append(len(texts))
-        return text_features.features(texts, rule)
+        return counts(texts, rule)
 
     monkeypatch.setattr(computed_columns, "features", features)
     rule = Computed("note", "text", buckets=50, words=1)
     columns = tuple(Column(f"note {at}", (0, 1), computed=replace(rule, bucket=at)) for at in range(50))
     path = write(tmp_path, "notes.csv", "note\ngood\nbad bad\n")
-    rows = new_rows.read(path, Layout((50,), columns), DATA)
+    rows = source_of(DATA, Layout((50,), columns)).one_by_one(path)
     assert rows.x.shape == (2, 50) and rows.x.max(axis=1).tolist() == pytest.approx([1, 1], abs=1e-6)
     assert len(counted) == 2  # to find rows that cannot be used, and to use the others

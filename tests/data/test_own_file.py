@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from dpsgd_cli.data import opening, preparation
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, RawDataset
+from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.users.settings import Unit
@@ -96,14 +97,8 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            "much",
-            "holds no number in data row 2, as data.format says .*; targets of data.task: regression must be",
-        ),
-        (
-            "NA",
-            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave",
-        ),
+        ("much", "holds no number in data row 2, as data.format says .*; targets of data.task: regression must be"),
+        ("NA", "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave"),
     ],
 )
 def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message: str) -> None:
@@ -136,17 +131,6 @@ def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message
 def test_bad_tables(tmp_path: Path, content: str | bytes, data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, content, **data)
-
-
-def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        read(tmp_path, target="z", categorical=["q"], drop=["w"])
-    lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
-    assert [line[:30] for line in lines if ": data." in line] == [
-        "own.csv: data.target names 'z'",
-        "own.csv: data.categorical name",
-        "own.csv: data.drop names 'w', ",
-    ]
 
 
 def test_all_that_is_wrong_with_a_table_is_reported_together(tmp_path: Path) -> None:
@@ -233,13 +217,6 @@ def test_tabs_and_json_lines(tmp_path: Path, name: str) -> None:
     assert (source.train.y.tolist(), source.classes) == ([1, 0, 1], classes)
 
 
-def test_json_lines_that_are_no_table(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'a' holds lists or objects"):
-        read(tmp_path, '{"a": [1], "y": 1}\n', "own.jsonl")
-    with pytest.raises(DataError, match=r"own.jsonl cannot be read as a table"):
-        read(tmp_path, '{"a": 1\n', "own.jsonl")
-
-
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"no such file: {tmp_path.resolve()}/gone.csv"):
         opened(tmp_path, {"path": "gone.csv", "target": "y"})
@@ -292,11 +269,7 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:2]}, {}, r"labels have shape \(2,\), but must be \(3,\)"),
         ({"x": Y, "y": Y}, {}, r"x has shape \(3,\), but must be \(N, ...\)"),
         ({"x": X.astype(str), "y": Y}, {}, "must hold numbers"),
-        (
-            {"x": np.where(X == 9, np.nan, X), "y": Y},
-            {},
-            r"x: NaN or infinite values in 1 row, the first is row 2",
-        ),
+        ({"x": np.where(X == 9, np.nan, X), "y": Y}, {}, r"x: NaN or infinite values in 1 row, the first is row 2"),
         ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
         ({"x": X, "y": Y + 0.5}, {}, "label column 'y' holds a fraction in data row 1"),
         ({"x": X, "y": Y}, {"bounds": {"a": [0, 1]}}, "an npz file has no column names"),
@@ -323,10 +296,8 @@ def test_a_file_is_read_as_the_recipe_says_it_is_written(tmp_path: Path) -> None
     source = read(tmp_path, EUROPEAN.encode("latin-1"), **data)
     assert source.train.x.tolist() == [[30, 0, 10.5], [40, 1, 0.5]]
     assert source.classes == ("n", "y")
-    new = opening.open_unlabelled(
-        tmp_path / "own.csv", Data.model_validate({"path": "own.csv"} | data), source.layout, tmp_path
-    )
-    assert new.tolist() == source.train.x.tolist()
+    new = source_of(Data.model_validate({"path": "own.csv"} | data), source.layout, tmp_path)
+    assert new.rows(tmp_path / "own.csv").tolist() == source.train.x.tolist()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.data import cards, projections, splits
+from dpsgd_cli.data import cards, preprocess, splits
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.second_moments import blocks, second_moments, with_noise
@@ -115,7 +115,7 @@ def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
     noisy = with_noise(
         second_moments(blocks(rows), 64), lambda exact: normal(0, "preprocess-0", exact, noise, len(rows))
     )
-    np.testing.assert_allclose(private.train_x[0], rows @ projections.directions(noisy, 5), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(private.train_x[0], rows @ preprocess.directions(noisy, 5), rtol=1e-4, atol=1e-4)
 
 
 def test_two_private_steps_never_share_draws() -> None:
@@ -184,15 +184,6 @@ def test_one_row_more_in_the_file_adds_one_training_record_at_most(
     steps = [len(after) - len(before) for before, after in itertools.pairwise(found)]
     assert all(before <= after for before, after in itertools.pairwise(found)), "no record leaves the training part"
     assert set(steps) <= {0, 1} and sum(steps) > 0
-
-
-def test_own_regression_has_one_output(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i / 3}\n" for i in range(10)))
-    settings = section(path="own.csv", target="y", bounds=[0, 9], task="regression")
-    assert data.outline(settings, tmp_path).outputs == 1
-    dataset = data.prepare(settings, tmp_path, 1, refuse, "add-remove")
-    assert (dataset.train_y.dtype, dataset.classes) == (np.float32, None)
-    np.testing.assert_allclose(dataset.train_x[:, 0] * 9 / 3, dataset.train_y, rtol=1e-5)
 
 
 def test_categories_that_would_reach_training_as_codes_are_refused() -> None:

@@ -66,10 +66,7 @@ def test_f1_of_each_class_of_places_is_that_of_scikit_learn() -> None:
     [
         ({"model": {"kind": "convex"}}, "convex has one output"),
         ({"data": DATA | {"evaluation": "private", "split": {"test": 0.25}}}, "not data.task: multi-label"),
-        (
-            {"method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}}, "epochs": "auto"},
-            "usual loss of one",
-        ),
+        ({"method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}}, "epochs": "auto"}, "usual loss of one"),
         ({"data": DATA | {"path": "t.csv", "target": "ill"}}, "reads labels of a .npz or .npy file"),
     ],
 )

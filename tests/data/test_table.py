@@ -10,17 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from dpsgd_cli.data import labels, table
-from dpsgd_cli.data.cells import Cells, Table
+from dpsgd_cli.data.cells import Cells
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.errors import DataError
-
-
-def test_numbers_and_codes_in_the_declared_order() -> None:
-    frame = pd.DataFrame({"job": ["b", "a"], "age": [3, 4], "old": [True, False]})
-    columns = [Column("age"), Column("job", values=("a", "b")), Column("old")]
-    assert table.to_matrix(Table.of(frame), columns, "here").tolist() == [[3, 1, 1], [4, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -36,14 +30,6 @@ def test_numbers_and_codes_in_the_declared_order() -> None:
 def test_columns_that_are_not_finite_numbers(values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         table.to_numbers(Cells.of("x", pd.Series(values)))
-
-
-def test_all_bad_columns_are_reported_together() -> None:
-    frame = pd.DataFrame({"x": [1, None], "y": ["a", "q"]})
-    with pytest.raises(DataError) as caught:
-        table.to_matrix(Table.of(frame), [Column("x"), Column("y", values=("a",))], "file.csv")
-    assert len(str(caught.value).splitlines()) == 2
-    assert "'y': 1 cell, first in data row 2, not among" in str(caught.value)
 
 
 def test_unlisted_and_empty_categories() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils import murmurhash3_32
 
-from dpsgd_cli.data import text_features
+from dpsgd_cli.data import computed_columns
 from dpsgd_cli.data.column_settings import Computed, TextColumn
 from dpsgd_cli.errors import UsageError
 
@@ -28,8 +28,8 @@ def bucket(word: str) -> int:
 
 
 def _forget() -> None:
-    text_features._vader_list.cache_clear()
-    text_features._rarity.cache_clear()
+    computed_columns._vader_list.cache_clear()
+    computed_columns._rarity.cache_clear()
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def test_words_weigh_by_rarity_and_a_negation_turns_them(text: str, words: dict[
     for word, weight in words.items():
         wanted[bucket(word)] += weight
     wanted[BUCKETS:] = max(sentiment / 2, 0), max(-sentiment / 2, 0)
-    found = text_features.features([text], LISTED)
+    found = computed_columns.features([text], LISTED)
     assert found.dtype == np.float32
     assert found[0] == pytest.approx(wanted / np.linalg.norm(wanted), abs=1e-6)
 
 
 @pytest.mark.usefixtures("_small_lists")
 def test_a_run_weighs_the_mean_of_its_words() -> None:
-    found = text_features.features(["good film"], Computed("c", "text", buckets=BUCKETS, words=2, rarity="en"))
+    found = computed_columns.features(["good film"], Computed("c", "text", buckets=BUCKETS, words=2, rarity="en"))
     wanted = np.zeros(BUCKETS)
     for run, weight in {"good": 1, "film": 2, "good film": 1.5}.items():
         wanted[bucket(run)] += weight
@@ -81,20 +81,20 @@ def test_a_run_weighs_the_mean_of_its_words() -> None:
 @given(st.lists(st.text(alphabet="goda nevrfilm'.", max_size=40), min_size=1, max_size=6), st.integers(1, 3))
 def test_no_text_is_longer_than_one_with_lists(texts: list[str], words: int) -> None:
     rule = Computed("c", "text", buckets=8, words=words, rarity="en", lexicon="vader")
-    for row in text_features.features(texts, rule):
+    for row in computed_columns.features(texts, rule):
         assert sum(Fraction(float(entry)) ** 2 for entry in row) <= 1
 
 
 def test_the_real_lists_know_english() -> None:
     """`excellent` is positive and rarer than `the`; a text without words is all zeros."""
-    found = text_features.features(["excellent", "the excellent", "awful", " "], LISTED)
+    found = computed_columns.features(["excellent", "the excellent", "awful", " "], LISTED)
     assert found[0, BUCKETS] > 0 and found[2, BUCKETS + 1] > 0
     assert 0 < found[1, bucket("the")] < found[1, bucket("excellent")]
     assert not found[3].any()
 
 
 def test_without_lists_it_is_counts() -> None:
-    found = text_features.features(["b a b"], PLAIN)
+    found = computed_columns.features(["b a b"], PLAIN)
     assert found[0, bucket("b")] == pytest.approx(2 / 5**0.5, abs=1e-6)
 
 
@@ -113,9 +113,9 @@ def test_what_is_missing_is_said(
     if module is not None:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=said):
-        text_features.features(["a"], Computed("c", "text", buckets=4, words=1, **use))
+        computed_columns.features(["a"], Computed("c", "text", buckets=4, words=1, **use))
 
 
 def test_the_declaration_names_lists_and_versions() -> None:
-    told = text_features.described(TextColumn(text=8, rarity="en", lexicon="vader"))
+    told = computed_columns.described(TextColumn(text=8, rarity="en", lexicon="vader"))
     assert "wordfreq 3." in told and "vaderSentiment 3." in told

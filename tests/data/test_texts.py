@@ -13,7 +13,8 @@ import yaml
 
 from dpsgd_cli.data import texts
 from dpsgd_cli.data.dataset import Part
-from dpsgd_cli.data.opening import load_raw, open_labelled, open_unlabelled
+from dpsgd_cli.data.new_rows import source_of
+from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -95,8 +96,9 @@ def test_a_card_gives_the_tokens_that_a_table_gives(project: Path) -> None:
     assert facts.input_shape == (3,) and facts.integers
     assert any("hash of words to 50 tokens" in said for said in facts.declarations)
     new = pd.DataFrame({"said": ["a good film"], "mood": ["1"]})
-    assert np.array_equal(open_unlabelled(new, told(), card.layout, project)[0], table.x[0])
-    assert open_labelled(new, told(), card.layout, card.classes, project).y.tolist() == [1]
+    source = source_of(told(), card.layout, project)
+    assert np.array_equal(source.rows(new)[0], table.x[0])
+    assert source.labelled(new, card.classes).y.tolist() == [1]
 
 
 def test_other_tokens_of_the_same_file_are_read_anew(project: Path) -> None:

@@ -132,11 +132,11 @@ def test_a_model_predicts_with_the_bounds_and_categories_that_its_trial_released
     directory = train(write(), save_models=True)
     trained = Trained.load(directory)
     rows = store.read_document(directory)["trials"]
-    for name, found in trained.own_metrics().items():
+    for name, found in trained.metrics().items():
         assert found == [row[f"test_{name}"] for row in rows]
     (tmp_path / "own.csv").unlink()
     new = pd.DataFrame({"income": [1e4, 1e4, None], "age": [30, 30, 30], "job": ["never seen", "job 3", "clerk"]})
-    outputs = trained.outputs(trained.rows(new), 0)
+    outputs = trained.outputs(trained.source.rows(new), 0)
     assert outputs[1] == pytest.approx(outputs[0], abs=1e-5)
     assert outputs[2] != pytest.approx(outputs[0], abs=1e-3)
 
@@ -354,6 +354,6 @@ def test_both_charges_are_in_the_ledger_of_every_method_and_within_its_budget(
 
 def test_a_model_of_folds_predicts_by_what_each_trial_released(write: Write, train: Train) -> None:
     directory = train(write(**OTHERS["folds"], epochs=2), save_models=True)
-    found, rows = Trained.load(directory).own_metrics(), store.read_document(directory)["trials"]
+    found, rows = Trained.load(directory).metrics(), store.read_document(directory)["trials"]
     for name, own in found.items():
         assert own == pytest.approx([row[f"test_{name}"] for row in rows], rel=1e-6)

@@ -112,11 +112,7 @@ BROKEN = [
         "5: privacy: must be a section with keys adjacency, unit, clipping, schedule, budget, budget_covers, delta,"
         " accountant, book, noise, noise_source, got 3",
     ),
-    (
-        "{kind: linear}",
-        "linear",
-        f"3: model: must be a section with kind: {KINDS}, got 'linear'",
-    ),
+    ("{kind: linear}", "linear", f"3: model: must be a section with kind: {KINDS}, got 'linear'"),
     (
         "name: digits",
         "name: digits, preprocess: [unit-norm]",
@@ -125,21 +121,9 @@ BROKEN = [
     ),
     # kinds
     ("kind: linear", "", f"3: model.kind: missing; give {KINDS}"),
-    (
-        "linear",
-        "linnear",
-        f"3: model.kind: must be {KINDS}, got 'linnear'; did you mean linear?",
-    ),
-    (
-        "linear",
-        "transformer",
-        f"3: model.kind: must be {KINDS}, got 'transformer'",
-    ),
-    (
-        "linear",
-        "[linear]",
-        f'3: model.kind: must be {KINDS}, got ["linear"]',
-    ),
+    ("linear", "linnear", f"3: model.kind: must be {KINDS}, got 'linnear'; did you mean linear?"),
+    ("linear", "transformer", f"3: model.kind: must be {KINDS}, got 'transformer'"),
+    ("linear", "[linear]", f'3: model.kind: must be {KINDS}, got ["linear"]'),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
@@ -162,11 +146,7 @@ BROKEN = [
         "# x\n",
         "2: name: missing; give text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$ (Names the result directory.)",
     ),
-    (
-        "model: {kind: linear}",
-        "",
-        f"1: model: missing; give a section with kind: {KINDS} (What is trained.)",
-    ),
+    ("model: {kind: linear}", "", f"1: model: missing; give a section with kind: {KINDS} (What is trained.)"),
     (
         ", decay: 0.01",
         "",

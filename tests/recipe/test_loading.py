@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
-from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, recipe_hash, resolved, shipped_recipes
+from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, recipe_hash, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 
 TEXT = """\
@@ -183,15 +183,6 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     assert load_recipe(str(file)).recipe == recipe
 
 
-def test_resolved_fills_in_defaults_uses_yaml_names_and_keeps_the_schemas_order(file: Path) -> None:
-    content = resolved(load_recipe(str(file), ["data.preprocess=[{unit-norm: {}}]"]).recipe)
-    assert content["data"]["preprocess"] == [{"unit-norm": {"at_most": False}}]
-    assert content["privacy"]["clipping"] == {"kind": "flat", "norm": "auto"}
-    assert list(content)[:3] == ["name", "description", "data"]
-    assert next(iter(content["method"])) == "kind"
-    assert "seed" not in content
-
-
 SAME = ["description=why", "device=cpu", "threads=1", "micro_batch=9", "checkpoint_seconds=1"]
 OTHER = ["runtime.dtype=float64", "runtime.evaluate_every=2", "seed=1", "repeats=2", "method.batch_size=11", "name=y"]
 
@@ -209,17 +200,3 @@ def test_the_hash_is_8_hex_digits_that_do_not_depend_on_how_the_file_is_written(
     assert recipe_hash(load_recipe(str(other)).recipe) == first
     assert len(first) == 8
     assert int(first, 16) >= 0
-
-
-@pytest.mark.parametrize(
-    ("text", "asked"),
-    [
-        ("# Does it?\n#\n#   dpsgd train x\nname: x", "Does it?"),
-        ("# Does it,\n# really?\nname: x", "Does it, really?"),
-        ("a: 1", ""),
-    ],
-)
-def test_question_is_the_first_paragraph_of_the_header(tmp_path: Path, text: str, asked: str) -> None:
-    file = tmp_path / "q.yaml"
-    file.write_text(text)
-    assert question(file) == asked

@@ -139,7 +139,3 @@ def test_mixing_two_budgets_says_to_replace_the_section() -> None:
         ' got {"rho": 1, "epsilon": 3}; an override adds to what the file says, so replace the section:'
         " privacy.budget={...}"
     ]
-
-
-def test_all_wrong_overrides_are_reported_together() -> None:
-    assert len(applied("repeats", "seed=[", "sed=3", "epochs=-1")[1]) == 4

@@ -43,12 +43,6 @@ def test_a_recipe_is_valid_and_its_header_asks_a_question_and_gives_its_command(
     assert all(shipped_recipes()[source] == file for source, *_ in told)
 
 
-@pytest.mark.parametrize("file", FILES, ids=named)
-def test_a_seeded_recipe_says_so(file: Path) -> None:
-    recipe = load_recipe(str(file)).recipe
-    assert recipe.privacy is None or (recipe.privacy.noise_source == "seeded") == (recipe.seed is not None)
-
-
 # Yu et al. 2019, Table II, rho_total = 0.78125: the noise multiplier of epoch t, and how many epochs fit.
 TABLE_II: dict[str, tuple[Callable[[int], float], int]] = {
     "uniform": (lambda t: 8, 100),

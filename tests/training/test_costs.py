@@ -63,10 +63,10 @@ def test_a_dear_miss_is_missed_less_at_the_same_price(
         directory = train(write_recipe(data=RARE | steps | given, **kind), save_models=True)
         document, trained = store.read_document(directory), Trained.load(directory)
         rows = document["trials"]
-        for metric, again in trained.own_metrics().items():
+        for metric, again in trained.metrics().items():
             assert again == pytest.approx([row[f"test_{metric}"] for row in rows]), metric
-        told = trained.predict(trained.rows(rare), 0) == "yes"
-        shares = trained.probabilities(trained.outputs(trained.rows(rare), 0))[:, 1]
+        told = trained.predict(trained.source.rows(rare), 0) == "yes"
+        shares = trained.probabilities(trained.outputs(trained.source.rows(rare), 0))[:, 1]
         sure = shares[rare["y"] == "yes"].mean() > shares[rare["y"] == "no"].mean()
         found[name] = (told[rare["y"] == "yes"].mean(), shares.mean(), rows[0]["epsilon"], sure)
         if name == "costs":
@@ -145,7 +145,7 @@ def test_weights_of_three_classes_follow_their_order(write_recipe: WriteRecipe, 
     for weights in ([1, 1, 1], [1, 1, 20]):
         trained = Trained.load(train(write_recipe(data=OWN | {"class_weights": weights}), save_models=True))
         rows = np.random.default_rng(0).random((200, 4))
-        counts.append(int((trained.predict(trained.rows(rows), 0) == 2).sum()))
+        counts.append(int((trained.predict(trained.source.rows(rows), 0) == 2).sum()))
     assert counts[1] > counts[0]
 
 
@@ -158,6 +158,6 @@ def test_a_private_measurement_is_of_what_is_decided(
     privacy = {"budget": {"epsilon": 50, "delta": 1e-5}}
     directory = train(write_recipe(data=data, privacy=privacy, **CONVEX), save_models=True)
     (trial, *_), trained = store.read_document(directory)["trials"], Trained.load(directory)
-    right = (trained.predict(trained.rows(rare), 0) == rare["y"]).mean()
+    right = (trained.predict(trained.source.rows(rare), 0) == rare["y"]).mean()
     assert trial["test_accuracy"] == pytest.approx(right, abs=0.05)
     assert "test_log_loss" not in trial and "test_auc" in trial

@@ -53,12 +53,12 @@ def test_a_model_that_is_read_back_is_worth_what_its_result_says(
     directory = train(write_recipe(**KINDS[kind]), save_models=True)
     rows = store.read_document(directory)["trials"]
     trained = Trained.load(directory)
-    for name, found in trained.own_metrics().items():
+    for name, found in trained.metrics().items():
         assert found == [row[f"test_{name}"] for row in rows]
     if "folds" not in KINDS[kind]:
         held = np.load(tmp_path / "tiny.npz")
         for trial, row in enumerate(rows):
-            right = trained.predict(trained.rows(held["x_test"]), trial) == held["y_test"]
+            right = trained.predict(trained.source.rows(held["x_test"]), trial) == held["y_test"]
             assert right.mean() == row["test_accuracy"]
 
 
@@ -73,15 +73,15 @@ def test_targets_are_predicted_and_judged_in_their_own_unit(
     settings |= {"target_transform": transform}
     directory = train(write_recipe(data=settings | {"bounds": {"a": [0, 1]}}), save_models=True)
     trained, document = Trained.load(directory), store.read_document(directory)
-    again = trained.own_metrics()
+    again = trained.metrics()
     assert set(again) == {"mae", "rmse", "r2", "loss"}
     for name, found in again.items():
         assert found == [row[f"test_{name}"] for row in document["trials"]]
     middle, *ends = trained.decided(np.array([[0.5], [9.0], [-9.0]])).tolist()
     assert ends == [250, 100] and (middle == 212.5 if transform is None else 100 < middle < 212.5)
-    everything = trained.evaluate(trained.labelled(tmp_path / "line.csv"))
+    everything = trained.metrics(tmp_path / "line.csv")
     for trial in range(trained.trials):
-        predictions = trained.predict(trained.rows(tmp_path / "line.csv"), trial)
+        predictions = trained.predict(trained.source.rows(tmp_path / "line.csv"), trial)
         assert ((predictions >= 100) & (predictions <= 250)).all()
         errors = np.abs(predictions - (100 + 200 * ages))
         assert everything["mae"][trial] == pytest.approx(errors.mean(), rel=1e-4)
@@ -100,7 +100,7 @@ def test_model_and_recipe_are_all_that_is_needed(write_recipe: WriteRecipe, trai
     (tmp_path / "tiny.npz").unlink()
     after = Trained.load(alone)
     for trial in range(2):
-        assert np.array_equal(before.outputs(before.rows(x), trial), after.outputs(after.rows(x), trial))
+        assert np.array_equal(before.outputs(before.source.rows(x), trial), after.outputs(after.source.rows(x), trial))
 
 
 def test_outputs_are_those_of_the_preprocessed_rows_times_the_weights(
@@ -115,7 +115,7 @@ def test_outputs_are_those_of_the_preprocessed_rows_times_the_weights(
         for trial in range(2):
             weight, bias = (file.get_tensor(f"trial-{trial}/1.{name}") for name in ("weight", "bias"))
             outputs = by_hand @ weight.T + bias
-            assert trained.outputs(trained.rows(x), trial) == pytest.approx(outputs, abs=1e-5)
+            assert trained.outputs(trained.source.rows(x), trial) == pytest.approx(outputs, abs=1e-5)
             shares = np.exp(outputs.astype(float))
             assert trained.probabilities(outputs) == pytest.approx(shares / shares.sum(axis=1, keepdims=True))
             module = trained.module(trial)
@@ -172,19 +172,21 @@ def test_tables_keep_their_words(write_recipe: WriteRecipe, train: Train, table:
         save_models=True,
     )
     trained = Trained.load(directory)
-    rows = trained.rows(table[["job", "age"]])
+    rows = trained.source.rows(table[["job", "age"]])
     right = trained.predict(rows, 0) == table["y"]
     assert right.mean() > 0.8
-    assert trained.evaluate(trained.labelled(table))["accuracy"][0] == right.mean()
+    assert trained.metrics(table)["accuracy"][0] == right.mean()
     table["age"] += 75
     above = int((table["age"] > 100).sum())
-    assert trained.remarks(trained.rows(table)) == [
+    assert trained.remarks(trained.source.rows(table)) == [
         f"{above} values of 'age' outside of its bounds 0 to 100: taken for the nearer bound, as in training"
     ]
     capped = table.assign(age=table["age"].clip(0, 100))
-    assert np.array_equal(trained.outputs(trained.rows(table), 0), trained.outputs(trained.rows(capped), 0))
+    assert np.array_equal(
+        trained.outputs(trained.source.rows(table), 0), trained.outputs(trained.source.rows(capped), 0)
+    )
     with pytest.raises(DataError, match="'job': 30 cells, first in data row 1, not among"):
-        trained.rows(table.assign(job="pilot"))
+        trained.source.rows(table.assign(job="pilot"))
 
 
 def test_two_classes_by_one_output(write_recipe: WriteRecipe, train: Train, table: pd.DataFrame) -> None:
@@ -196,7 +198,7 @@ def test_two_classes_by_one_output(write_recipe: WriteRecipe, train: Train, tabl
     }
     directory = train(write_recipe(**sections, model={"kind": "convex", "loss": "logistic"}), save_models=True)
     trained = Trained.load(directory)
-    outputs = trained.outputs(trained.rows(table), 0)
+    outputs = trained.outputs(trained.source.rows(table), 0)
     assert outputs.shape == (30, 1)
     positive = 1 / (1 + np.exp(-outputs[:, 0].astype(float)))
     assert trained.probabilities(outputs)[:, 1] == pytest.approx(positive)
@@ -240,7 +242,7 @@ def test_probabilities_are_shares_of_records_however_residuals_were_clipped(
         save_models=True,
     )
     trained, asked = Trained.load(directory), pd.DataFrame({"kind": list(shares)})
-    found = trained.probabilities(trained.outputs(trained.rows(asked), 0))
+    found = trained.probabilities(trained.outputs(trained.source.rows(asked), 0))
     assert found[:, 1] == pytest.approx(list(shares.values()), abs=0.02)
     own = np.array(list(shares.values()))
     entropy = -(own * np.log(own) + (1 - own) * np.log(1 - own)).mean()

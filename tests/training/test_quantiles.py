@@ -48,10 +48,10 @@ def test_a_model_predicts_the_asked_quantile_of_a_long_tail(
     for name, model in losses.items():
         directory = train(write_recipe(data=COSTS, model={"kind": "convex"} | model, **RULED), save_models=True)
         trained, (trial,) = Trained.load(directory), store.read_document(directory)["trials"]
-        told = trained.predict(trained.rows(costs), 0)
+        told = trained.predict(trained.source.rows(costs), 0)
         below[name], errors[name] = (costs["y"] < told).mean(), np.abs(costs["y"] - told).mean()
         spent.add(trial["epsilon"])
-        for metric, again in trained.own_metrics().items():
+        for metric, again in trained.metrics().items():
             assert again == pytest.approx([trial[f"test_{metric}"]]), metric
         assert name != "median" or explain(trained).shapes
     assert below["median"] == pytest.approx(0.5, abs=0.06) and below["0.9"] == pytest.approx(0.9, abs=0.05)

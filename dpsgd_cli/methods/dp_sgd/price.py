@@ -41,7 +41,7 @@ from dpsgd_cli.calibration.price import with_calibration
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
-from dpsgd_cli.noise.settings import CorrelatedNoise, numbers_of_bands
+from dpsgd_cli.noise.settings import numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
@@ -116,23 +116,19 @@ def _drafted(
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    before = with_preconditioner(recipe, facts.preprocessing_releases)
-    before = with_calibration(recipe, with_intervals(recipe, before))
+    before = with_preconditioner(recipe.preconditioner, recipe.adjacency, privacy.budget, facts.preprocessing_releases)
+    before = with_intervals(recipe.inference_share, recipe.adjacency, privacy.budget, before)
+    before = with_calibration(recipe.calibration, recipe.adjacency, privacy.budget, before)
     facts = replace(facts, preprocessing_releases=before)
     draft = _Draft(recipe, privacy, sampling, facts, schedule, length, moved, label)
     if schedule.adaptive:
         return draft.adaptive(schedule)
-    return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
+    return draft.with_fewest_errors() if noise is not None and noise.bands == "auto" else draft.plan()
 
 
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
     return replace(gradient(recipe, facts), is_adaptive=True)
-
-
-def _undecided(noise: CorrelatedNoise | None) -> bool:
-    """Return True if the plan has to choose the number of bands."""
-    return noise is not None and noise.bands == "auto"
 
 
 def _check_noise(privacy: Privacy, sampling: Sampling) -> None:
