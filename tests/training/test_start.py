@@ -79,18 +79,6 @@ def test_trials_and_folds_that_were_stopped_are_those_that_were_not(
         assert (continued / file).read_bytes() == (whole / file).read_bytes()
 
 
-def test_resuming_twice_charges_once(train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt) -> None:
-    method, privacy = GRADIENT | {"batching": "shuffle"}, {"budget": {"rho": 0.5}, "delta": 1e-3}
-    recipe = write_recipe(data=OWN | {"preprocess": PCA}, method=method, privacy=privacy, epochs=6)
-    whole = train(recipe, out=tmp_path / "whole")
-    for epoch in (1, 3, 5):
-        with pytest.raises(RunError, match=f"{epoch} of"):
-            train(recipe, resume=True, progress=stop_at(epoch, KeyboardInterrupt()))
-    continued = train(recipe, resume=True)
-    assert (continued / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
-    assert [e.phase for e in entries_from_lines((continued / "ledger.jsonl").open(), "l")[0]].count("before") == 1
-
-
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[data.Dataset]:
     """Every data set that runs prepare."""
@@ -227,17 +215,3 @@ def test_epochs_that_were_not_trained_are_not_done(train: Train, write_recipe: W
         resealed(saved, done=done, history=(content["history"] * 2)[:done])
         with pytest.raises(RunError, match=f"its {done} finished epochs were not charged as they are"):
             train(recipe, resume=True)
-
-
-def test_a_checkpoint_with_other_charges_is_refused(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
-) -> None:
-    recipe = write_recipe()
-    with pytest.raises(RunError, match="kept"):
-        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
-    (saved,) = (tmp_path / "out").glob(".*.checkpoint")
-    content = checkpoint.load(saved)
-    assert content is not None
-    resealed(saved, ledgers=[content["ledgers"][0], content["ledgers"][1] * 2])
-    with pytest.raises(RunError, match="not charged as they are"):
-        train(recipe, resume=True)
