@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.run import ROOT, Mutant, read_mutants
+from tests.mutants.run import ROOT, read_mutants
 
 LISTS = ROOT / "tests" / "mutants"
 EVERY = read_mutants(LISTS)
@@ -105,13 +105,3 @@ def test_a_test_that_does_not_exist_fails(tree: Path) -> None:
     code, said = judged(tree, "missing.yaml")
     assert code == 1
     assert "test_gone" in said
-
-
-def test_an_entry_that_lacks_a_key_is_named(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("- {file: x, replace: y, tests: [z]}\n")
-    with pytest.raises(ValueError, match=r"one\.yaml: .* needs by, file, replace, tests"):
-        read_mutants(tmp_path)
-
-
-def test_a_file_that_is_gone_is_stale(tmp_path: Path) -> None:
-    assert Mutant("a.yaml", "gone.py", "x", "y", ("t",)).stale(tmp_path) == "there is no such file"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,22 +22,6 @@ def test_a_metric_is_rounded_by_little_and_never_to_nothing(value: float) -> Non
     assert float(metric_text(value)) == pytest.approx(value, rel=6e-3)
     assert metric_text(-value) == f"-{metric_text(value)}"
     assert len(metric_text(value)) <= 12
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "text"),
-    [(1e-6, "1e-06"), (0.4, "0.4000"), (2.99991, "3.0000"), (2.9999, "2.9999"), (0.00999999, "0.01"), (0.0, "0.0000")],
-)
-def test_epsilons(epsilon: float, text: str) -> None:
-    assert epsilon_text(epsilon) == text
-
-
-def test_numbers_without_digits() -> None:
-    assert (epsilon_text(math.inf), metric_text(math.inf), metric_text(math.nan)) == ("inf", "inf", "nan")
-
-
-def test_a_diverged_loss_is_short() -> None:
-    assert metric_text(3262659971121966963065094144.0) == "3.263e+27"
 
 
 @pytest.mark.parametrize(

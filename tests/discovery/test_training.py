@@ -350,10 +350,3 @@ def test_both_charges_are_in_the_ledger_of_every_method_and_within_its_budget(
     else:
         assert privacy["epsilon"] <= 4 * (1 + 1e-9)
     assert all(own[0].startswith("income: ") for own in privacy["discovered"])
-
-
-def test_a_model_of_folds_predicts_by_what_each_trial_released(write: Write, train: Train) -> None:
-    directory = train(write(**OTHERS["folds"], epochs=2), save_models=True)
-    found, rows = Trained.load(directory).own_metrics(), store.read_document(directory)["trials"]
-    for name, own in found.items():
-        assert own == pytest.approx([row[f"test_{name}"] for row in rows], rel=1e-6)
