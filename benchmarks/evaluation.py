@@ -334,8 +334,8 @@ def page() -> str:
         f" simulations. The least coverage is {_percent(least['coverage'])}: {least['metric'].replace('_', ' ')} of"
         f" {least['population']}, n {least['records']}, epsilon {least['epsilon']}.",
         "",
-        "`make evaluation` repeats all of this, and continues what is there. delta is 1e-5. `benchmarks/evaluation.py`"
-        " describes the populations. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
+        "`python -m benchmarks.evaluation` repeats all of this, and continues what is there; its file describes"
+        " the populations. delta is 1e-5. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
         " 100. The truth of grouped records and of errors comes from 30,000 to 100,000 draws. Its own error takes up"
         " to four points from private and plain intervals alike at n 10,000.",
     ]

@@ -1,4 +1,4 @@
-"""Compare what recipes train to with what another commit trained, to the bit. `make behaviour`.
+"""Compare what recipes train to with what another commit trained, to the bit.
 
     python -m tests.behaviour OUT                  # trains each recipe and records it in the folder OUT
     python -m tests.behaviour OUT --against OLD    # and says where weights, ledgers and metrics differ from OLD

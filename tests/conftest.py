@@ -76,7 +76,6 @@ LONG = (
     "engine/test_processes.py::",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[beyond/",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[lee2018/",
-    "sweep/test_kills.py::test_kills_lose_nothing_and_repeat_nothing",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[by content-records]",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[by content-users]",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[control: by place-",
@@ -113,19 +112,20 @@ LONG = (
     "training/test_quantiles.py::test_a_model_predicts_the_asked_quantile_of_a_long_tail",
     "training/test_start.py::test_trials_and_folds_that_were_stopped_are_those_that_were_not[dp-agd, ",
 )
-"""Single tests that CI leaves to `make test-long`, because each takes seconds."""
+"""Single tests that CI leaves out (`make test-all ARGS='-m long'`), because each takes seconds."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files `slow`; skip long ones unless DPSGD_LONG is set."""
+    """Mark the tests of slow files `slow`, and the long ones `long`."""
     here = Path(__file__).parent
     assert all((here / name).is_file() for name in SLOW)
     for item in items:
         if not item.path.is_relative_to(here):
             continue
         path = item.path.relative_to(here).as_posix()
-        if "DPSGD_LONG" not in os.environ and f"{path}::{item.nodeid.partition('::')[2]}".startswith(LONG):
-            item.add_marker(pytest.mark.skip(reason="long; make test-long runs it"))
+        if f"{path}::{item.nodeid.partition('::')[2]}".startswith(LONG):
+            item.add_marker(pytest.mark.long)
         if path in SLOW:
             item.add_marker(pytest.mark.slow)
 

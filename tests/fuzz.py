@@ -1,4 +1,4 @@
-"""Mutated inputs through the command: each gets an answer or an error of ours, in time. `make fuzz`, seeds fixed.
+"""Mutated inputs through the command: each gets an answer or an error of ours, in time. Seeds are fixed.
 
 Case n is a function of its number alone. It changes one input (a recipe, an override, a table, JSON lines, arrays, a
 card, a ledger, a result with renewed hashes or without, a checkpoint or a model by bytes or by content, a sweep, the

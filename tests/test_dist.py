@@ -1,4 +1,4 @@
-"""The wheel and the sdist in environments that hold nothing else (`make test-dist`; the first run downloads).
+"""The wheel and the sdist in environments that hold nothing else (a long test; the first run downloads).
 
 The environments are read-only, the user has no rights and no home, and no network is up. Every command of a first
 evening must work from an empty folder, and write nothing but there.
@@ -19,7 +19,7 @@ ALONE = ("unshare", "--user", "--net")
 """Without capabilities and with no network but a loopback that is down."""
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
-pytestmark = pytest.mark.skipif("DPSGD_DIST" not in os.environ, reason="make test-dist installs everything twice")
+pytestmark = pytest.mark.long
 
 
 def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:

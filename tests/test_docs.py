@@ -37,7 +37,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_works_as_written(page: str, server: subprocess.Popen[str], tmp_path: Path) -> None:
     if page in NEED_TRANSFORMERS and importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers and peft: make test-transformers")
+        pytest.skip("needs transformers and peft: pip install 'dpsgd[transformers]'")
     shim = tmp_path / "bin"
     shim.mkdir()
     for name, arguments in (("dpsgd", "-m dpsgd_cli"), ("python", "")):

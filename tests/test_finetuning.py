@@ -28,7 +28,7 @@ from dpsgd_cli.training.plans import resolve_auto
 
 THERE = all(importlib.util.find_spec(name) is not None for name in ("transformers", "peft"))
 transformers: Any = importlib.import_module("transformers") if THERE else None
-NEEDS = pytest.mark.skipif(not THERE, reason="needs transformers and peft: make test-transformers")
+NEEDS = pytest.mark.skipif(not THERE, reason="needs transformers and peft: pip install 'dpsgd[transformers]'")
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] good bad a film is the plot of day and night".split()  # noqa: SIM905
 SIZES = {

@@ -1,4 +1,4 @@
-"""A share of `make fuzz`, what it once found, and prices of mutated ledgers and results."""
+"""A share of `tests/fuzz.py`, what it once found, and prices of mutated ledgers and results."""
 
 from __future__ import annotations
 

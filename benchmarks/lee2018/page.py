@@ -25,7 +25,7 @@ from benchmarks.lee2018.cases import (
     TITLES,
     named,
 )
-from benchmarks.lee2018.claims import OBJECTIVE, RIVALS
+from benchmarks.lee2018.claims import OBJECTIVE
 from benchmarks.pages import RESULTS
 from benchmarks.pages.drawing import errorbars
 from benchmarks.pages.rows import MISSING, Rows, markdown, side, summarised
@@ -33,6 +33,8 @@ from benchmarks.pages.rows import MISSING, Rows, markdown, side, summarised
 CASES = cases.CASES
 METRICS = ("test_accuracy", "nonprivate_train_objective")
 QUOTED = ".05 .1 .76"
+SHOWN = 0.1
+"""The budget whose accuracies the page has; the others are in its pictures and in `trials.csv`."""
 
 
 def said(rows: Rows) -> Mapping[str, str]:
@@ -42,10 +44,11 @@ def said(rows: Rows) -> Mapping[str, str]:
     missing = [title for table, title in figures.items() if table not in have]
     missing += [f"DP-AGD by {key}" for key in STUDIES if not _values(rows, key)]
     return {
-        "figures": "\n\n".join(_section(rows, table, figures[table]) for table in have),
+        "figures": _table(rows, {table: figures[table] for table in have}),
+        "pictures": "\n\n".join(f"![{figures[table]}]({table.replace(' ', '-')}.png)" for table in have),
+        "deals": ", ".join(sorted({f"{n}" for table in have for n in _deals(rows, table)})) or MISSING,
         "studies": "\n\n".join(_study(rows, key) for key in STUDIES if _values(rows, key)),
         "missing": ", ".join(missing) or "nothing",
-        "single": ", ".join(figures[table] for table in have if 1 in _deals(rows, table)) or "nothing",
         "verdicts": claims.verdicts(rows, figures),
         "counted": claims.counted(rows, figures),
         "tables": str(len(claims.behind(rows, figures, "dp-agd"))),
@@ -82,33 +85,10 @@ def _published() -> dict[str, str]:
 
 
 def _against(rows: Rows) -> dict[str, str]:
-    """DP-AGD beside its best rival, on Adult's logistic regression: accuracy, and paired differences."""
+    """DP-AGD with either split, on Adult's logistic regression."""
     table, least = "adult logistic", EPSILONS[0]
     agd, better = (table, named("dp-agd", least)), (table, named("dp-agd-better", least))
-    return {
-        "agd": rows.text(*agd),
-        "agd_better": rows.text(*better),
-        "better_agd": rows.gain(better, agd),
-        "rivals": _rivals(rows),
-    }
-
-
-def _rivals(rows: Rows) -> str:
-    have = _methods(rows, "adult logistic")
-    pairs = [(own, rival) for rival in RIVALS for own in ("dp-agd", "dp-agd-better") if {own, rival} <= set(have)]
-    if not pairs:
-        return MISSING
-    return markdown(
-        ("", *(f"eps {epsilon:g}" for epsilon in EPSILONS)),
-        [
-            [f"{METHODS[own]}, minus {METHODS[rival]}", *(_gain(rows, own, rival, epsilon) for epsilon in EPSILONS)]
-            for own, rival in pairs
-        ],
-    )
-
-
-def _gain(rows: Rows, own: str, rival: str, epsilon: float) -> str:
-    return rows.gain(("adult logistic", named(own, epsilon)), ("adult logistic", named(rival, epsilon)))
+    return {"agd": rows.text(*agd), "agd_better": rows.text(*better), "better_agd": rows.gain(better, agd)}
 
 
 def _methods(rows: Rows, table: str) -> list[str]:
@@ -121,20 +101,19 @@ def _deals(rows: Rows, table: str) -> list[int]:
     return sorted({one.n for one in told if one is not None})
 
 
-def _section(rows: Rows, table: str, title: str) -> str:
-    """One data set and loss: how many deals, both tables, the picture."""
-    methods, counts = _methods(rows, table), _deals(rows, table)
-    header = ("method", *(f"eps {epsilon:g}" for epsilon in EPSILONS))
-    parts = [f"## {title}", f"Repeated five-fold splits in each cell: {', '.join(map(str, counts))}."]
-    for column, digits in (("test_accuracy", 4), (OBJECTIVE, 3)):
-        lines = [
-            [METHODS[method], *(rows.text(table, named(method, epsilon), column, digits) for epsilon in EPSILONS)]
-            for method in methods
+def _table(rows: Rows, figures: Mapping[str, str]) -> str:
+    """Accuracy of every method at one budget, on every data set and loss."""
+    lines = [
+        [
+            text,
+            *(
+                rows.text(table, named(method, SHOWN), digits=3) if method in _methods(rows, table) else "-"
+                for table in figures
+            ),
         ]
-        parts += [] if column == "test_accuracy" else ["Objective on the training folds (not private):"]
-        parts.append(markdown(header, lines))
-    name = table.replace(" ", "-")
-    return "\n\n".join([*parts, f"![{title}]({name}.png)"])
+        for method, text in METHODS.items()
+    ]
+    return markdown(("method", *figures.values()), lines)
 
 
 def _values(rows: Rows, key: str) -> list[Any]:

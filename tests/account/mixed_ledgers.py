@@ -1,6 +1,6 @@
 """Random ledgers of all kinds, priced by every accountant and compared with a bound from below.
 
-    python -m tests.account.mixed_ledgers --count 2000     # a quarter of an hour; `make ledgers`
+    python -m tests.account.mixed_ledgers --count 2000     # a quarter of an hour
 
 No accountant may state less than `ledger_oracle.py` proves. Each ledger is written, and read back by `dpsgd account`:
 one part or two, one record or a group, one training or the best of several. The program ends with the distribution of

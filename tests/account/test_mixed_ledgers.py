@@ -1,4 +1,4 @@
-"""A share of the ledgers of `mixed_ledgers.py` (all of them: `make ledgers`), and the oracle against closed forms."""
+"""A share of the ledgers of `mixed_ledgers.py`, and the oracle against closed forms."""
 
 from __future__ import annotations
 

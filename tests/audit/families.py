@@ -1,4 +1,4 @@
-"""One audit of every family of shipped recipes, small: `make audit`, or `python -m tests.audit.families [WORD]`.
+"""One audit of every family of shipped recipes, small: `python -m tests.audit.families [WORD]`.
 
 What makes a recipe long is shortened: epochs, layers, images. Its method, batching, clipping, schedule and kind of
 budget stay. Exit code 1 where a claim is refuted, or the recipe of a family is passed without a word. Left out are the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.audit.planted import BUGS, audited, run
 
-pytestmark = pytest.mark.skipif(os.environ.get("DPSGD_AUDIT") != "1", reason="minutes; make audit-planted runs them")
+pytestmark = pytest.mark.long
 CLEAN = {(bug.recipe, *bug.overrides): bug for bug in BUGS.values()}
 
 

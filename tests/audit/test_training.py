@@ -91,6 +91,6 @@ def test_no_real_record_touches_a_canary_coordinate() -> None:
 
 
 def test_a_true_claim_is_seldom_refuted() -> None:
-    """`make audit-alarms` does the same 200 times."""
+    """`python -m tests.audit.alarms` does the same 200 times."""
     for name, told in alarms.alarms(6, trials=4).items():
         assert not alarms.too_many(len(told), 6), (name, told)

@@ -104,7 +104,7 @@ def test_the_statement_is_that_of_the_ledger_after_each_epoch(way: Way) -> None:
             assert float(row["noise_multiplier"]) == gradients[-1].noise_multiplier
 
 
-def test_a_run_that_was_stopped_twice_is_the_run_that_was_not(way: Way) -> None:
+def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(way: Way) -> None:
     way.copy("resumed")
     continued = way.train("resumed", resume=True)
     assert any(text.startswith("Continuing after epoch 2 of") for text in way.said)
@@ -114,7 +114,7 @@ def test_a_run_that_was_stopped_twice_is_the_run_that_was_not(way: Way) -> None:
     assert left_in(way.folder / "resumed") == {"tiny"}
 
 
-def test_a_run_without_a_seed_draws_nothing_twice(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way draws the same, stopped or not, from streams of which nothing but noise can be drawn twice."""
     asked: dict[tuple[object, ...], int] = {}
     monkeypatch.setattr(Team, "streams", lambda _, own: tuple(Fresh(i, asked) for i in range(len(own))))
@@ -166,7 +166,7 @@ def test_what_was_done_and_what_was_charged_must_agree(way: Way) -> None:
             way.train("tampered", resume=True)
 
 
-def test_a_stopped_run_is_finished_and_states_what_it_spent(way: Way) -> None:
+def test_every_way_to_train_is_priced_and_finished(way: Way) -> None:
     """The ledger is what the first epochs of the whole run released, unless the method chooses."""
     saved = way.copy("finished")
     loaded, options = resolve_auto(load_recipe(str(way.recipe))), loop.Options(way.folder / "finished")

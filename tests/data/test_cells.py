@@ -199,7 +199,7 @@ def test_a_typed_column_has_the_texts_of_its_values() -> None:
 
 
 def test_one_record_of_a_random_table_changes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make fuzz` draws thousands more."""
+    """`python -m tests.fuzz` draws thousands more."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     seeds = range(60) if os.environ.get("CI") else random.sample(range(1 << 40), 60)
     found = [neighbours.differs(seed, tmp_path) for seed in seeds]

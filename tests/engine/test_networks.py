@@ -1,6 +1,6 @@
 """Models as people have them: norms and clipped sums of each are those of one example at a time; leaks are refused.
 
-Those of transformers and peft need the extra [transformers] (`make test-transformers`).
+Those of transformers and peft need the extra [transformers] (`pip install 'dpsgd[transformers]'`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.engine.conftest import CPU, Case, numbers
 THERE = all(importlib.util.find_spec(name) is not None for name in ("transformers", "peft"))
 transformers: Any = importlib.import_module("transformers") if THERE else None
 peft: Any = importlib.import_module("peft") if THERE else None
-NEEDS = pytest.mark.skipif(not THERE, reason="needs transformers and peft: make test-transformers")
+NEEDS = pytest.mark.skipif(not THERE, reason="needs transformers and peft: pip install 'dpsgd[transformers]'")
 
 WORDS, LENGTH = 20, 6
 ENCODER = {

@@ -1,11 +1,12 @@
 """Changes of single privacy-critical places, each of which its tests must notice: `make mutants`.
 
-Every `*.yaml` beside this file is a list of mutants. One is
+Every `*.yaml` beside this file holds the mutants of a room of `dpsgd_cli/`, by file, one a line:
 
-    file: dpsgd_cli/noise/run.py        # relative to the root
-    replace: what stands there           # exactly once
-    by: what a careless hand might write
-    tests: [tests/noise/test_noise.py::test_that_fails_then]
+    noise/run.py:
+      - [NoiseSource.draw, what stands there, what a careless hand might write, test_that_fails_then, ...]
+
+The place is a function or class, or "" for a whole file; what stands there occurs exactly once in it. A test is named
+by its function, and by its file too (`noise/test_run.py::test_name`) where several have that name, or by a file.
 
 The tests run on an unchanged copy of the tree, where all must pass, and then on copies with one change each, where at
 least one of those named must fail. What passes survives. A copy is a process that was forked when everything but the
@@ -17,6 +18,7 @@ Not here: mutants (the lists), whether lists are well-formed (`tests/test_mutant
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import resource
@@ -26,20 +28,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = {"file", "replace", "by", "tests"}
 _PACKAGE = "dpsgd_cli"
 _WARM = ("numpy", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "torch", "pydantic", "click", "hypothesis")
 _FEW = 5  # take less time than everything that they might import
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
 # plain: to explain how two large arrays differ takes minutes
-_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "--tb=short")
+_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "--tb=short", "-m", "")
 _LIMIT_SECONDS = 600.0
 _MOST_MEMORY = 8 << 30
 _ALL_PASSED, _SOME_FAILED = 0, 1  # of pytest; everything else means that no test was judged
@@ -47,31 +50,63 @@ _ALL_PASSED, _SOME_FAILED = 0, 1  # of pytest; everything else means that no tes
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one place, and the tests that must notice it. `source` is the list that it stands in."""
+    """One change of one place of a file, and the tests that must notice it. `source` is the list that it stands in."""
 
     source: str
     file: str
+    place: str
     replace: str
     by: str
     tests: tuple[str, ...]
 
     @property
     def told(self) -> str:
-        return f"{self.file} ({self.source})\n    - {_indented(self.replace)}\n    + {_indented(self.by)}"
+        place = f"{self.file}::{self.place}" if self.place else self.file
+        return f"{place} ({self.source})\n    - {_indented(self.replace)}\n    + {_indented(self.by)}"
 
     def stale(self, root: Path) -> str | None:
         """Why the change cannot be made in the tree `root`; None where it can."""
-        path = root / self.file
-        if not path.is_file():
+        if not (root / self.file).is_file():
             return "there is no such file"
-        found = path.read_text(encoding="utf-8").count(self.replace)
+        parts = self._parts(root)
+        if parts is None:
+            return "the place is not there, or there twice"
+        found = parts[1].count(self.replace)
         if found != 1:
             return f"what it replaces occurs {found} times, not once"
         return "it changes nothing" if self.replace == self.by else None
 
     def apply(self, root: Path) -> None:
-        path = root / self.file
-        path.write_text(path.read_text(encoding="utf-8").replace(self.replace, self.by), encoding="utf-8")
+        before, place, after = self._parts(root) or ("", "", "")
+        (root / self.file).write_text(before + place.replace(self.replace, self.by) + after, encoding="utf-8")
+
+    def _parts(self, root: Path) -> tuple[str, str, str] | None:
+        """The text before the place, of it, and after it; None where it is not there once."""
+        text = (root / self.file).read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
+        spans = _places(text).get(self.place, ())
+        if len(spans) != 1:
+            return None
+        first, last = spans[0]
+        return "".join(lines[: first - 1]), "".join(lines[first - 1 : last]), "".join(lines[last:])
+
+
+@cache
+def _places(text: str) -> dict[str, list[tuple[int, int]]]:
+    """First and last line, decorators included, of what each dotted name stands for; "" is all."""
+    found = defaultdict[str, list[tuple[int, int]]](list, {"": [(1, text.count("\n") + 1)]})
+
+    def look(tree: ast.AST, within: str) -> None:
+        for node in ast.iter_child_nodes(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first = min(part.lineno for part in (node, *node.decorator_list))
+                found[within + node.name].append((first, node.end_lineno or first))
+                look(node, f"{within}{node.name}.")
+            else:
+                look(node, within)
+
+    look(ast.parse(text), "")
+    return found
 
 
 @dataclass(frozen=True)
@@ -82,15 +117,36 @@ class Outcome:
     output: str
 
 
-def read_mutants(folder: Path) -> list[Mutant]:
-    """Every mutant of the lists in `folder`; ValueError for an entry without exactly the keys that one has."""
+def read_mutants(root: Path) -> list[Mutant]:
+    """Every mutant of the lists of `root`; ValueError for a line that is none or names no test."""
+    files = defaultdict[str, list[str]](list)
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                files[node.name].append(path.relative_to(root).as_posix())
+
+    def test(name: str) -> str:
+        file, _, function = name.rpartition("::") if ".py::" in name else ("", "", name)
+        if function.endswith(".py"):
+            return f"tests/{function}"
+        found = [path for path in files[function.partition("[")[0]] if not file or path == f"tests/{file}"]
+        if len(found) != 1:
+            raise ValueError(f"there are {len(found)} tests {name}, not one")
+        return f"{found[0]}::{function}"
+
     found = []
-    for path in sorted(folder.glob("*.yaml")):
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ():
-            if set(entry) != KEYS or not entry["tests"] or not all(isinstance(test, str) for test in entry["tests"]):
-                raise ValueError(f"{path.name}: {entry!r} needs {', '.join(sorted(KEYS))}, and at least one test")
-            told = {key: str(entry[key]) for key in KEYS - {"tests"}}
-            found.append(Mutant(source=path.name, tests=tuple(entry["tests"]), **told))
+    for path in sorted((root / "tests" / "mutants").glob("*.yaml")):
+        for file, lines in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            for line in lines:
+                if len(line) < 4 or not all(isinstance(part, str) for part in line):
+                    raise ValueError(
+                        f"{path.name}: {line!r} needs a place, what stands there, what replaces it and a test"
+                    )
+                place, replace, by, *tests = line
+                try:
+                    found.append(Mutant(path.name, f"{_PACKAGE}/{file}", place, replace, by, tuple(map(test, tests))))
+                except ValueError as error:
+                    raise ValueError(f"{path.name}, {file}: {error}") from None
     return found
 
 
@@ -141,7 +197,7 @@ class Copies:
         pid = os.fork()
         if pid == 0:
             _test(copy, [*_QUICKLY, *tests])
-        self._running[pid] = (number, copy, mutant, time.monotonic() + _LIMIT_SECONDS)
+        self._running[pid] = (number, copy, mutant, time.monotonic() + _LIMIT_SECONDS * (1 if mutant else 6))
 
     def _end(self, pid: int, code: int | None) -> tuple[int, Outcome]:
         number, copy, mutant, _ = self._running.pop(pid)
@@ -265,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--root", type=Path, default=ROOT, help="another tree with lists in its tests/mutants")
     chosen = parser.parse_args(arguments)
-    mutants = read_mutants(chosen.root / "tests" / "mutants")
+    mutants = read_mutants(chosen.root)
     if chosen.words:
         mutants = [m for m in mutants if any(w in f"{m.source} {m.told}" for w in chosen.words)]
     if not mutants:
@@ -277,7 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("DPSGD_AUDIT", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(main())

@@ -296,7 +296,7 @@ def test_one_order_costs_one_gaussian_of_all_epochs(adjacency: str) -> None:
     """2 a step: mu of 4 epochs of 11 steps is the largest |C g| over 2, of whole matrices."""
     method = {"batching": "shuffle"}
     plan = plan_for(
-        recipe({"kind": "banded", "bands": 3}, method=method, privacy={"adjacency": adjacency}), Facts(1050)
+        recipe({"kind": "banded", "bands": 30}, method=method, privacy={"adjacency": adjacency}), Facts(1050)
     )
     assert [[(r.mechanism.kind, r.count) for r in epoch] for epoch in plan.epochs] == [[("correlated", 1)]] * 4
     assert plan.correlated is not None and plan.correlated.strategy.steps == 44

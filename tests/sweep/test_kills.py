@@ -1,7 +1,7 @@
 """A sweep that is killed at random moments and started again loses nothing, repeats nothing, and ends the same.
 
-`make test-kill` kills 20 times; otherwise it is twice. The moments are random by a fixed seed, but what the process
-does at them is not, so every assertion must hold at whatever moment.
+The moments are random by a fixed seed, but what the process does at them is not, so every assertion must hold at
+whatever moment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from dpsgd_cli.results import store
 
-KILLS = int(os.environ.get("DPSGD_KILLS", "2"))
+KILLS = 20
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SWEEP = """\
@@ -59,17 +59,18 @@ def whole(out: Path, files: list[str]) -> None:
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[str]:
     file = tmp_path / "sweep.yaml"
-    file.write_text(SWEEP if KILLS > 2 else SWEEP.replace("[0.3, 1]", "[1]").replace("[30, 40]", "[8]"))
+    file.write_text(SWEEP)
     return ["sweep", str(file)]
 
 
+@pytest.mark.long
 def test_kills_lose_nothing_and_repeat_nothing(sweep: list[str], tmp_path: Path) -> None:
     lines = run(str(HERE / "killing.py"), str(KILLS), "7", str(tmp_path), *sweep).stdout
     undisturbed, *reports = [json.loads(line) for line in lines.splitlines()]
     assert sum(report["end"] == "killed" for report in reports) == KILLS
     assert {report["end"] for report in reports} | {undisturbed["end"]} == {"killed", "exit 0"}
     cells = results(undisturbed)
-    assert len(cells) == (12 if KILLS > 2 else 3) * len(store.FILES)
+    assert len(cells) == 12 * len(store.FILES)
     for name in dict.fromkeys(report["folder"] for report in reports):
         seen = [report for report in reports if report["folder"] == name]
         for before, after in itertools.pairwise(seen):

@@ -1,11 +1,10 @@
 """A sweep on a real Ray cluster of two nodes on this machine, one of which is removed in the middle.
 
-`make test-ray` runs it; elsewhere it skips.
+It is a long test, and skips where Ray is not installed.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ from click.testing import CliRunner
 
 from dpsgd_cli.main import main
 
-ASKED = os.environ.get("DPSGD_RAY") == "1"
-pytestmark = pytest.mark.skipif(not ASKED, reason="needs Ray and a cluster of its own: make test-ray")
+pytest.importorskip("ray")
+pytestmark = pytest.mark.long
 SWEEP = """\
 name: clustered
 recipes: [quickstart]

@@ -1,6 +1,6 @@
 """A sweep on a real Slurm of one node, whose jobs are preempted, killed and lost; started and stopped by the test.
 
-`make test-slurm` runs it (Linux, as root, with slurm-wlm and munge installed); elsewhere it skips.
+It is a long test (Linux, as root, with slurm-wlm and munge), and skips where Slurm is not installed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-ASKED = os.environ.get("DPSGD_SLURM") == "1"
-pytestmark = pytest.mark.skipif(not ASKED, reason="needs a Slurm of its own: make test-slurm")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("slurmctld") is None, reason="needs Slurm (apt install slurm-wlm munge)"),
+]
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = """\
 ClusterName=dpsgd

@@ -87,31 +87,6 @@ def test_what_is_stated_is_what_was_spent(train: Train, write_recipe: WriteRecip
     assert "The statement is of these epochs." in said and "from an error message is outside of the statement" in said
 
 
-def test_every_way_to_train_is_priced_and_finished(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt
-) -> None:
-    recipe = write_recipe(**way, save_model=True)
-    saved = stopped(train, recipe, stop_at)
-    if way.get("method", {}).get("kind") == "private-selection":
-        with pytest.raises(
-            RunError, match=r"it chooses among its candidates in its last epoch; continue it with --res"
-        ):
-            finish(recipe)
-        assert saved.is_file()
-        return
-    document = finish(recipe)
-    accountant, before = document["privacy"]["accountant"], document["privacy"]["epsilon"]
-    # the ledger is what the first epochs of the whole run released, unless the method chooses
-    whole = train(recipe, out=recipe.parent / "whole")
-    whole_lines = [json.loads(line) for line in (whole / "ledger.jsonl").read_text().splitlines()]
-    (directory,) = (recipe.parent / "out").glob("tiny-*")
-    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
-    first = [line for line in whole_lines if line["phase"] == "before" or line["epoch"] < 2]
-    chooses = document["privacy"]["spent"] is not None
-    assert lines == first or (chooses and lines[: len(first)] != [] and before >= 0)
-    assert before < priced(whole, accountant) or chooses
-
-
 def test_pate_is_finished_once_its_student_learns(tmp_path: Path, stop_at: StopAt) -> None:
     """All of its releases are in its first epoch: the others only use them."""
     recipe = test_pate.recipe(tmp_path / "made")
