@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 SLOW = {
     "clipping/test_compiling.py",
+    "contracts/test_ways.py",
     "engine/test_independence.py",
     "engine/test_processes.py",
     "sweep/test_kills.py",
@@ -41,7 +42,7 @@ SLOW = {
     "test_attacks.py",
     "test_docs.py",
     "test_fuzz.py",
-    "test_neighbours.py",
+    "contracts/test_neighbours.py",
     "test_own_models.py",
     "test_pages.py",
     "test_recipes_run.py",
@@ -91,7 +92,7 @@ LONG = (
     "test_docs.py::test_a_page_works_as_written[docs/pitfalls.md]",
     "test_docs.py::test_a_page_works_as_written[docs/sweeps.md]",
     "test_mutants.py::test_killed_mutants_pass_in_this_process_and_in_those_that_a_test_starts",
-    "test_neighbours.py::test_nor_does_it_move_what_steps_add_up_by_more_than_the_ledger_says[raw ",
+    "contracts/test_neighbours.py::test_nor_does_it_move_what_steps_add_up_by_more_than_the_ledger_says[raw ",
     "test_packaging.py::test_a_user_without_rights_trains_from_a_read_only_folder",
     "test_packaging.py::test_the_sdist_holds_what_its_tests_and_documents_need_and_builds_the_same_wheel",
     "test_pages.py::test_a_page_is_what_its_rows_say[automatic]",

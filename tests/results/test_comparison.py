@@ -164,8 +164,14 @@ class _Outside(HTMLParser):
 
 def test_the_page_needs_nothing_else_and_shows_everything(tmp_path: Path, recipe: Recipe) -> None:
     report = tmp_path / "page.html"
-    done = run(tmp_path, recipe("a"), recipe("s", "shuffle"), "--epsilon", "1,3", "--report", str(report))
+    done = run(tmp_path, recipe("a"), recipe("s", "shuffle"), "--epsilon", "1,3", "--plot", "--report", str(report))
     assert done.exit_code == 0, done.output
+    out = tmp_path / "out"
+    names = {"metric-by-epsilon", "metric-by-epoch", "noise-by-epoch", "budget-by-epoch"}
+    assert {file.stem for file in out.glob("*.png")} == names == {file.stem for file in out.glob("*.svg")}
+    for name in names:
+        assert (out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert ElementTree.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
     text = report.read_text()
     outside = _Outside()
     outside.feed(text)
@@ -180,16 +186,6 @@ def test_the_page_needs_nothing_else_and_shows_everything(tmp_path: Path, recipe
         "declared public",
     ):
         assert said in text
-
-
-def test_pictures_come_as_png_and_svg(tmp_path: Path, recipe: Recipe) -> None:
-    assert run(tmp_path, recipe("a"), recipe("b", rate=2), "--epsilon", "1,3", "--plot").exit_code == 0
-    out = tmp_path / "out"
-    names = {"metric-by-epsilon", "metric-by-epoch", "noise-by-epoch", "budget-by-epoch"}
-    assert {file.stem for file in out.glob("*.png")} == names == {file.stem for file in out.glob("*.svg")}
-    for name in names:
-        assert (out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-        assert ElementTree.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
 
 
 def test_a_trial_without_a_metric_is_told_not_averaged(tmp_path: Path, recipe: Recipe) -> None:

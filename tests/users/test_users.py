@@ -21,7 +21,7 @@ from dpsgd_cli.methods.least_squares.run import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.conftest import Train, WriteRecipe
-from tests.test_neighbours import FLAT, PATE, Rows, Run, differing
+from tests.contracts.test_neighbours import FLAT, PATE, Rows, Run, differing
 
 USERS, EACH, WHO = 10, 3, "u4"
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
