@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, NeighbourKind
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.engine.streams import SeededStreams
 
@@ -38,6 +40,11 @@ OTHERS: dict[Adjacency, Callable[[Table], list[Table]]] = {
     "replace-one": with_one_other,
 }
 """Neighbours of a table, by the definition of each adjacency."""
+
+
+def test_every_name_has_an_entry_and_every_adjacency_a_definition_here() -> None:
+    assert set(NEIGHBOURS) == set(get_args(Adjacency)) == set(OTHERS)
+    assert set(BATCHINGS) == set(get_args(Batching))
 
 
 @pytest.mark.parametrize("adjacency", NEIGHBOURS)
@@ -83,3 +90,38 @@ def test_a_sampler_draws_what_its_entry_is_charged_for(batching: Batching) -> No
         assert times.max() > 1
     # where nothing amplifies, a record's part in an epoch is certain: nothing else is charged by the epoch as a whole
     assert kind.sampled or kind.by_epoch
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_names_of_an_entry_are_there_and_what_it_states_agrees(batching: Batching) -> None:
+    kind = BATCHINGS[batching]
+    assert kind.sampler is None or callable(named(kind.sampler))
+    for adjacency in NEIGHBOURS:
+        refusal = kind.refusal(adjacency)
+        assert (refusal is None) == (adjacency in kind.proved)
+        assert refusal is None or adjacency in refusal
+    with pytest.raises(KeyError):
+        kind.refusal("someone")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("record", "example"), [(BatchingKind, BATCHINGS["poisson"]), (NeighbourKind, NEIGHBOURS["zero-out"])]
+)
+def test_an_entry_without_one_of_its_statements_cannot_be_made(record: type[Any], example: Any) -> None:
+    stated = {field.name: getattr(example, field.name) for field in dataclasses.fields(record)}
+    for left_out in stated:
+        with pytest.raises(TypeError, match=left_out):
+            record(**{name: value for name, value in stated.items() if name != left_out})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"proved": ("add-remove",)}, "must be proved, or unproved"),
+        ({"unproved": {"zero-out": "no"}}, "must be proved, or unproved"),
+        ({"proved": ("replace-one", "zero-out"), "unproved": {"add-remove": "no"}}, "is not proved"),
+    ],
+)
+def test_statements_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(BATCHINGS["poisson"], **changes)

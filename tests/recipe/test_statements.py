@@ -16,10 +16,12 @@ from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.descriptor import Descriptor, plan_for
-from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update
-from dpsgd_cli.methods.dp_sgd.settings import Averaging
+from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
+from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
+from dpsgd_cli.methods.pate.votes import Aggregation as Rule
 from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import Schedule
 from tests.methods.small_problem import recipe
@@ -34,7 +36,10 @@ def flat(classes: list[Any]) -> list[Any]:
     return [own for one in classes for own in (get_args(one) or (one,))]
 
 
-CLIPPINGS, AGGREGATIONS, SCHEDULES = kinds(Clipping), kinds(Aggregation), flat(kinds(Schedule))
+OPTIMIZERS, CLIPPINGS, AGGREGATIONS = kinds(Optimizer), kinds(Clipping), kinds(Aggregation)
+SCHEDULES = flat(kinds(Schedule))
+PRECONDITIONERS = kinds(Preconditioner)
+STATED = [*PRECONDITIONERS, *OPTIMIZERS, *CLIPPINGS, *AGGREGATIONS, *SCHEDULES, *METHODS.values()]
 SAMPLES: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.5},
     "adam": {},
@@ -67,6 +72,23 @@ def made(kind: Any) -> Any:
 
 def by_name(kind: Any) -> str:
     return str(kind.model_fields["kind"].default)
+
+
+@pytest.mark.parametrize("kind", STATED, ids=by_name)
+def test_a_kind_that_leaves_out_a_statement_cannot_be_made_even_where_it_derives_from_one(kind: Any) -> None:
+    for left_out in kind.must_state:
+        body = {name: getattr(kind, name) for name in kind.must_state if name != left_out}
+        with pytest.raises(TypeError, match=f"must state {left_out}"):
+            type(kind)("New", (kind,), {"__module__": __name__, **body})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=by_name)
+def test_an_optimizer_is_made_by_the_class_that_it_states(kind: Any) -> None:
+    settings = made(kind)
+    update = make_update(settings, torch.zeros(1, 3))
+    assert type(update) is named(settings.made)
+    assert isinstance(update, Update)
+    assert len({one.made for one in OPTIMIZERS}) == len(OPTIMIZERS)
 
 
 def test_an_optimizer_or_average_that_nothing_makes_is_an_error_and_not_another_one() -> None:
@@ -160,6 +182,23 @@ def test_every_rule_of_votes_charges_something(kind: Any) -> None:
         charged = [one for one in (rule.asked(adjacency), rule.answered(adjacency)) if one is not None]
         assert charged
         assert {one.adjacency for one in charged} == {adjacency}
+
+
+@pytest.mark.parametrize("left_out", ["asked", "answered", "accepts", "label"])
+def test_a_rule_of_votes_that_does_not_say_what_it_releases_cannot_be_made(left_out: str) -> None:
+    body = {name: lambda self, *given: None for name in ("asked", "answered", "accepts", "label") if name != left_out}
+    with pytest.raises(TypeError, match=left_out):
+        type("New", (Rule,), body)()
+
+
+REQUIRED = ("runs", "planner", "privacy", "adjacencies", "only_convex")
+
+
+@pytest.mark.parametrize("left_out", REQUIRED)
+def test_a_descriptor_that_leaves_out_what_a_guarantee_rests_on_cannot_be_made(left_out: str) -> None:
+    stated = {name: getattr(METHODS["dp-gd"].descriptor, name) for name in REQUIRED if name != left_out}
+    with pytest.raises(TypeError, match=left_out):
+        Descriptor(**stated)
 
 
 def test_what_has_no_privacy_has_no_planner_and_no_neighbours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 from fractions import Fraction
@@ -13,7 +14,7 @@ import pytest
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.reading import FILES, HASHED, RESULT
+from dpsgd_cli.results.reading import FILES, HASHED, RESULT, ResultFile, sealed
 from dpsgd_cli.results.result import NONPRIVATE
 from tests.conftest import recipe_writer
 from tests.results.test_reading import run
@@ -91,8 +92,40 @@ def document_of(directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     return json.loads((directory / RESULT).read_text()), {name: (directory / name).read_bytes() for name in HASHED}
 
 
+def test_a_file_that_the_registry_does_not_list_is_not_written_and_none_of_every_result_may_lack(
+    trained: tuple[bool, Path],
+) -> None:
+    document, files = document_of(trained[1])
+    with pytest.raises(ValueError, match=r"not listed in FILES \['gradients.csv'\]"):
+        sealed(document, {**files, "gradients.csv": b""})
+    for name in reading.WITH_EVERY_RESULT:
+        with pytest.raises(ValueError, match=f"missing \\['{name}'\\]"):
+            sealed(document, {other: held for other, held in files.items() if other != name})
+
+
 def test_a_document_that_lists_another_file_is_refused(trained: tuple[bool, Path], tmp_path: Path) -> None:
     document, _ = document_of(trained[1])
     document["files"]["gradients.csv"] = {"sha256": "0" * 64, "lines": 1}
     with pytest.raises(DataError, match=r"lists gradients.csv, which is no file of a result"):
         reading.check_files(trained[1], document)
+
+
+@pytest.mark.parametrize("left_out", [field.name for field in dataclasses.fields(ResultFile)])
+def test_a_file_that_leaves_out_a_statement_cannot_be_listed(left_out: str) -> None:
+    stated = dataclasses.asdict(FILES["ledger.jsonl"])
+    del stated[left_out]
+    with pytest.raises(TypeError, match=left_out):
+        ResultFile(**stated)
+
+
+@pytest.mark.parametrize("left_out", ["uncovered_steps", "budget_covers", "adjacency", "bound"])
+def test_a_statement_that_does_not_say_what_it_leaves_out_is_refused(
+    trained: tuple[bool, Path], tmp_path: Path, left_out: str
+) -> None:
+    """A missing list of uncovered steps once read as an empty one."""
+    document, files = document_of(trained[1])
+    whole = sealed(document, files)
+    del whole["privacy"][left_out]
+    (tmp_path / RESULT).write_text(json.dumps(sealed(whole)))
+    with pytest.raises(DataError, match=r"not all that the statement is about|missing"):
+        reading.read(tmp_path / RESULT)

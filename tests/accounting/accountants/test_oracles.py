@@ -21,8 +21,10 @@ from scipy.stats import binom, norm
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import ACCOUNTANTS, AccountantEntry
+from dpsgd_cli.accounting.accountants.additive import Gaussian
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import (
+    KINDS,
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
@@ -232,6 +234,21 @@ def test_what_only_estimates_is_below_the_truth_or_a_conjecture_and_no_recipe_st
     assert below | {"zcdp-rs"} == set(estimates)
 
 
+@pytest.mark.parametrize("left_out", accountants.STATEMENTS)
+def test_a_class_that_leaves_out_a_statement_cannot_be_made_even_where_it_derives_from_one(left_out: str) -> None:
+    body = {name: getattr(Gaussian, name) for name in accountants.STATEMENTS if name != left_out}
+    with pytest.raises(TypeError, match=f"must state {left_out}"):
+        type("New", (Gaussian,), body)
+
+
+@pytest.mark.parametrize("left_out", ["runs", "usual", "in_recipes"])
+def test_an_entry_that_leaves_out_a_field_cannot_be_made(left_out: str) -> None:
+    fields = {"runs": "additive:Gaussian", "usual": True, "in_recipes": True}
+    del fields[left_out]
+    with pytest.raises(TypeError, match=left_out):
+        AccountantEntry(**fields)  # type: ignore[arg-type]
+
+
 def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", AccountantEntry(runs="additive:ZcdpRs", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="no recipe may state"):
@@ -239,6 +256,13 @@ def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: py
     monkeypatch.setitem(ACCOUNTANTS, "new", AccountantEntry(runs="additive:Gaussian", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="of that name"):
         accountants.get("new")
+
+
+def test_a_mechanism_without_a_kind_of_its_own_cannot_be_made() -> None:
+    for parent in (GaussianSum, CorrelatedSums):
+        with pytest.raises(TypeError, match="must state its kind"):
+            type("New", (parent,), {})
+    assert len({cls.kind for cls in KINDS.values()}) == len(set(KINDS.values())) == len(KINDS)
 
 
 def test_a_mechanism_that_nobody_states_is_refused_by_all() -> None:
