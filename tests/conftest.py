@@ -76,6 +76,7 @@ LONG = (
     "clipping/test_compiling.py::test_what_is_added_keeps_the_bound_where_terms_cancel",
     "engine/test_processes.py::",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[beyond/",
+    "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[quickstart-changes0]",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[lee2018/",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[by content-records]",
     "test_attacks.py::test_the_first_record_removed_is_not_found_by_a_linear_score[by content-users]",
