@@ -26,7 +26,7 @@ def keep_freed_memory() -> bool:
     """Make the C library keep up to 1 GiB of freed memory for the next step instead of returning it to the system.
 
     Every step frees and allocates the same tensors. To get their pages from the system each time takes time (to measure
-    it, run `python benchmarks/step.py` with and without `--return-memory`). Returns True if the C library (glibc)
+    it, run `python -m benchmarks.steps` with and without `--return-memory`). Returns True if the C library (glibc)
     accepted; elsewhere nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

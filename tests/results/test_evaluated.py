@@ -85,7 +85,8 @@ def test_records_whose_tokens_come_from_another_file_are_other_data() -> None:
     """Coins of tokens hold out other records where the file of them is another: no joint statement.
     Coins by place, and a test file, hold out the same; a file that is not known is no statement at all. The words,
     which are printed, name no content of a file."""
-    told, file = {"text": {"length": 8, "folder": "bert", "public": True}}, "bert"
+    told: dict[str, Any] = {"text": {"length": 8, "folder": "bert", "public": True}}
+    file = "bert"
 
     def read(content: str, folds: int | None = None, **change: Any) -> Records:
         found = records_of({**OWN, **told, **change}, folds, {**HASHES, "tests.csv": "tt", file: content})
@@ -99,3 +100,5 @@ def test_records_whose_tokens_come_from_another_file_are_other_data() -> None:
         fixed: dict[str, Any] = {key: value}
         assert read("x", **fixed) == read("y", **fixed)
     assert records_of({**OWN, **told}, None, HASHES) is None
+    card = {"name": "sst2", "split": {"test": 0.2}, "text": {**told["text"], "column": "sentence"}}
+    assert evaluated_on(card, None, {file: "x"}).source != evaluated_on(card, None, {file: "y"}).source
