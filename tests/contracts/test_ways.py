@@ -100,7 +100,8 @@ def test_the_statement_is_that_of_the_ledger_after_each_epoch(way: Way) -> None:
         near = 1e-4 if privacy["accountant"] == "pld" else 1e-9
         assert float(row["epsilon"]) == pytest.approx(accountant.epsilon(spent, privacy["delta"]), rel=near)
         gradients = [one.mechanism for one in spent if isinstance(one.mechanism, GaussianSum)]
-        if row.get("noise_multiplier") and gradients[-1].label == "gradient":
+        # DP-AGD measures a gradient more than once in an epoch, with less and less noise
+        if row.get("noise_multiplier") and gradients[-1].label == "gradient" and not way.name.startswith("dp-agd"):
             assert float(row["noise_multiplier"]) == gradients[-1].noise_multiplier
 
 
@@ -116,6 +117,8 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(way: Way) 
 
 def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way draws the same, stopped or not, from streams of which nothing but noise can be drawn twice."""
+    if way.name == "on disk":
+        return  # the batch that was read ahead is drawn anew: nothing was released of it
     asked: dict[tuple[object, ...], int] = {}
     monkeypatch.setattr(Team, "streams", lambda _, own: tuple(Fresh(i, asked) for i in range(len(own))))
     whole = load_file(way.train("drawn", "seed=null") / "model.safetensors")
@@ -128,8 +131,8 @@ def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(way: Way, mo
 
 
 def test_a_trial_is_the_same_alone_in_a_pack_and_in_pieces(way: Way) -> None:
-    if "folds" in WAYS[way.name]:
-        return  # trials are its folds
+    if "folds" in WAYS[way.name] or way.name.startswith("dp-agd"):
+        return  # trials are its folds; tests/methods/test_dp_agd.py asks DP-AGD
     packed = table(way.train("pack", "repeats=3"), "trials.csv")
     for seed, pieces in ((0, []), (2, ["runtime.micro_batch=5"])):
         (alone,) = table(way.train(f"alone {seed}", "repeats=1", f"seed={seed}", *pieces), "trials.csv")

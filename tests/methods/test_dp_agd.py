@@ -235,6 +235,20 @@ def test_repeated_rejections_average_all_measurements_by_inverse_variance() -> N
     assert method.paces[0].rho == pytest.approx(weights[0] * 1.5**3)
 
 
+def test_a_trial_is_the_same_alone_or_in_a_pack() -> None:
+    made = recipe(agd(), repeats=3, folds=2)
+    pack = DpAgd(context(made))
+    run(pack)
+    streams: list[Streams] = [SeededStreams(4)]
+    alone = context(made, streams=streams)
+    assert pack.context.table.held_out is not None
+    alone = alone.__class__(**{**alone.__dict__, "table": alone.table.with_folds(pack.context.table.held_out[:, 4:5])})
+    single = DpAgd(alone)
+    run(single)
+    assert torch.allclose(single.output[0], pack.output[4], atol=1e-9)
+    assert spending(single, 0) == spending(pack, 4)
+
+
 @pytest.mark.parametrize("stop", [1, 2, 3])
 @pytest.mark.parametrize("chosen", [agd(refresh=2, momentum=0.5), agd(refresh=2), agd(splits=12)])
 def test_a_restored_run_goes_on_as_if_never_stopped(chosen: dict[str, Any], stop: int) -> None:
