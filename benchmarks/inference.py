@@ -32,7 +32,7 @@ from dpsgd_cli.intervals.coding import Coding, chosen
 from dpsgd_cli.intervals.law import NORMAL, Law
 from dpsgd_cli.intervals.price import ROUNDS, sensitivity
 from dpsgd_cli.intervals.run import LogisticRelease, SquaresRelease, release_rounds
-from dpsgd_cli.methods.least_squares.settings import SQUARES
+from dpsgd_cli.methods.least_squares import SQUARES
 from dpsgd_cli.preconditioning.maps import cut_of
 from dpsgd_cli.preconditioning.price import joint_sensitivity
 from dpsgd_cli.preconditioning.second_moments import as_vector, exactly_one, from_vector

@@ -14,7 +14,7 @@ import numpy as np
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import data_neighbours, discovered, neighbours, outputs
+from dpsgd_cli.audit import data_neighbours, neighbours, outputs
 from dpsgd_cli.audit.claim import (
     PrivacyClaim,
     best_cutoffs,
@@ -25,10 +25,9 @@ from dpsgd_cli.audit.claim import (
     unsupported,
 )
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
-from dpsgd_cli.audit.parts import batch_checks, noise_checks
 from dpsgd_cli.audit.stage import at_audit_size, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
-from dpsgd_cli.audit.watch import Watch, train
+from dpsgd_cli.audit.watch import Watch, batch_checks, noise_checks, train
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.plugins import named, trusting
 from dpsgd_cli.common.text_format import epsilon_text
@@ -158,7 +157,8 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         else:
             left_out.append("the recipe's own file: its book does not cover what is found in it without noise")
         before += data_neighbours.compare_preprocessing(loaded, plan)
-    before += [finding for finding in discovered.compare(loaded) if finding.tier in options.tiers]
+    if loaded.recipe.data.private_columns:
+        left_out.append("private bounds and categories: the law of their counts is tested, not attacked")
     if plan.held_out:
         found = data_neighbours.compare_held_out(loaded, plan)
         before += [finding for finding in found if finding.tier in options.tiers]

@@ -28,6 +28,7 @@ from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
 from dpsgd_cli.engine.packing import Wrapper, rule_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.risks.affine import slopes_of
 from dpsgd_cli.training.start import Trials
 
 FIRST_ID = float(1 << 20)
@@ -232,7 +233,8 @@ class VectorCanaries:
         weights = values[:, : outputs * width].view(len(values), outputs, width).double()
         shown = torch.einsum("rkd,rod->rko", units, weights)
         biases = values[:, outputs * width :].double()
-        slopes = self._slopes(shown if not biases.numel() else shown + biases[:, None], table.y[rows])
+        shown = shown if not biases.numel() else shown + biases[:, None]
+        _, slopes = slopes_of(context.loss, shown, table.y[rows][None].expand(len(shown), -1))
         lengths = (units.square().sum(dim=-1) + float(biases.numel() > 0)).sqrt()
         norms = torch.linalg.vector_norm(slopes, dim=-1) * lengths
         clipping = method.bounds.clipping
@@ -241,10 +243,3 @@ class VectorCanaries:
         own = units.gather(2, coordinate.expand(len(values), -1)[..., None]).squeeze(-1)
         found: np.ndarray = (slopes * (kept * own)[..., None]).cpu().numpy()
         return found
-
-    def _slopes(self, shown: Tensor, labels: Tensor) -> Tensor:
-        with torch.enable_grad():
-            asked = shown.detach().requires_grad_()
-            losses = self.trials.context.loss(asked, labels[None].expand(len(shown), -1))
-            (slopes,) = torch.autograd.grad(losses.sum(), asked)
-        return slopes

@@ -28,13 +28,13 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit import discovered
 from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.users import in_memory, shares_of_rows
+from dpsgd_cli.discovery.run import code
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
 from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
@@ -231,10 +231,15 @@ def _random_rows(layout: Layout) -> np.ndarray:
         return random.random((_RECORDS, *layout.shape), dtype=np.float32)
     tops = [1 if column.values is None else len(column.values) for column in layout.columns]
     drawn = random.random((_RECORDS, len(tops))) * tops
-    if any(column.private for column in layout.columns):
-        return discovered.records(layout, _RECORDS)
     whole = np.array([column.values is not None for column in layout.columns])
-    return np.where(whole, np.floor(drawn), drawn).astype(np.float32)
+    rows = np.where(whole, np.floor(drawn), drawn)
+    if not any(column.private for column in layout.columns):
+        return rows.astype(np.float32)
+    texts = np.array([code(text) for text in "abc"])
+    for place, column in enumerate(layout.columns):
+        if column.private == "categories":
+            rows[:, place] = texts[random.integers(len(texts), size=_RECORDS)]
+    return rows
 
 
 def _changed(rows: np.ndarray) -> np.ndarray:

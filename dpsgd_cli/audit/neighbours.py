@@ -6,7 +6,7 @@ a different worst case: huge, infinite or NaN values, another label, the opposit
 trainings continue from the first one's update, so every step compares sums from equal weights. The checks are exact,
 not statistical: sums move by at most the ledger's sensitivity, and public values do not move at all.
 
-`parts.py` checks that the noise is as large as the ledger says.
+`watch.py` checks that the noise is as large as the ledger says.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import AuditSize, Finding, exact_finding
 from dpsgd_cli.audit.stage import random_inputs, random_labels, sized, smaller, synthetic, without
+from dpsgd_cli.audit.watch import StepObserver
 from dpsgd_cli.data.settings import ValidationSet
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
-from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
@@ -75,7 +75,7 @@ class _Seen:
     public: dict[str, Any] = field(default_factory=dict)
 
 
-class _Follower(AuditHook):
+class _Follower(StepObserver):
     """Observer of a training. Given a `first` training, it replaces noisy means by those of the first."""
 
     def __init__(self, first: _Seen | None) -> None:
@@ -169,7 +169,7 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         noted = at.method.run_epoch(at.done)
         at.history.append(record(at, at.done, noted, wanted=True))
         at.done += 1
-    at.method.infer()  # what is released after the last step
+    at.method.after_training()
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
     # all candidates were trained, whichever is chosen
     trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method

@@ -28,10 +28,9 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, errors_at, log_ratio, threshold_of_gaussian
 from dpsgd_cli.audit.findings import Finding, exact_finding
-from dpsgd_cli.audit.parts import noise_checks
 from dpsgd_cli.audit.stage import smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
-from dpsgd_cli.audit.watch import ObservedNoise
+from dpsgd_cli.audit.watch import ObservedNoise, noise_checks
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users

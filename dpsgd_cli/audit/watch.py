@@ -4,27 +4,33 @@ Noise is computed from what is released. It is the released mean times the publi
 units of the ledger's noise multiplier times sensitivity. This shows noise that is added elsewhere and sums that are
 divided by another number. Noise that is correlated across steps is first multiplied by the plan's matrix, which leaves
 the independent noise that the ledger charges for.
+
+Tier C compares the noise of a run's releases and the rate of its batches with the ledger.
 """
 
 from __future__ import annotations
 
 import io
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 from scipy.special import logsumexp
 from torch import Tensor
 
-from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
+from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
-from dpsgd_cli.engine.context import AuditHook
+from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
+from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.preconditioning.price import LABELS
@@ -47,7 +53,42 @@ class ObservedNoise:
         self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
 
 
-class Watch(AuditHook):
+class StepObserver(AuditHook, ABC):
+    """Observer that receives each step's sums before noise, and the noisy mean, in equal units; one process only."""
+
+    sums: Tensor
+    divisor: float
+    units: Units
+    exact: Sequence[Tensor]
+
+    @abstractmethod
+    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
+        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses.
+
+        The observer may change `mean` in place; training uses the changed values.
+        """
+
+    def around(self, sums: Tensor, divisor: float, units: Units) -> AroundNoise:
+        self.sums, self.divisor, self.units = sums, divisor, units
+        return self
+
+    def before_noise(self, beside: Sequence[Tensor]) -> None:
+        self.exact = [sums.clone() for sums in (self.sums, *beside)]
+
+    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
+        units, means = self.units(epoch), [mean, *(sums / self.divisor for sums in beside)]
+        exact, noisy = (
+            torch.cat([one / unit for one, unit in zip(parts, units, strict=False)], dim=1)
+            for parts in (self.exact, means)
+        )
+        self.released(epoch, step, exact, noisy)
+        places = noisy.split([one.shape[1] for one in means[: len(units)]], dim=1)
+        mean.copy_(places[0] * units[0])
+        for sums, place, unit in zip(beside, places[1:], units[1:], strict=False):
+            sums.copy_(place * unit * self.divisor)
+
+
+class Watch(StepObserver):
     """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:
@@ -319,3 +360,38 @@ def _resumed(staged: StagedTrials, made: SizedRecipe, watch: Watch) -> StagedTri
     again = build_canaries(made, watch, content)
     again.trials.restore(content, Path("the audit's checkpoint"))
     return again
+
+
+def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Finding]:
+    """Check that all noise together is not below the ledger's, and that each epoch has that of its own charge."""
+    squares, count = sum(drew.squares.values()), sum(drew.counts.values())
+    if not count:
+        return
+    bound = f"at most {noise_bound(squares, count, confidence):.4f} times the ledger's ({count:,} draws)"
+    yield by_p_value("C", "noise", bound, "1", too_little_noise(squares, count))
+    epochs = sorted(drew.squares)
+    if len(epochs) > 1:
+        # too much noise is no breach of privacy, but still contradicts the claim
+        each = [_two_sided(drew.squares[epoch], drew.counts[epoch]) for epoch in epochs]
+        worst = epochs[int(np.argmin(each))]
+        ratio = math.sqrt(drew.squares[worst] / drew.counts[worst])
+        place = "releases before training" if worst == BEFORE else f"epoch {worst}"
+        found = f"{ratio:.4f} times the ledger's in {place}, the farthest"
+        yield by_p_value("C", "noise of each epoch", found, "1", min(1.0, min(each) * len(each)))
+
+
+def _two_sided(squares: float, count: int) -> float:
+    return float(min(1.0, 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))))
+
+
+def batch_checks(watch: Watch) -> Iterator[Finding]:
+    """Check how often records are in batches, over all draws of a sampler."""
+    mechanism = watch.mechanism
+    assert mechanism is not None
+    if not mechanism.sampled:
+        return
+    sizes, records = np.array(watch.sizes), watch.staged.plan.sampling.records
+    turns = mechanism.bands if isinstance(mechanism, CorrelatedSums) and mechanism.batching == "poisson" else 1
+    total, draws, rate = int(sizes.sum()), records * sizes.size, mechanism.sampling_rate / turns
+    found = f"{total / draws:.6f} ({draws:,} draws)" if draws else "no batch was drawn by a sampler"
+    yield by_p_value("C", "inclusion rate", found, f"{rate:.6f}", far_from(total, draws, rate) if draws else 0.0)

@@ -30,12 +30,24 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.common.sections import Fraction, Section
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
+
+
+class Calibration(Section):
+    """Correction of a squared loss's predictions by a mean and a slope, for what clipping took from residuals."""
+
+    share: Fraction = Field(
+        0.05, description="Share of the mu^2 (or rho) left after the preconditioner that the correction gets."
+    )
+
 
 LABEL = "calibration"
 WEIGHT = 0.5

@@ -28,7 +28,7 @@ def command() -> None:
     """A budget for a table, over all its runs.
 
     A book is a file that counts what was spent on one table. `train`, `sweep` and `compare` charge it with --book
-    before they release anything, and refuse what would pass its budget. It holds also where each run is chosen after
+    before they release anything, and refuse what would pass its budget. The sum holds also if you choose each run after
     having seen the last.
 
     A book forgets what a copy or an older version of it does not hold, and counts only runs that name it: keep one

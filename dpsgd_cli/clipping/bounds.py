@@ -57,9 +57,12 @@ class Bounds:
     def follow(self, divisor: float) -> None:
         """Update the bounds from the released `side_statistics`; `divisor`: the expected number of records (public)."""
 
-    def side_unit(self, multipliers: Tensor) -> Tensor:
-        """Return the unit (R, 1) of `side_statistics` in which its noise is `multipliers` (R, 1) times `moves`."""
-        raise NotImplementedError
+    def units(self, charged: Tensor, applied: Tensor) -> Sequence[Tensor | float]:
+        """Return the units of the sums and of `side_statistics` in which all noise is `charged` (R, 1) times `moves`.
+
+        `applied` (R, 1): the noise multipliers of the sums in units of `unit`.
+        """
+        return [1.0] if self.unit is None else [self.unit * applied / charged]
 
     def published(self) -> dict[str, list[float]]:
         return {}
@@ -134,8 +137,8 @@ class QuantileBounds(Bounds):
         clip.mul_(torch.exp(-self._rate * (share - self._quantile)))
         clip.copy_(clip.clamp(min=1e-6 * self._first, max=1e6 * self._first))
 
-    def side_unit(self, multipliers: Tensor) -> Tensor:
-        return self._noise / multipliers
+    def units(self, charged: Tensor, applied: Tensor) -> Sequence[Tensor | float]:
+        return [*super().units(charged, applied), self._noise / charged]
 
     def published(self) -> dict[str, list[float]]:
         return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}

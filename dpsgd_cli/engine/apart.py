@@ -24,11 +24,12 @@ import contextlib
 import gc
 import linecache
 import sys
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -413,14 +414,9 @@ _CHANGING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", 
 def where_in(error: Exception, model: nn.Module) -> str:
     """Return `line 12 of net.py (`code`), in module 'head': ` for the last line of a model's code in the trace of
     `error`; empty if there is none."""
-    frames = []
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        frames.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
     named = {id(module): name for name, module in model.named_modules()}
     where = ""
-    for frame, number in frames:
+    for frame, number in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if not file.startswith(_HIDDEN):
             own = named.get(id(frame.f_locals.get("self")))

@@ -91,17 +91,16 @@ def read(path: Path) -> Bundle:
             if not isinstance(about, dict):
                 raise ValueError("what it says of itself is no object")
             for name in file.keys():  # noqa: SIM118, which is no dict
-                if name.startswith(_KEPT):
-                    kept[name.removeprefix(_KEPT)] = file.get_tensor(name).numpy()
-                elif name.startswith(_UNRELEASED):
-                    unreleased[name.removeprefix(_UNRELEASED)] = file.get_tensor(name).numpy()
-                elif name.startswith(_CUTS):
-                    cuts[int(name.removeprefix(_CUTS))] = file.get_tensor(name)
-                elif name.startswith(_UNTRAINED):
-                    untrained[name.removeprefix(_UNTRAINED)] = file.get_tensor(name)
+                tensor, (place, _, own) = file.get_tensor(name), name.partition("/")
+                if f"{place}/" in (_KEPT, _UNRELEASED):
+                    (kept if f"{place}/" == _KEPT else unreleased)[own] = tensor.numpy()
+                elif f"{place}/" == _CUTS:
+                    cuts[int(own)] = tensor
+                elif f"{place}/" == _UNTRAINED:
+                    untrained[own] = tensor
                 else:
-                    trial, _, own = name.partition("/") if name.startswith("trial-") else ("trial-0", "", name)
-                    weights.setdefault(int(trial.removeprefix("trial-")), {})[own] = file.get_tensor(name)
+                    trial, own = (place, own) if name.startswith("trial-") else ("trial-0", name)
+                    weights.setdefault(int(trial.removeprefix("trial-")), {})[own] = tensor
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as the file of a model: {error}") from None
     listed = [cuts[trial] for trial in sorted(cuts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Units = Callable[[int], Sequence[Tensor | float]]
+"""Units, by epoch, of a step's sums and of those beside them: numbers, or (R, 1)."""
+
+
+class AroundNoise(Protocol):
+    """What happens to a step's sums beside their noise: processes add them up, an audit looks at them."""
+
+    def before_noise(self, beside: Sequence[Tensor]) -> None:
+        """Take the sums of the pack, and those (R, n) that are released `beside` them, without noise."""
+
+    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
+        """Take the noisy `mean` (R, P) of the sums and the noisy sums `beside` it; may change them in place."""
 
 
 class AuditHook:
@@ -46,8 +58,14 @@ class AuditHook:
     def drawn(self, step: int, batch: Batch) -> None:
         """Receive the batch of `step`, as the sampler returned it."""
 
-    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
-        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses."""
+    def around(self, sums: Tensor, divisor: float, units: Units) -> AroundNoise | None:
+        """Return what looks at the `sums` of each step around their noise, and at their mean, over `divisor`; or None.
+
+        In `units`, every coordinate has noise of the same standard deviation: the charged multiplier times
+        `plan.sensitivity`.
+        """
+        del sums, divisor, units
+        return None
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         """Receive sums (A, P), before and after noise, that are released outside a gradient step.

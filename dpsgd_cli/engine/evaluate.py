@@ -63,12 +63,9 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
         for outputs, y, mask in passes(pack, values, table, most)
     ]
     outputs, labels = torch.cat([one[0] for one in found], dim=1), torch.cat([one[1] for one in found])
+    labels = labels.float() if labels.dtype == torch.bfloat16 else labels
     masks = [one[2] for one in found if one[2] is not None]
-    return (
-        outputs.numpy(),
-        labels.float().numpy() if labels.dtype == torch.bfloat16 else labels.numpy(),
-        (torch.cat(masks, dim=1).numpy() if masks else None),
-    )
+    return outputs.numpy(), labels.numpy(), torch.cat(masks, dim=1).numpy() if masks else None
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 To add a loss: its name in `Loss`, its record in `LOSSES`, and a subclass of
 `dpsgd_cli.engine.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares
-each record with its class. Constants of a whole problem are in `methods/perturbation/settings.py`.
+each record with its class. Constants of a whole problem are in `methods/perturbation.py`.
 """
 
 from __future__ import annotations

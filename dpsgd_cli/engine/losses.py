@@ -45,26 +45,10 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return flat.view(outputs.shape[:2])
 
 
-def class_slopes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `cross_entropy` (R, n) and its gradient (R, K, n) for logits that are stored by class, (R, K, n)."""
-    below, own = scores - scores.amax(dim=1, keepdim=True), labels.unsqueeze(1)
-    losses = -below.gather(1, own)
-    shares = below.exp_()
-    total = shares.sum(dim=1, keepdim=True)
-    losses += total.log()
-    shares /= total
-    shares.scatter_add_(1, own, shares.new_full((), -1.0).expand_as(own))
-    return losses.squeeze(1), shares
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor, options: LossOptions | None = None) -> Tensor:
     """Return half the squared error (R, B) of outputs (R, B, 1) and targets (R, B)."""
+    del options
     return (outputs.squeeze(-1) - targets).square() / 2
-
-
-def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return half the squared error (R, B), with targets clamped to [-1, 1], their public bounds after scaling."""
-    return squared_error(outputs, targets.clamp(-1, 1))
 
 
 def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
@@ -149,11 +133,6 @@ def binary(outputs: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     return mean_of_example(own, counted(labels))
 
 
-def squared(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-    """Return half the squared error (R, B) of outputs (R, B, 1)."""
-    return (outputs.squeeze(-1) - targets).square() / 2
-
-
 def huber(outputs: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     """Return the Huber loss (R, B): a parabola of half-width `options.width` with straight sides."""
     size = (outputs.squeeze(-1) - targets).abs()
@@ -191,7 +170,7 @@ OUTPUT_LOSSES: dict[LossName, OutputLoss] = {
         of=binary,
         apart=f"{_OWN}, and the mean over labels is divided by the example's own number of them",
     ),
-    "squared": OutputLoss(of=squared, apart=_OWN),
+    "squared": OutputLoss(of=squared_error, apart=_OWN),
     "huber": OutputLoss(of=huber, apart=_OWN),
     "poisson": OutputLoss(of=poisson, apart=_OWN),
 }

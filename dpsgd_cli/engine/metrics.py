@@ -251,10 +251,6 @@ def _known() -> Any:
     return metrics
 
 
-def _accuracy(answers: Answers) -> float:
-    return float((answers.truth == answers.told).mean())
-
-
 def _balanced_accuracy(answers: Answers) -> float:
     """Return the mean recall of the classes that occur."""
     labels = np.unique(answers.truth)
@@ -358,7 +354,8 @@ def f1_of_labels(answers: Answers) -> np.ndarray:
         return np.asarray(2 * (of * told).sum(axis=0) / (of.sum(axis=0) + told.sum(axis=0)))
 
 
-def _label_accuracy(answers: Answers) -> float:
+def _share_right(answers: Answers) -> float:
+    """Return the share of right answers; labels below 0 do not count."""
     return float((answers.truth == answers.told)[answers.truth >= 0].mean())
 
 
@@ -375,14 +372,14 @@ PLACES_OF_CLASSES, LABELS, TOKENS = ("token-classification",), ("multi-label",),
 
 # The order decides which metric is the default.
 METRICS = {
-    "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _accuracy),
+    "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _share_right),
     "mae": Metric(NUMBERS, "mean absolute error", True, absolute_errors, _mean_absolute_error, in_units=True),
     "perplexity": Metric(TOKENS, "perplexity", True, surprise, places=places_counted, of_logs=True),
     "token_accuracy": Metric(
         (*PLACES_OF_CLASSES, *TOKENS), "share of places that are right", False, right_places, places=places_counted
     ),
     "label_accuracy": Metric(
-        LABELS, "share of labels that are right", False, right_labels, _label_accuracy, places=places_counted
+        LABELS, "share of labels that are right", False, right_labels, _share_right, places=places_counted
     ),
     "label_f1": Metric((*LABELS, *PLACES_OF_CLASSES), "mean F1 of the labels", False, of_table=_mean_f1),
     "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),

@@ -186,13 +186,7 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...], int, type[nn.Module]], nn.Module]]
     "mnist": tanh_mnist,
     "cifar10": tanh_cifar10,
 }
-BUILT_IN: dict[str, Callable[..., nn.Module]] = {
-    "linear": linear,
-    "convex": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "wrn": wrn,
-}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"linear": linear, "convex": linear, "mlp": mlp, "cnn": cnn, "wrn": wrn}
 
 
 def loaded_names(model: Model, base: Path) -> list[str]:

@@ -32,13 +32,12 @@ class NamedInputs(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         sizes = [math.prod(shape) for shape in self.shapes.values()]
+        # the type of the model's own numbers: the rounded one in a rounded pass
+        own_types = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        real = next(own_types, torch.get_default_dtype())
         given = {}
         for (name, shape), part in zip(self.shapes.items(), x.split(sizes, dim=1), strict=True):
             own = part.reshape(len(x), *shape)
-            given[name] = own.long() if name in self.integers else own.to(self._real())
+            given[name] = own.long() if name in self.integers else own.to(real)
         y = self.model(**given)
         return getattr(y, "logits", y)
-
-    def _real(self) -> torch.dtype:
-        """Return the type of the model's own numbers: the rounded one in a rounded pass."""
-        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())

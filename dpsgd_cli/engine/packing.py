@@ -504,11 +504,8 @@ def layer_reports(module: nn.Module, name: str = "") -> list[LayerReport]:
     if rule is not None:
         return [LayerReport(name, kind, size, rule.__name__, rule.clipped)]
     made = rewritten(module, Session(1, torch.zeros(()))) or module
-    found = [LayerReport(name, kind, own, Own.__name__, Own.clipped)] if (own := _own_size(made)) else []
+    own = sum(p.numel() for p in made._parameters.values() if p is not None and p.requires_grad)
+    found = [LayerReport(name, kind, own, Own.__name__, Own.clipped)] if own else []
     for key, child in made.named_children():
         found += layer_reports(child, f"{name}.{key}".strip("."))
     return found
-
-
-def _own_size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module._parameters.values() if p is not None and p.requires_grad)

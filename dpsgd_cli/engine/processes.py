@@ -53,7 +53,9 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.common.interrupts import heed_no_more
+from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.streams import SharedStreams, Streams
+from dpsgd_cli.engine.tensors import Examples
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
 
 Value = TypeVar("Value")
@@ -214,11 +216,13 @@ class Reduction:
     """The sums (R, P) of a step, added up over all processes while they are made: layer after layer, in one order.
 
     `columns` are those of each layer. Numbers are added up on the process that adds their noise (`Team.owned`), and are
-    then undefined on the others. Layers are joined to buckets of `BUCKET` numbers or more.
+    then undefined on the others. Layers are joined to buckets of `BUCKET` numbers or more. With `apart`, each process
+    adds noise to its part of the numbers. An `AroundNoise` of a step.
     """
 
-    def __init__(self, team: Team, sums: Tensor, columns: Sequence[Sequence[slice]], apart: bool) -> None:
-        self._team = team
+    def __init__(self, team: Team, sums: Tensor, columns: Sequence[Sequence[slice]], apart: bool = False) -> None:
+        self._team, self.apart = team, apart
+        self.adds_noise = team.first or apart
         self._buckets: list[tuple[int, list[tuple[int, Tensor]]]] = []
         self._next = 0
         self._begun: list[Any] = []
@@ -231,6 +235,30 @@ class Reduction:
                 pieces = [piece for ends in _joined(waiting) for piece in team.owned(*ends, len(flat), apart)]
                 self._buckets.append((layer, [(owner, flat[part]) for owner, part in pieces]))
                 waiting = []
+
+    def told(self, pieces: Iterator[Examples], pack: Pack) -> Iterator[Examples]:
+        """Yield pieces; after the last one, sums are whole, so each layer's is sent while later ones are made."""
+        if not self._buckets:
+            yield from pieces
+            return
+        examples = next(pieces, None)
+        while examples is not None:
+            following = next(pieces, None)
+            pack.on_sum = self.made if following is None else None
+            yield examples
+            pack.on_sum = None
+            examples = following
+
+    def before_noise(self, beside: Sequence[Tensor]) -> None:
+        self.finish()
+        for sums in beside:
+            self._team.add_up(sums)
+
+    def after_noise(self, epoch: int, step: int, mean: Tensor, beside: Sequence[Tensor]) -> None:
+        del epoch, step
+        for sums in beside:
+            self._team.share(sums)
+        self._team.share(mean, self.apart)
 
     def made(self, layer: int) -> None:
         """Begin to add up what is whole, now that the sums of the layers up to `layer` are."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,8 +56,8 @@ def narrowed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         return x, None
     low, high = x.min(), x.max()
     if x.dtype == np.int64:
-        kinds = (kind for kind in (np.uint8, np.int16, np.int32, np.int64) if _holds(kind, low, high))
-        return x.astype(next(kinds)), None
+        kinds = (np.iinfo(kind) for kind in (np.uint8, np.int16, np.int32, np.int64))
+        return x.astype(next(kind.dtype for kind in kinds if kind.min <= low and high <= kind.max)), None
     if not low < high < np.inf or low == -np.inf:
         return x, None
     flat = x.reshape(-1)
@@ -72,10 +71,6 @@ def narrowed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
             return x, None
         codes[start : start + _PIECE] = found
     return codes.reshape(x.shape), np.nan_to_num(values)
-
-
-def _holds(kind: type[np.integer[Any]], low: Any, high: Any) -> bool:
-    return bool(np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
 
 
 def to_host(there: Tensor) -> Tensor:

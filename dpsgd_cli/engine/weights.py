@@ -117,8 +117,9 @@ def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str
 
 
 def _equal(one: Tensor, other: Tensor | None) -> bool:
-    alike = other is not None and one.shape == other.shape and one.dtype == other.dtype
-    return alike and other is not None and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _one_value(x: Tensor) -> bool:

@@ -29,7 +29,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency, replace_factor
 from dpsgd_cli.accounting.budget import released_before
@@ -37,6 +39,13 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
+
+
+Inference = Literal["intervals"]
+INFERENCE = Field(
+    None, description="intervals: release what 95% intervals of coefficients and shapes need, from the same budget."
+)
+
 
 LABEL = "intervals"
 CURVATURE, SQUARES = 3.4, 0.4

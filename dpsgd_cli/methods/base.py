@@ -1,7 +1,8 @@
 """Interface of training methods.
 
 A method trains all trials of a pack together, one epoch at a time, and charges the ledgers before it releases.
-Evaluation, checkpoints and results are in `training/loop.py`.
+Evaluation, checkpoints and results are in `training/loop.py`. A method of one file has its section, price and class
+there, and imports torch where it runs, so that recipes are read and priced without torch.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
-from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.plugins import load_attribute, named, refusal_of_call
-from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.tensors import Table, to_host
 from dpsgd_cli.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dpsgd_cli.clipping.run import Diagnostics
+    from dpsgd_cli.engine.context import Context
+    from dpsgd_cli.engine.tensors import Table
 
 
 @dataclass(frozen=True)
@@ -81,22 +84,14 @@ class Method(ABC):
         """Cuts that prediction needs, one per trial, made from a preconditioner's releases; empty before these."""
         return ()
 
-    @property
-    def maps(self) -> Sequence[np.ndarray]:
-        """Maps A (D, D) of rows, one per trial, that explaining a model needs; empty where rows were not mapped."""
-        return ()
+    def after_training(self) -> dict[str, Sequence[np.ndarray]]:
+        """Return arrays that a model's file keeps beside the weights, by name; one per trial, or none.
 
-    @property
-    def corrections(self) -> Sequence[np.ndarray]:
-        """Scale and shift (2,) of predictions, one per trial, that the weights hold; empty without calibration."""
-        return ()
-
-    def infer(self) -> Sequence[np.ndarray]:
-        """Return what intervals are computed from, a vector for each trial (`intervals/run.py`); empty without any.
-
-        The first call, after the last step, makes the releases that this needs. They were charged beforehand.
+        The first call, after the last step, makes the releases that this needs. They were charged beforehand. Names:
+        maps A (D, D) of rows (`preconditioning/maps.py`), vectors of intervals (`intervals/run.py`), and scale and
+        shift (2,) of predictions, which the weights hold (`calibration/run.py`).
         """
-        return ()
+        return {}
 
     def published(self) -> dict[str, list[float]]:
         """Return current numbers of the trials for `history.csv`, (R,) by name; public, computed from releases."""
@@ -124,6 +119,8 @@ class Method(ABC):
 
         Further training does not change it.
         """
+        from dpsgd_cli.engine.tensors import to_host
+
         return {"values": to_host(self.context.pack.values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -152,6 +149,8 @@ class OneShot(Method):
                     ledger.spend(release, 0)
 
     def run_epoch(self, epoch: int) -> Diagnostics:
+        from dpsgd_cli.clipping.run import Diagnostics
+
         del epoch
         self.solve()
         return Diagnostics(self.context.trials, self.context.pack.values.device)

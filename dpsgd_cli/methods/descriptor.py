@@ -1,6 +1,6 @@
 """Descriptors of methods: all that the rest of the program knows of a method, stated beside its settings. Planning.
 
-To add a method: a folder with its section and descriptor, and its name in the union `Method` (`settings.py`); a
+To add a method: a file with its section and descriptor, and its name in the union `Method` (`settings.py`); a
 subclass of `dpsgd_cli.methods.base.Method` that runs it; a planner, unless it uses the gradient plan.
 Nothing else lists methods.
 """

@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from dpsgd_cli.methods.baselines.settings import MajorityMethod, NonPrivateMethod
+from dpsgd_cli.methods.baselines import MajorityMethod, NonPrivateMethod
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, Descriptor
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, SgdMethod
-from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
+from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.perturbation.settings import ObjectivePerturbationMethod, OutputPerturbationMethod
+from dpsgd_cli.methods.perturbation import ObjectivePerturbationMethod, OutputPerturbationMethod
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
-from dpsgd_cli.methods.privgene.settings import PrivGeneMethod
+from dpsgd_cli.methods.privgene import PrivGeneMethod
 
 
 class PythonMethod(Gradient):

@@ -27,6 +27,8 @@ from torch import Tensor
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.preconditioning.marginals import MapBlock
 
+MAP = "map"
+"""Name under which a model's file keeps a trial's map of rows."""
 _EXACT_UP_TO = 1024
 _WHOLE_UP_TO = 4096
 _FIRST_ASKED = 64

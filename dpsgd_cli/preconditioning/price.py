@@ -11,16 +11,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import released_before
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.plugins import named
-from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
+from dpsgd_cli.common.sections import Fraction, Section
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
+
+
+class PreconditionerKind(Section):
+    """Base of the preconditioners.
+
+    `sensitivity`: `module:name` of a function from an adjacency to the L2 sensitivity of the statistics that the
+    preconditioner is made of. Their noise and their charge depend on it.
+    """
+
+    must_state = ("sensitivity",)
+    sensitivity: ClassVar[str]
+    kind: str
+
+
+class SecondMoments(PreconditionerKind):
+    """Rows scaled to equal weight in all directions, by a noisy second-moment matrix of the training records."""
+
+    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
+    kind: Literal["second-moment"] = "second-moment"
+    share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
+
+
+class Marginals(PreconditionerKind):
+    """Rows scaled towards equal weight in all directions, by noisy counts of each column's values; after `bin`."""
+
+    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
+    kind: Literal["marginals"] = "marginals"
+    share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
+
+
+Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind")]
+
 
 LABELS = tuple(made().kind for made in (SecondMoments, Marginals))
 """Labels of the release that a preconditioner is made of: its kinds."""

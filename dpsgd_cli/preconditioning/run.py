@@ -43,8 +43,7 @@ from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.maps import BlockMap, Preconditioner, cut_of
-from dpsgd_cli.preconditioning.price import LABELS
-from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
+from dpsgd_cli.preconditioning.price import LABELS, Marginals, SecondMoments
 
 RIDGE = 8.0
 """Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""

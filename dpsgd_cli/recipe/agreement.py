@@ -26,11 +26,11 @@ from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditioned, SgdMethod
-from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
+from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
+from dpsgd_cli.methods.perturbation import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS, PythonMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
 if TYPE_CHECKING:

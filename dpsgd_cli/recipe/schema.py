@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from dpsgd_cli.accounting.accountants import ACCOUNTANTS
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import Budget, EpsilonBudget
-from dpsgd_cli.calibration.settings import Calibration
+from dpsgd_cli.calibration.price import Calibration
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
 from dpsgd_cli.common.sections import Count, Delta, NonNegative, Section
 from dpsgd_cli.data.settings import Data
@@ -23,7 +23,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned
 from dpsgd_cli.methods.settings import Method
 from dpsgd_cli.noise.settings import CorrelatedNoise, IndependentNoise, Noise, NoiseSource
-from dpsgd_cli.preconditioning.settings import Preconditioner
+from dpsgd_cli.preconditioning.price import Preconditioner
 from dpsgd_cli.recipe.agreement import method_problems
 from dpsgd_cli.schedules.settings import ByRule, Schedule
 from dpsgd_cli.users.settings import Unit

@@ -36,7 +36,7 @@ def lines_of(book: Book) -> list[str]:
     said = [
         f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
         *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
-        f"  left out   {book.left_out or 'decided by the first run'}",
+        f"  left out   {book.left_out or 'the first run decides which records are held out'}",
         f"  book       {book.identity}, last entry {book.lines[-1]['id']}",
     ]
     for line in book.charges:
@@ -54,8 +54,8 @@ def lines_of(book: Book) -> list[str]:
     one, ten = epsilon_text(told["epsilon_of_next"]), epsilon_text(told["epsilon_of_ten"])
     return [
         *said,
-        f"  spent      {mu_squared / limit.mu_squared:.1%} of the budget (mu^2 {mu_squared:.6g} of"
-        f" {limit.mu_squared:.6g}), {leak / limit.leak:.1%} of its leak",
+        f"  spent      {mu_squared / limit.mu_squared:.1%} of the noise budget (mu^2 {mu_squared:.6g} of"
+        f" {limit.mu_squared:.6g}), {leak / limit.leak:.1%} of delta",
         f"  left       one run of epsilon {one}, or ten of epsilon {ten} each, at delta {terms.delta:g} with full or"
         " shuffled batches; runs with sampled batches cost more than their epsilon",
     ]

@@ -160,9 +160,9 @@ def meaning(privacy: Privacy) -> list[str]:
         return ["There is no finite epsilon at this delta: nothing bounds what was published."]
     factor = epsilon_text(math.exp(epsilon)) if epsilon < 700 else "more than 10^304"
     found = [
-        f"Every event that may follow from what was published is with {one_unit(privacy)} at most"
-        f" e^{epsilon_text(epsilon)} = {factor} times as likely as without, plus delta = {delta:g} (one in"
-        f" {1 / delta:,.0f}), and the other way round. Proved by the accountant `{privacy['accountant']}`."
+        f"Whatever somebody concludes from what was published, it would be nearly as likely if {one_unit(privacy)} were"
+        f" not there: probabilities differ by a factor of at most e^{epsilon_text(epsilon)} = {factor}, plus delta ="
+        f" {delta:g} (one in {1 / delta:,.0f}). Proved by the accountant `{privacy['accountant']}`."
     ]
     if privacy["bound"] != "upper":
         found[0] = found[0].replace("Proved", "Estimated, not proved,")
@@ -193,7 +193,9 @@ def outside(privacy: Privacy) -> list[str]:
 def scope(run: Run) -> str:
     """Return which trials the epsilon of a result covers."""
     if run.seeds is not None and len(run.seeds) == 1:
-        return "its one trial; with trials of other results it adds up only where `dpsgd account --trials all` says so"
+        return (
+            "this one trial; for several results together, `dpsgd account --trials all` says whether a statement exists"
+        )
     if (reason := why_apart([run])) is not None:
         return f"each trial on its own; no statement about several of them, published together or as a mean: {reason}"
     return (

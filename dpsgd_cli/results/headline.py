@@ -48,11 +48,11 @@ def strength(privacy: Row) -> str:
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "more than 10^304"
     odds = f"what is published can change the odds that somebody is in the data by at most a factor of {factor}"
     if epsilon <= STRONG:
-        return f"A strong guarantee: {odds}, but for delta."
+        return f"A strong guarantee: {odds}, except with a probability of about delta."
     if epsilon <= REASONABLE:
         return (
-            f"A guarantee that is usual for machine learning, but not a strong one: {odds}, but for delta. The table of"
-            " attackers below says what that means; less epsilon protects more."
+            f"A guarantee that is usual for machine learning, but not a strong one: {odds}, except with a"
+            " probability of about delta. The table of attackers below says what that means."
         )
     return (
         f"A weak guarantee: {odds}, which by itself rules out next to nothing. Do not rest the protection of people on"

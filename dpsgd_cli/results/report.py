@@ -223,11 +223,15 @@ def _privately_measured(found: _Read) -> list[Block]:
         return []
     first, several = released[0], f" of trial 0 of {len(released)}" if len(released) > 1 else ""
     rows = [
-        [name.replace("_", " "), "hidden by noise" if point is None else metric_text(point), _interval(low, high)]
+        [name.replace("_", " "), "too noisy to say" if point is None else metric_text(point), _interval(low, high)]
         for name, (point, low, high) in first["metrics"].items()
     ]
     unit = first["unit"]
-    clamp = "" if first["clamp"] is None else f" Errors above {metric_text(first['clamp'])} count as that."
+    clamp = (
+        ""
+        if first["clamp"] is None
+        else f" An error above {metric_text(first['clamp'])} is counted as {metric_text(first['clamp'])}."
+    )
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
     told = (
         f"Measured{several} on about {max(first['records'], 0):.0f} held-out {unit}, which are private, by one noisy"

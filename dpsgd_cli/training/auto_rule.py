@@ -90,7 +90,7 @@ from functools import partial
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.engine.settings import CnnModel, ConvexModel, MlpModel, OneLayer, WrnModel
-from dpsgd_cli.preconditioning.settings import Marginals, Preconditioner, SecondMoments
+from dpsgd_cli.preconditioning.price import Marginals, Preconditioner, SecondMoments
 from dpsgd_cli.recipe.schema import Recipe
 
 BATCH = 8192

@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.calibration.settings import Calibration
+from dpsgd_cli.calibration.price import Calibration
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
@@ -27,7 +27,7 @@ from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
@@ -150,7 +150,9 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
     if not counts or preconditioner_problems(given):
         return none
     if signal < PRODUCTS_FROM:
-        return replace(none, why=f"n mu is {signal:,.0f}, below {PRODUCTS_FROM:,}")
+        return replace(
+            none, why=f"too few records for this budget (n mu is {signal:,.0f}; products need {PRODUCTS_FROM:,})"
+        )
     every = replace(none, value=True)
     try:
         features = count(with_choice(recipe, every))
@@ -224,7 +226,7 @@ def after_plan(recipe: Recipe, known: PublicFacts, plan: Plan) -> tuple[Recipe, 
     allowed = (1 - method.optimizer.momentum_value) * problem.effective_step(
         steps * plan.sensitivity / sampling.batch_size, sampling.steps_per_epoch * len(noise)
     )
-    why = f"noise moves an output by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
+    why = f"so that noise moves a prediction by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
     if allowed > problem.fastest:
         why = f"the highest for {problem.described}; noise would allow {allowed:.4g}"
     choice = AutoChoice("method.learning_rate", _rounded(min(allowed, problem.fastest)), why)
@@ -375,7 +377,7 @@ def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return uniform
     weights = Tail(epochs=steps, momentum=method.optimizer.momentum_value, fraction=method.average.fraction)
     schedule = Influence(initial=initial, weights=weights)
-    return AutoChoice(key, schedule, "less noise in early steps, which all weights of the average have")
+    return AutoChoice(key, schedule, "less noise in early steps, which act on all weights that are averaged")
 
 
 def _steps(problem: RuleProblem, per_epoch: int) -> tuple[int, str]:

@@ -27,7 +27,7 @@ from dpsgd_cli.engine import huggingface, losses, models, precision
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.independence import FAILURES, check_model, check_outputs, stand_in_rows
-from dpsgd_cli.engine.losses import LOSSES, Loss, LossOptions, bounded_squared_error, weighted
+from dpsgd_cli.engine.losses import LOSSES, Loss, LossOf, LossOptions, squared_error, weighted
 from dpsgd_cli.engine.packing import Pack, Placement, elements_by_layer, layer_reports
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
@@ -46,7 +46,7 @@ from dpsgd_cli.errors import DataError, ModelError, UsageError
 from dpsgd_cli.methods.base import own_factory
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.methods.settings import PythonMethod
-from dpsgd_cli.preconditioning.settings import Marginals
+from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.users.run import UnitTable
@@ -86,7 +86,8 @@ def loss_of(recipe: Recipe, base: Path, raw: bool = False) -> Loss:
     if isinstance(model, ConvexModel):
         loss = output_loss(model, raw)
     elif model.loss is None and not several:
-        loss = LOSSES[data.task] if raw or data.target_bounds is None else bounded_squared_error
+        bounded = not raw and data.target_bounds is not None
+        loss = LossOf(squared_error, of_arrays=False, clamps=True) if bounded else LOSSES[data.task]
     else:
         named = model.loss if isinstance(model.loss, NamedLoss) else NamedLoss(kind="squared")
         low, high = data.target_bounds or (-1.0, 1.0)

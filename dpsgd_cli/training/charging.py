@@ -147,7 +147,7 @@ def check_covered(book: Book, loaded: LoadedRecipe) -> None:
     unit = None if recipe.data.unit is None else recipe.data.unit.column
     if (recipe.adjacency, unit) != (terms.adjacency, terms.unit):
         stated = replace(terms, adjacency=recipe.adjacency, unit=unit).protects
-        raise PrivacyError(f"privacy.book: {book.path} is stated for {terms.protects}, but the recipe for {stated}")
+        raise PrivacyError(f"privacy.book: {book.path} is for {terms.protects}, but the recipe has {stated}")
     if sorted(_hashes(loaded)) != sorted(terms.data.values()):
         raise PrivacyError(
             f"privacy.book: {book.path} is of another table ({', '.join(terms.data)}): the recipe's files must have the"

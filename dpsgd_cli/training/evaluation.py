@@ -417,6 +417,6 @@ def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict
 
 def results_of(trials: Trials) -> list[ResultContent]:
     """Return the result of each member of a pack, over the finished epochs, after its last releases."""
-    trials.method.infer()
+    trials.method.after_training()
     final = _final(trials)
     return [assemble.result(*finished(trials, member, span, final)) for member, span in trials.spans()]

@@ -38,6 +38,7 @@ import numpy as np
 
 from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.calibration.price import LABEL as CORRECTION
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.bins import BinColumns
@@ -49,12 +50,13 @@ from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
+from dpsgd_cli.preconditioning.maps import MAP
 from dpsgd_cli.results import provenance, shapes, store
 from dpsgd_cli.results.shapes import Coefficient, Explained, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training import intervals as of_coefficients
 from dpsgd_cli.training.evaluation import reading_of
-from dpsgd_cli.training.inference import CORRECTION, MAP, Trained
+from dpsgd_cli.training.inference import Trained
 from dpsgd_cli.training.intervals import Inference
 
 _POINTS = 41
@@ -183,9 +185,9 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     corrected = float(trained.bundle.kept.get(f"{trial}/{CORRECTION}", np.ones(1))[0])
     found = corrected * method.rate / (1 - tail.momentum) / records * math.hypot(*noise)
     return found, (
-        "Bands are 1.96 standard deviations of the noise of training, as it would be if the loss had no curvature: an"
-        f" upper bound to first order{'' if recipe.calibration is None else ', without the noise of the calibration'}."
-        " They do not say how far the records stand for other people."
+        "A band shows how far the noise of training may have moved a curve (1.96 standard deviations, roughly an upper"
+        f" bound{'' if recipe.calibration is None else ', without the noise of the calibration'})."
+        " It does not say how well these records represent other people."
     )
 
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from torch import Tensor, nn
 
 from dpsgd_cli.batching.memory import rows_that_fit
+from dpsgd_cli.calibration.price import LABEL as CORRECTION
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
@@ -48,7 +49,8 @@ from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.preconditioning.maps import Preconditioner
+from dpsgd_cli.intervals.price import LABEL as RELEASED
+from dpsgd_cli.preconditioning.maps import MAP, Preconditioner
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.results import provenance as origin
 from dpsgd_cli.results import reading, store
@@ -71,11 +73,7 @@ FORMAT = 3
 _AT_ONCE = 4096
 _MOST_NUMBERS = 1 << 24
 """Most outputs at once where a record has some for each of its places: 64 MiB in float32."""
-MAP = "map"
-RELEASED = "intervals"
-CORRECTION = "calibration"
-"""Keys of a trial's map of rows, of what intervals need, and of the scale and shift that its weights hold, among the
-arrays of a bundle; only `explain.py` uses them."""
+# keys of arrays of a bundle that only `explain.py` and `intervals.py` use (`Method.after_training`)
 OF_METHOD = (MAP, RELEASED, CORRECTION)
 
 
@@ -103,8 +101,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         loaded = list(pack.untrained)  # of the folder, or computed from its configuration
     untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
-    method = trials.method
-    for key, made in ((MAP, method.maps), (RELEASED, method.infer()), (CORRECTION, method.corrections)):
+    for key, made in trials.method.after_training().items():
         kept |= {f"{trial}/{key}": own for trial, own in enumerate(made)}
     return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
 

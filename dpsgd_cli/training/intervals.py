@@ -23,9 +23,10 @@ from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.intervals.coding import chosen
 from dpsgd_cli.intervals.law import Intervals, Law
+from dpsgd_cli.intervals.price import LABEL as RELEASED
 from dpsgd_cli.intervals.run import LogisticRelease, SquaresRelease
 from dpsgd_cli.results.shapes import Coefficient, Ends
-from dpsgd_cli.training.inference import RELEASED, Trained
+from dpsgd_cli.training.inference import Trained
 
 HIDDEN = "noise hides it"
 OUTSIDE = "the weight is biased beyond its interval"

@@ -30,7 +30,7 @@ from dpsgd_cli.evaluation.price import held_out_release
 from dpsgd_cli.methods.dp_sgd import price as gradient_plan
 from dpsgd_cli.methods.dp_sgd import run as dp_sgd
 from dpsgd_cli.methods.pate.run import Teaching
-from dpsgd_cli.methods.perturbation.run import OutputPerturbation
+from dpsgd_cli.methods.perturbation import OutputPerturbation
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.preconditioning import marginals, second_moments

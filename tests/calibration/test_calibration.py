@@ -216,8 +216,8 @@ def test_a_training_that_is_stopped_for_good_is_calibrated_once(
         method.run_epoch(epoch)
     plain = method.output.clone()
     assert released == []
-    method.infer()
-    method.infer()
+    method.after_training()
+    method.after_training()
     assert released == ["calibration"] and not torch.equal(method.output, plain)
 
 

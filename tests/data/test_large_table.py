@@ -20,7 +20,7 @@ from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine import coded_table
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.methods.dp_sgd import coded as coded_sums
+from dpsgd_cli.methods.risks import affine as coded_sums
 from dpsgd_cli.users.settings import Unit
 
 TOLD: dict[str, Any] = {

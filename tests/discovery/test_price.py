@@ -180,6 +180,19 @@ def test_the_noise_is_the_one_that_is_charged_in_every_count(planted: float) -> 
     assert (chi2.cdf(np.square(noise).sum(), len(noise)) > 1e-9) == (planted == 1.0)
 
 
+def test_a_threshold_counts_on_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of noise multiplier 5 and four columns, whose counts a record moves by 2."""
+    seen: list[float] = []
+
+    def threshold(scale: float, *others: object) -> float:
+        seen.append(scale)
+        return 1e9
+
+    monkeypatch.setattr("dpsgd_cli.discovery.price.threshold", threshold)
+    step(noise=5.0).learn(np.array([HARD[7]]), LAYOUT)(lambda exact: exact)
+    assert seen == [10.0]
+
+
 def test_two_releases_are_charged_and_each_by_its_own_number() -> None:
     assert step("zero-out", 5.0, 1e-6).releases == (
         GaussianSum(5.0, "zero-out", sensitivity=2.0, label="discovery"),

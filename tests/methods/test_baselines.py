@@ -24,9 +24,8 @@ from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
-from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
-from dpsgd_cli.methods.perturbation.settings import moved_by_one, rate_of_descent
-from dpsgd_cli.methods.privgene.run import PrivGene
+from dpsgd_cli.methods.perturbation import ObjectivePerturbation, moved_by_one, noise_of, rate_of_descent
+from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.methods.risks import newton
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
 from dpsgd_cli.methods.risks.risk import LinearRisk

@@ -21,7 +21,7 @@ from dpsgd_cli.engine.coded_rows import CodedColumn, CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.settings import LinearModel
-from dpsgd_cli.methods.dp_sgd import coded as coded_sums
+from dpsgd_cli.methods.risks import affine as coded_sums
 from dpsgd_cli.preconditioning.marginals import counted, counted_codes
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import auto_settings, build_models

@@ -18,10 +18,9 @@ from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.methods.base import _refuse, create
-from dpsgd_cli.methods.baselines.run import Majority
+from dpsgd_cli.methods.baselines import Majority
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
-from dpsgd_cli.methods.privgene import run as privgene
-from dpsgd_cli.methods.privgene.run import _Chooser
+from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.loading import load_recipe
@@ -153,7 +152,7 @@ def test_privgene_never_chooses_by_more_than_it_charges(monkeypatch: pytest.Monk
         used.append(float(epsilon / bound))
         return select_least(scores, epsilon, bound, *others)
 
-    monkeypatch.setattr(privgene, "select_least", watched)
+    monkeypatch.setattr("dpsgd_cli.noise.selection.select_least", watched)
     for epsilon in np.linspace(0.5, 3, 30):
         one = made("privgene", privacy={"budget": {"epsilon": float(epsilon), "delta": 1e-5}})
         chooser = _Chooser(context(one), 0, one.method.choices)  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.descriptor import plan_for
-from dpsgd_cli.methods.least_squares.run import DpLeastSquares
+from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import recipe

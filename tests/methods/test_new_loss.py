@@ -19,7 +19,7 @@ from dpsgd_cli.engine.losses import MarginLoss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.perturbation.settings import moved_by_one, rate_of_descent
+from dpsgd_cli.methods.perturbation import moved_by_one, rate_of_descent
 from dpsgd_cli.methods.risks.constants import constants_of
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 

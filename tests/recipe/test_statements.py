@@ -21,7 +21,7 @@ from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
 from dpsgd_cli.methods.settings import METHODS
-from dpsgd_cli.preconditioning.settings import Preconditioner
+from dpsgd_cli.preconditioning.price import Preconditioner
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import Schedule
 from tests.methods.small_problem import recipe

@@ -292,8 +292,8 @@ def test_a_finished_result_is_charged_no_more_and_must_be_of_the_book(
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another table": ({"data": {"tiny.npz": "ab" * 32}}, {}, "of another table"),
     "a file more": ({"data": {"tiny.npz": "ab" * 32, "b": "cd" * 32}}, {}, "of another table"),
-    "another adjacency": ({"adjacency": "replace-one"}, {}, "stated for replace-one, but the recipe for add-remove"),
-    "another unit": ({"unit": "who"}, {}, "but the recipe for add-remove"),
+    "another adjacency": ({"adjacency": "replace-one"}, {}, "replace-one, but the recipe has add-remove"),
+    "another unit": ({"unit": "who"}, {}, "but the recipe has add-remove"),
     "folds": ({}, {"folds": 3}, "each record is tested, without noise"),
     "a step without noise": (
         {},

@@ -17,7 +17,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.least_squares.run import DpLeastSquares
+from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.conftest import Train, WriteRecipe

@@ -47,6 +47,11 @@ class Batches:
             sampler if context.watcher is None else WrappedSampler(sampler, partial(_watched, context.watcher))
         )
 
+    def span(self, step: int) -> tuple[int, int] | None:
+        """Return the first row of a step's batch and the one after its last, if its rows are consecutive; else None."""
+        batch = self.sampler.batch(step)
+        return None if batch.rows is not None else batch.span or (0, self.table.rows)
+
     def pieces(self, step: int) -> Iterator[Examples]:
         """Yield the step's batch in pieces of at most `most_rows` rows per trial: features, labels and mask."""
         batch = self.sampler.batch(step)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,25 +33,27 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.calibration.price import LABEL as CALIBRATION
 from dpsgd_cli.calibration.run import Calibrating
 from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, require_bound, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.context import AroundNoise, Context
 from dpsgd_cli.engine.processes import Reduction
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
-from dpsgd_cli.intervals.price import LABEL
+from dpsgd_cli.intervals.price import LABEL as INTERVALS
 from dpsgd_cli.intervals.run import infer
 from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.dp_sgd.batches import Batches
-from dpsgd_cli.methods.dp_sgd.coded import CodedSums, fits
 from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
+from dpsgd_cli.methods.risks.affine import CodedSums, fits
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource
+from dpsgd_cli.preconditioning.maps import MAP
 from dpsgd_cli.preconditioning.run import Preconditioning
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.schedules.run import AdaptiveSchedules
@@ -88,8 +91,11 @@ class GradientMethod(Method):
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.average, context.pack.values, [self.steps * n for n in self.lengths])
         self.dropout_keys = [stream.integer("dropout") for stream in context.lasting]
-        self.noise_apart = False
-        self.reduction = Reduction(context.team, context.pack.sums, context.pack.columns, False)
+        self.reduction = Reduction(context.team, context.pack.sums, context.pack.columns)
+        self.around: list[AroundNoise] = [self.reduction]
+        watcher, sums = context.watcher, context.pack.sums
+        watching = None if watcher is None else watcher.around(sums, self.divisor, self.units)
+        self.around += [] if watching is None else [watching]
         self.sum_clipped: SumClipped = sum_clipped
         if context.recipes[0].runtime.compile:
             from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
@@ -104,8 +110,8 @@ class GradientMethod(Method):
     def privatise(self, epoch: int, step: int) -> None:
         """Add noise to `pack.sums` in place, so that they may be released.
 
-        Only one process calls it, with the sums of all processes; if `noise_apart`, all call it, and each has the sums
-        of all processes in its part of the numbers only.
+        Only one process calls it, with the sums of all processes; if `reduction.apart`, all call it, and each has the
+        sums of all processes in its part of the numbers only.
         """
 
     def learning_rates(self, epoch: float) -> list[float]:
@@ -169,25 +175,20 @@ class GradientMethod(Method):
 
     def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Run one step of every trial: batch, clipped sums, noise, mean, update."""
-        pack, team = self.context.pack, self.context.team
+        pack = self.context.pack
         pack.sums.zero_()
         pack.session.passes.masks.begin(self.dropout_keys, step)
         self.begin()
         require_bound(pack, self.clipping)
         self.add_sums(epoch, step, seen)
-        released = [pack.sums] if self.side_statistics is None else [pack.sums, self.side_statistics]
-        self.reduction.finish()
-        for sums in released[1:]:
-            team.add_up(sums)
-        exact = None if self.context.watcher is None else [sums.clone() for sums in released]
-        if team.first or self.noise_apart:
+        beside = [] if self.side_statistics is None else [self.side_statistics]
+        for hook in self.around:
+            hook.before_noise(beside)
+        if self.reduction.adds_noise:
             self.privatise(epoch, step)
-        for sums in released[1:]:
-            team.share(sums)
         gradient = pack.sums.div_(self.divisor).to(pack.values.dtype)
-        team.share(gradient, self.noise_apart)
-        if exact is not None:
-            self.show(epoch, step, exact, gradient)
+        for hook in self.around:
+            hook.after_noise(epoch, step, gradient, beside)
         self.follow()
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
@@ -219,10 +220,10 @@ class GradientMethod(Method):
         """Statistics released together with the gradient sum, shape (R, n), float64; None for none."""
         return None
 
-    def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
-        """Pass the watcher the sums before noise and the noisy mean."""
-        assert self.context.watcher is not None
-        self.context.watcher.released(epoch, step, exact[0], gradient)
+    def units(self, epoch: int) -> Sequence[Tensor | float]:
+        """Return the units in which an audit sees the sums, and those beside them (`AuditHook.around`)."""
+        del epoch
+        return [1.0]
 
     def follow(self) -> None:
         """Update the method's state from the released `side_statistics`; does nothing unless overridden."""
@@ -231,20 +232,10 @@ class GradientMethod(Method):
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
         del epoch
         pack, pieces = self.context.pack, self.pieces(step)
-        if self.context.team.size > 1 and self.sum_clipped is sum_clipped:
-            pieces = self._last_told(pieces)
+        if self.sum_clipped is sum_clipped:
+            pieces = self.reduction.told(pieces, pack)
         for examples in pieces:
             add_clipped_sums(pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
-
-    def _last_told(self, pieces: Iterator[Examples]) -> Iterator[Examples]:
-        """Yield pieces; after the last one, sums are whole, so each layer's is sent while later ones are made."""
-        examples = next(pieces, None)
-        while examples is not None:
-            following = next(pieces, None)
-            self.context.pack.on_sum = self.reduction.made if following is None else None
-            yield examples
-            self.context.pack.on_sum = None
-            examples = following
 
     def pieces(self, step: int) -> Iterator[Examples]:
         """Return the step's batch as the model's input, in pieces that fit in memory."""
@@ -304,8 +295,8 @@ class DpSgd(GradientMethod):
         shapes = [None if plan.correlated is None else plan.correlated.strategy for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
         if context.team.size > 1 and type(self).privatise is DpSgd.privatise and context.watcher is None:
-            self.noise_apart = self.noise.apart and type(self.step_noise) is StepNoise
-            self.reduction = Reduction(context.team, pack.sums, pack.columns, self.noise_apart)
+            apart = self.noise.apart and type(self.step_noise) is StepNoise
+            self.around[0] = self.reduction = Reduction(context.team, pack.sums, pack.columns, apart)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
         self.preconditioning = None
@@ -314,9 +305,7 @@ class DpSgd(GradientMethod):
         self.calibrating = None
         if any(recipe.calibration is not None for recipe in context.recipes):
             self.calibrating = Calibrating(context, self.plans)
-        self._inferred: list[np.ndarray] = []
-        self.of_codes = fits(context) and section_of(context.recipes[0]).batching == "full"
-        self._coded: CodedSums | None = None
+        self._inferred: Sequence[np.ndarray] = ()
         self._check_priced()
 
     def _check_priced(self) -> None:
@@ -360,38 +349,34 @@ class DpSgd(GradientMethod):
     def cuts(self) -> Sequence[Tensor]:
         return () if self.preconditioning is None else self.preconditioning.cuts
 
-    @property
-    def maps(self) -> Sequence[np.ndarray]:
-        return () if self.preconditioning is None else self.preconditioning.maps
-
-    @property
-    def corrections(self) -> Sequence[np.ndarray]:
-        return () if self.calibrating is None else [own.numpy() for own in self.calibrating.corrections]
-
-    def infer(self) -> Sequence[np.ndarray]:
-        """Make the rounds of `intervals/price.py` for each trial, on its training rows (`Method.infer`).
-
-        A training that was stopped before its last epoch is calibrated now, as it was charged for that.
-        """
-        if self.calibrating is not None:
-            self.calibrate([trial for trial, length in enumerate(self.lengths) if self._done < length])
-        if not self._inferred and self.plans[0].mechanisms(LABEL):
+    def after_training(self) -> dict[str, Sequence[np.ndarray]]:
+        """Calibrate trials that were stopped before their last epoch, and make the rounds of intervals."""
+        self.calibrate(range(self.context.trials))
+        if not self._inferred and self.plans[0].mechanisms(INTERVALS):
             if self.preconditioning is not None:
                 self.preconditioning.prepare()
             # behind a cut, weights of the preconditioned rows
             weights = super().output if self.cuts else self.output
             self._inferred = infer(self.context, self.plans, weights, self.cuts)
-        return self._inferred
+        return {
+            MAP: () if self.preconditioning is None else self.preconditioning.maps,
+            INTERVALS: self._inferred,
+            CALIBRATION: () if self.calibrating is None else [own.numpy() for own in self.calibrating.corrections],
+        }
+
+    @cached_property
+    def coded(self) -> CodedSums | None:
+        """Sums over all rows of a table of codes, from the preconditioner's release on; None if rows are needed."""
+        if section_of(self.context.recipes[0]).batching != "full" or not fits(self.context):
+            return None
+        return CodedSums(self.context, None if self.preconditioning is None else self.preconditioning.ready)
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        batch = self.batches.sampler.batch(step) if self.of_codes else None
-        if batch is None or batch.rows is not None:
+        span = None if self.coded is None else self.batches.span(step)
+        if self.coded is None or span is None:
             super().add_sums(epoch, step, seen)
-            return
-        if self._coded is None:
-            made = None if self.preconditioning is None else self.preconditioning.ready
-            self._coded = CodedSums(self.context, made)
-        self._coded.add(*(batch.span or (0, self.context.table.rows)), self.clipping, seen)
+        else:
+            self.coded.add(*span, self.clipping, seen)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         for x, y, mask in super().pieces(step):
@@ -406,21 +391,20 @@ class DpSgd(GradientMethod):
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
         self.adaptive.look(epoch, self.output)
-        if self.calibrating is not None:
-            self.calibrate([trial for trial, length in enumerate(self.lengths) if length == self._done])
+        self.calibrate([trial for trial, length in enumerate(self.lengths) if length == self._done])
         return seen
 
     def calibrate(self, ended: Sequence[int]) -> None:
-        """Release the corrections of the trials that `ended` (`calibration/price.py`)."""
-        assert self.calibrating is not None
-        self.calibrating.release(ended, super().output, self.output, self.rows_for_output(self.context.table))
+        """Release the corrections of the trials that `ended`, once each (`calibration/price.py`)."""
+        if self.calibrating is not None:
+            self.calibrating.release(ended, super().output, self.output, self.rows_for_output(self.context.table))
 
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
             self._scale = (epoch, self._noise_scale(epoch), self._grid(epoch) if self.noise.secure else None)
         unit, (_, scale, grid) = self.bounds.unit, self._scale
         sums, team, scale = self.context.pack.sums, self.context.team, scale if unit is None else scale * unit
-        if self.noise_apart:
+        if self.reduction.apart:
             self.noise.add(sums, step, scale, grid, team.part(sums.numel()))
         else:
             self.step_noise.add(sums, step, self.noise, scale, grid)
@@ -458,29 +442,12 @@ class DpSgd(GradientMethod):
     def follow(self) -> None:
         self.bounds.follow(self.divisor)
 
-    def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
-        """Pass the watcher sums and means, in units that give every coordinate noise of the same standard deviation.
-
-        That is the charged multiplier times `plan.sensitivity`.
-        """
-        watcher, beside, unit = self.context.watcher, self.bounds.side_statistics, self.bounds.unit
-        if watcher is None or unit is None:
-            super().show(epoch, step, exact, gradient)
-            return
+    def units(self, epoch: int) -> Sequence[Tensor | float]:
         charged, applied = (
             self.context.column([of(epoch, trial) for trial in range(self.context.trials)]).double()
             for of in (self._multiplier, self._applied)
         )
-        units = [unit * applied / charged]
-        seen = [gradient]
-        if beside is not None:
-            units, seen = [*units, self.bounds.side_unit(charged)], [gradient, beside / self.divisor]
-        mean = torch.cat([one / own for one, own in zip(seen, units, strict=True)], dim=1)
-        watcher.released(epoch, step, torch.cat([one / own for one, own in zip(exact, units, strict=True)], 1), mean)
-        # an audit may have replaced the release
-        gradient.copy_(mean[:, : gradient.shape[1]] * units[0])
-        if beside is not None:
-            beside.copy_(mean[:, gradient.shape[1] :] * units[1] * self.divisor)
+        return self.bounds.units(charged, applied)
 
     def _noise_scale(self, epoch: int) -> Tensor:
         """Return the standard deviation of the noise on the sum: (R, 1), or (R, P) if it differs between layers."""

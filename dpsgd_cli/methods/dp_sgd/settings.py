@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.adjacency import Batching
-from dpsgd_cli.calibration.settings import Calibration
+from dpsgd_cli.calibration.price import Calibration
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.intervals.settings import INFERENCE, Inference
+from dpsgd_cli.intervals.price import INFERENCE, Inference
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
-from dpsgd_cli.preconditioning.settings import Preconditioner
+from dpsgd_cli.preconditioning.price import Preconditioner
 from dpsgd_cli.schedules.learning_rate import Rate
 
 if TYPE_CHECKING:

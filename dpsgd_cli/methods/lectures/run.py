@@ -29,7 +29,7 @@ from dpsgd_cli.methods.lectures.price import PublicProblem, excess_risk_of_last
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.optimum import Optimum, objective, optimum
 from dpsgd_cli.methods.risks.problem import l2_of, linear_risk, radii_of
-from dpsgd_cli.methods.risks.risk import LinearRisk
+from dpsgd_cli.methods.risks.risk import LinearRisk, clamp_slopes
 
 
 class LectureSgd(DpSgd):
@@ -102,7 +102,7 @@ class LectureSgd(DpSgd):
         if self.rows.offset is not None:
             margins = margins + self.rows.offset[at]
         most = self.bounds.clipping.norms[0] / self.rows.norms[at]
-        slopes = torch.maximum(torch.minimum(self.loss.slope(margins), most), -most).nan_to_num(nan=0.0)
+        slopes = clamp_slopes(self.loss.slope(margins), most)
         # a place without a record adds nothing
         slopes = torch.where(there, slopes, 0.0)
         pack.sums.copy_(z * slopes.unsqueeze(1))

@@ -10,7 +10,7 @@ Released, once: A = sum u u^T and Z = sum u y^T. u is a record's features (and t
 scaled down to norm 1 if longer. y is the record's class as a one-hot vector, or its target clamped to [-1, 1]. Noise is
 N(0, s^2) on the upper triangle of A with the entries off the diagonal times sqrt(2), and on weight Z.
 
-With `method.inference: intervals`, Y = sum y^2 (of each output) is a third part, on weight `SQUARES` (`settings.py`).
+With `method.inference: intervals`, Y = sum y^2 (of each output) is a third part, on weight `SQUARES`.
 
 Sensitivity: S = `joint_sensitivity` of all parts together, sqrt(1 + weight^2) without Y under add-remove; a replaced
 record moves them by less than twice that. weight = sqrt((1 - share) / share). If users are protected with all their
@@ -27,24 +27,70 @@ of scattering features).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+from pydantic import Field
 
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.common.sections import Fraction
 from dpsgd_cli.common.terminal import SILENT
-from dpsgd_cli.data.users import shares_of_rows
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.intervals.run import SquaresRelease
+from dpsgd_cli.intervals.price import INFERENCE, LABEL, Inference
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
-from dpsgd_cli.noise.run import gaussian
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
+from dpsgd_cli.methods.dp_sgd.price import one_gaussian
 from dpsgd_cli.preconditioning import second_moments as moments
-from dpsgd_cli.preconditioning.maps import eigen, spread
-from dpsgd_cli.preconditioning.price import weight_of
-from dpsgd_cli.users.run import UnitTable
+from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpsgd_cli.engine.context import Context
+    from dpsgd_cli.recipe.schema import Recipe
+
+
+SQUARES = 0.2
+"""Weight of the sum of squared targets, which only intervals need: 2% of the release's mu^2 at a share of .5."""
+
+
+class LeastSquaresMethod(FullBatch):
+    """Least squares by noisy X^T X and X^T Y and a ridge (Mehta et al. 2022): one release, no learning rate."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.least_squares:DpLeastSquares",
+        planner="dpsgd_cli.methods.least_squares:least_squares",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
+        only_convex=False,
+        by_unit=True,
+        per_trial_keys=(*ITS_BUDGET, "method.share"),
+    )
+    kind: Literal["dp-least-squares"] = "dp-least-squares"
+    share: Fraction = Field(0.5, description="Share of the budget's mu^2 that X^T X gets; X^T Y gets the rest.")
+    inference: Inference | None = INFERENCE
+
+    @property
+    def squares(self) -> float:
+        """Return the weight of the released sum of squared targets: `SQUARES` if intervals are asked for, else 0."""
+        return 0.0 if self.inference is None else SQUARES
+
+
+def least_squares(recipe: Recipe, facts: Facts) -> Plan:
+    """Return a plan of one Gaussian on second moments and products with the targets, of their joint sensitivity."""
+    assert isinstance(recipe.method, LeastSquaresMethod)
+    if facts.feature_bound is None:
+        raise PrivacyError(
+            f"method {recipe.method.kind} needs a public bound on the norm of a record's features: scale by bounds, or"
+            " add unit-norm to data.preprocess"
+        )
+    adjacency = recipe.adjacency
+    moved = joint_sensitivity(adjacency, weight_of(recipe.method.share), recipe.method.squares)
+    return one_gaussian(recipe, facts, moved / replace_factor(adjacency), "least-squares")
 
 
 class DpLeastSquares(OneShot):
@@ -59,10 +105,12 @@ class DpLeastSquares(OneShot):
         self.outputs = next(shape for _, shape in context.pack.spans.values())[0]
         self._inferred: list[np.ndarray] = []
 
-    def infer(self) -> Sequence[np.ndarray]:
-        return self._inferred
+    def after_training(self) -> dict[str, Sequence[np.ndarray]]:
+        return {LABEL: self._inferred}
 
     def solve(self) -> None:
+        import torch
+
         self.charge()
         table, pack = self.context.table, self.context.pack
         shared = None if table.per_trial or table.held_out is not None else self._exact(0)
@@ -76,6 +124,9 @@ class DpLeastSquares(OneShot):
 
         None if records, not users, are protected.
         """
+        from dpsgd_cli.data.users import shares_of_rows
+        from dpsgd_cli.users.run import UnitTable
+
         table = self.context.table
         if not isinstance(table, UnitTable):
             return None
@@ -112,8 +163,14 @@ class DpLeastSquares(OneShot):
             squares += np.square(targets).sum(axis=0)
         return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products, squares
 
-    def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray, squares: np.ndarray) -> torch.Tensor:
+    def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray, squares: np.ndarray) -> Tensor:
         """Release A and Z (and Y) of a trial with noise, and return weights (D, K) for unscaled features."""
+        import torch
+
+        from dpsgd_cli.intervals.run import SquaresRelease
+        from dpsgd_cli.noise.run import gaussian
+        from dpsgd_cli.preconditioning.maps import eigen, spread
+
         plan, settings = self.context.plans[trial], self.context.recipes[trial].method
         assert plan is not None and isinstance(settings, LeastSquaresMethod)
         mechanism, weight = plan.epochs[0][0].mechanism, weight_of(settings.share)

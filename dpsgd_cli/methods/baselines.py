@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Literal
 
-from dpsgd_cli.accounting.mechanism import PureDP
+import numpy as np
+from pydantic import Field
+
+from dpsgd_cli.accounting.mechanism import PureDP, Release
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.common.sections import Count
 from dpsgd_cli.engine.settings import ConvexModel
-from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.baselines.settings import NonPrivateMethod
-from dpsgd_cli.methods.risks.optimum import optimum
-from dpsgd_cli.methods.risks.problem import l2_of, merged_risk
-from dpsgd_cli.methods.risks.risk import LinearRisk
-from dpsgd_cli.noise.run import laplace
+from dpsgd_cli.methods.descriptor import ITS_BUDGET, Descriptor, FullBatch
+from dpsgd_cli.methods.perturbation import epsilon_delta, one_release
+
+if TYPE_CHECKING:
+    from dpsgd_cli.engine.tensors import Table
+    from dpsgd_cli.recipe.schema import Recipe
+
+
+class NonPrivateMethod(FullBatch):
+    """The optimum without privacy, by L-BFGS, for comparison."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.baselines:NonPrivate",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=True,
+    )
+    kind: Literal["non-private"] = "non-private"
+    most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
+
+
+class MajorityMethod(FullBatch):
+    """Majority-class baseline, by a Laplace count; by the exact count without a privacy section."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.baselines:Majority",
+        planner="dpsgd_cli.methods.baselines:majority",
+        privacy="optional",
+        adjacencies=("add-remove",),
+        only_convex=True,
+        per_trial_keys=ITS_BUDGET,
+    )
+    kind: Literal["majority"] = "majority"
+
+
+def majority(recipe: Recipe, facts: Facts) -> Plan:
+    """Return a plan of one count with Laplace noise."""
+    epsilon, _ = epsilon_delta(recipe)
+    return one_release(recipe, facts, Release(PureDP(epsilon, recipe.adjacency, "laplace", "count")))
 
 
 class Majority(OneShot):
@@ -35,6 +73,8 @@ class Majority(OneShot):
             values[trial, -1] = 1.0 if self._released(trial, difference) > 0 else -1.0
 
     def _released(self, trial: int, difference: float) -> float:
+        from dpsgd_cli.noise.run import laplace
+
         plan = self.context.plans[trial]
         if plan is None:
             return difference
@@ -59,6 +99,12 @@ class NonPrivate(OneShot):
     """
 
     def solve(self) -> None:
+        import torch
+
+        from dpsgd_cli.methods.risks.optimum import optimum
+        from dpsgd_cli.methods.risks.problem import l2_of, merged_risk
+        from dpsgd_cli.methods.risks.risk import LinearRisk
+
         risk = merged_risk(self.context)
         known: dict[bytes, np.ndarray] = {}
         for trial, recipe in enumerate(self.context.recipes):

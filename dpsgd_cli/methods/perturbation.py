@@ -33,7 +33,7 @@ Floats. The bijection is one of real numbers. b and the released weights are flo
 the proof does not cover (nor does `engine/digits.py`: b enters a solver). So a run without a seed is refused.
 
 Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
-Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `settings.moved_by_one`, the largest distance between two
+Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `moved_by_one`, the largest distance between two
 runs on data sets that differ by one record more, for a step length at which steps do not expand; twice that under
 replace-one (remove one, add one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made:
 a smooth loss, public bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017,
@@ -44,23 +44,117 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from dpsgd_cli.accounting.budget import EpsilonBudget, mu_squared_left
-from dpsgd_cli.accounting.mechanism import ApproximateDP
-from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.accounting.mechanism import ApproximateDP, Release
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.accounting.statement import BestAccountant
+from dpsgd_cli.common.sections import Count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
-from dpsgd_cli.methods.perturbation.settings import OFF_GRID, OutputPerturbationMethod, rate_of_descent
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
+from dpsgd_cli.methods.dp_sgd.price import one_gaussian
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
-from dpsgd_cli.methods.risks.newton import Tilted, minimise_surely
-from dpsgd_cli.methods.risks.problem import linear_risk, merged_risk, penalty_of, radii_of
-from dpsgd_cli.methods.risks.risk import LinearRisk
-from dpsgd_cli.noise.run import Grid, NoiseSource, is_secure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpsgd_cli.engine.context import Context
+    from dpsgd_cli.recipe.schema import Recipe
+
+
+OFF_GRID = "its random term enters a search, so no proof covers the floating-point grid of what it releases"
+
+
+class ObjectivePerturbationMethod(FullBatch):
+    """Objective perturbation with Gaussian noise (Kifer, Smith and Thakurta 2012).
+
+    The inexactness of the minimum is paid for (Iyengar et al. 2019).
+    """
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.perturbation:ObjectivePerturbation",
+        planner="dpsgd_cli.methods.perturbation:objective_perturbation",
+        privacy="needed",
+        adjacencies=("add-remove",),
+        only_convex=True,
+        per_trial_keys=ITS_BUDGET,
+    )
+    kind: Literal["objective-perturbation"] = "objective-perturbation"
+
+
+class OutputPerturbationMethod(FullBatch):
+    """Output perturbation: noise on the last iterate of full-batch gradient descent, by its stability."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.perturbation:OutputPerturbation",
+        planner="dpsgd_cli.methods.perturbation:output_perturbation",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=True,
+        per_trial_keys=ITS_BUDGET,
+    )
+    kind: Literal["output-perturbation"] = "output-perturbation"
+    steps: Count = Field(100, description="Gradient steps, at a rate for which they do not drift apart.")
+
+
+_BELOW = 1 - 1e-9
+
+
+def rate_of_descent(constants: Constants, records: int) -> float:
+    """Return the step length 1 / (beta (1 + 1/n) + lambda), at which steps do not drift apart with one record more."""
+    return 1 / (constants.smoothness * (1 + 1 / records) + constants.strong_convexity)
+
+
+def moved_by_one(constants: Constants, records: int, steps: int) -> float:
+    """Return the L2 distance of two runs of `steps` projected gradient steps from 0 that differ by one record more.
+
+    The step is w - eta (1/n sum of gradients + lambda w), n fixed and public. Its map w - eta grad is
+    (1 - eta lambda)-Lipschitz for eta <= 1 / (largest eigenvalue of the Hessian), and the extra record moves its
+    result by at most eta L / n; projections do not expand. So d_(t+1) <= (1 - eta lambda) d_t + eta L / n, which gives
+    L / (n lambda) (1 - (1 - eta lambda)^T), or eta L T / n at lambda = 0.
+
+    Source: the argument of Zhang, Zheng, Mou and Wang 2017 (Lemmas 2 to 4), for one record more instead of replaced.
+    """
+    eta, pull = rate_of_descent(constants, records), constants.strong_convexity
+    push = eta * constants.lipschitz / records
+    if pull == 0:
+        return push * steps
+    return push * -math.expm1(steps * math.log1p(-eta * pull)) / (eta * pull)
+
+
+def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+    """Return a plan of one Gaussian on the last iterate. Its sensitivity is `moved_by_one` of the public constants."""
+    assert isinstance(recipe.method, OutputPerturbationMethod)
+    constants = problem_constants(recipe, facts.feature_bound)
+    return one_gaussian(recipe, facts, moved_by_one(constants, facts.records, recipe.method.steps))
+
+
+def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+    """Return a plan of one (epsilon, delta)-DP release of the whole budget."""
+    epsilon, delta = epsilon_delta(recipe)
+    problem_constants(recipe, facts.feature_bound, in_ball=False)
+    return one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, recipe.adjacency)))
+
+
+def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
+    """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
+    privacy = recipe.required_privacy
+    if facts.preprocessing_releases:
+        raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
+    _, accountant = BestAccountant().best([release], privacy.stated_delta)
+    return Plan.of(recipe, facts, epochs=((release,),), accountant=accountant, covers_before=True)
+
+
+def epsilon_delta(recipe: Recipe) -> tuple[float, float]:
+    budget = recipe.required_privacy.budget
+    if not isinstance(budget, EpsilonBudget):
+        raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
+    return budget.epsilon, budget.delta
+
 
 _NEAR = 1e-6  # g, in units of L
 _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser
@@ -101,6 +195,9 @@ class ObjectivePerturbation(OneShot):
     """Objective perturbation for R trials, solved together; budgets and L2 terms may differ."""
 
     def __init__(self, context: Context) -> None:
+        from dpsgd_cli.methods.risks.problem import linear_risk
+        from dpsgd_cli.noise.run import is_secure
+
         super().__init__(context)
         if is_secure(context.streams):
             raise PrivacyError(f"method objective-perturbation needs a seed: {OFF_GRID}")
@@ -117,6 +214,10 @@ class ObjectivePerturbation(OneShot):
         return mechanism
 
     def solve(self) -> None:
+        import torch
+
+        from dpsgd_cli.methods.risks.newton import Tilted, minimise_surely
+
         self.charge()
         device, records = self.rows.z.device, len(self.context.table)
         noise = [
@@ -136,6 +237,8 @@ class ObjectivePerturbation(OneShot):
 
     def _normal(self, purpose: str) -> Tensor:
         """Draw standard normals (R, P), float64."""
+        import torch
+
         size, streams = self.context.pack.size, self.context.streams
         drawn = [stream.normal(purpose, 0, torch.empty(size, dtype=torch.float64)) for stream in streams]
         return torch.stack(drawn).to(self.rows.z.device)
@@ -145,12 +248,21 @@ class OutputPerturbation(OneShot):
     """Output perturbation for R trials with the same number of steps."""
 
     def __init__(self, context: Context) -> None:
+        from dpsgd_cli.methods.risks.problem import merged_risk
+        from dpsgd_cli.methods.risks.risk import LinearRisk
+
         super().__init__(context)
         self.constants = [problem_constants(recipe, context.feature_bound) for recipe in context.recipes]
         risk = merged_risk(context)
         self.risk = LinearRisk(risk.rows.exact().shrunk(self.constants[0].feature_bound), risk.loss)
 
     def solve(self) -> None:
+        import torch
+
+        from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
+        from dpsgd_cli.methods.risks.problem import penalty_of, radii_of
+        from dpsgd_cli.noise.run import Grid, NoiseSource
+
         context, settings = self.context, self.context.recipes[0].method
         assert isinstance(settings, OutputPerturbationMethod)
         self.charge()

@@ -1,1 +1,0 @@
-"""Yardsticks: the majority class, and the optimum without privacy."""

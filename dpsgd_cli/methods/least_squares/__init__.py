@@ -1,1 +1,0 @@
-"""Private least squares by noisy second moments (Mehta et al. 2022)."""

@@ -1,1 +1,0 @@
-"""Objective and output perturbation of convex problems."""

@@ -1,1 +1,0 @@
-"""PrivGene, a private genetic search (Zhang et al. 2013)."""
