@@ -6,6 +6,8 @@ import math
 
 import mpmath as mp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import conversions
 
@@ -48,6 +50,25 @@ def test_tight_zcdp_is_the_minimum_over_orders(rho: float, delta: float) -> None
     assert tight <= conversions.bun_steinke_epsilon(rho, delta)
 
 
+@pytest.mark.parametrize("rho", RHOS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_zcdp_round_trips(rho: float, delta: float) -> None:
+    for there, back in (
+        (conversions.bun_steinke_epsilon, conversions.bun_steinke_delta),
+        (conversions.tight_zcdp_epsilon, conversions.tight_zcdp_delta),
+    ):
+        epsilon = there(rho, delta)
+        if epsilon > 0:
+            assert math.log(back(rho, epsilon)) == pytest.approx(math.log(delta), abs=1e-6)
+
+
+@given(rho=st.floats(1e-6, 50), delta=st.floats(1e-12, 0.5))
+@settings(max_examples=60, deadline=None)
+def test_a_gaussian_costs_at_most_what_its_rho_says(rho: float, delta: float) -> None:
+    exact = conversions.gaussian_epsilon(math.sqrt(2 * rho), delta)
+    assert exact <= conversions.tight_zcdp_epsilon(rho, delta) * (1 + 1e-9) + 1e-12
+
+
 def test_corners() -> None:
     assert conversions.gaussian_epsilon(0.0, 1e-5) == 0
     assert conversions.gaussian_epsilon(math.inf, 1e-5) == math.inf
@@ -55,3 +76,21 @@ def test_corners() -> None:
     assert conversions.tight_zcdp_epsilon(0.0, 1e-5) == 0
     assert conversions.tight_zcdp_delta(0.0, 1.0) == 0
     assert conversions.tight_zcdp_delta(math.inf, 1.0) == 1
+
+
+def test_minimise_finds_the_bottom_of_a_quasi_convex_function() -> None:
+    assert conversions.minimise(lambda x: abs(x - 0.3) ** 0.5, -5, 5) == pytest.approx(0.3, abs=1e-6)
+
+
+POINTS = [-30.0, -6.0, -1.5, 0.0, 0.3, 2.0, 5.999, 6.0, 6.001, 12.0, 40.0, 1e4]
+
+
+@pytest.mark.parametrize("x", POINTS)
+def test_mills_ratio(x: float) -> None:
+    with mp.workdps(60):
+        exact = mp.erfc(mp.mpf(x) / mp.sqrt(2)) / 2 / mp.npdf(mp.mpf(x))
+        assert abs(mp.mpf(conversions.mills_ratio(x)) / exact - 1) < 2e-13
+
+
+def test_mills_ratio_is_infinite_where_it_leaves_the_range_of_floats() -> None:
+    assert conversions.mills_ratio(-50) == float("inf")

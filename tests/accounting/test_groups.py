@@ -169,6 +169,16 @@ def test_more_records_than_are_kept_count_as_infinite_loss(monkeypatch: pytest.M
     assert float(pair.remove.masses.sum()) + pair.remove.infinite == pytest.approx(1, abs=1e-9)
 
 
+def test_a_schedule_of_groups_is_between_its_ends() -> None:
+    """And a hundred of a group take no more than seconds (`benchmarks/accounting.py`)."""
+    pld = ForGroup(accountants.get("pld"), 5)
+    loud, mixed, quiet = (
+        pld.epsilon([Release(GaussianSum(z, "add-remove", "poisson", 0.02), n) for z, n in uses], DELTA)
+        for uses in ([(1.0, 60)], [(1.0, 20), (1.5, 20), (2.0, 20)], [(2.0, 60)])
+    )
+    assert quiet < mixed < loud
+
+
 def test_a_large_rate_is_bounded_by_mechanism() -> None:
     """Where nearly everybody is sampled, the statement of one record loses much, and the pair of a group little."""
     release = Release(GaussianSum(10.0, "add-remove", "poisson", 0.95), 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mpmath as mp
+import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as oracle
 
@@ -32,6 +34,11 @@ def test_poisson_divergence_is_its_integral(rate: float, noise: float, order: fl
     assert abs(renyi.poisson_gaussian_divergence(rate, noise, order) / exact - 1) < 1e-10
 
 
+@pytest.mark.parametrize(("rate", "noise", "order"), [(0.01, 1.0, 3.0), (0.3, 0.8, 5.5), (0.05, 4.0, 20.0)])
+def test_the_other_direction_is_smaller(rate: float, noise: float, order: float) -> None:
+    assert integral(rate, noise, order, reverse=True) < renyi.poisson_gaussian_divergence(rate, noise, order)
+
+
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.01, 0.2, 1.0])
 @pytest.mark.parametrize("noise", [0.3, 1.1, 4.0, 50.0])
 def test_integer_orders_agree_with_dp_accounting(rate: float, noise: float) -> None:
@@ -52,6 +59,13 @@ def test_fractional_orders_are_not_above_dp_accounting(rate: float, noise: float
     assert mine >= theirs * 0.9
 
 
+def test_corners_of_sampling_and_noise() -> None:
+    assert renyi.poisson_gaussian_divergence(0.0, 1.0, 3.0) == 0
+    assert renyi.poisson_gaussian_divergence(0.5, 0.0, 3.0) == math.inf
+    assert renyi.poisson_gaussian_divergence(1.0, 2.0, 3.0) == pytest.approx(3 / 8)
+    assert renyi.poisson_gaussian_divergence(0.5, 0.09, 3.0) == renyi.gaussian_divergence(0.09, 3.0)
+
+
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 8.0, 400.0])
 @pytest.mark.parametrize("order", [1.01, 2.0, 7.5, 300.0])
 def test_pure_divergence_is_that_of_randomised_response(epsilon: float, order: float) -> None:
@@ -60,6 +74,12 @@ def test_pure_divergence_is_that_of_randomised_response(epsilon: float, order: f
         moment = large**order * (1 - large) ** (1 - order) + (1 - large) ** order * large ** (1 - order)
         exact = mp.log(moment) / (order - 1)
         assert abs(renyi.pure_divergence(epsilon, order) / exact - 1) < 1e-8
+
+
+def test_bounded_range_halves_the_slope_at_small_epsilon() -> None:
+    assert renyi.pure_divergence(0.1, 2.0, bounded_range=True) == pytest.approx(2 * 0.01 / 8)
+    assert renyi.pure_divergence(0.1, 2.0) > 3.9 * 2 * 0.01 / 8
+    assert renyi.pure_divergence(5.0, 1e6, bounded_range=True) <= 5.0
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.1, 2.0), (0.02, 0.5), (0.001, 20.0)])
@@ -120,3 +140,20 @@ def test_laplace_noise_is_the_integral_of_its_densities(epsilon: float, order: f
     assert found == pytest.approx(divergence(epsilon), rel=1e-9)
     assert found != pytest.approx(divergence(2 * epsilon), rel=1e-2)
     assert found <= renyi.pure_divergence(epsilon, order)
+
+
+RATES = np.array([1e-6, 0.001, 0.01, 0.2, 0.9])
+NOISES = np.array([0.4, 1.0, 3.0, 12.0, 60.0])
+
+
+@pytest.mark.parametrize("order", [1.001, 1.5, 2.0, 7.3, 32.0, 63.0, 512.0])
+def test_many_mechanisms_at_once(order: float) -> None:
+    rates, noises = (grid.ravel() for grid in np.meshgrid(RATES, NOISES))
+    slow = [renyi.poisson_gaussian_divergence(q, z, order) for q, z in zip(rates, noises, strict=True)]
+    np.testing.assert_allclose(renyi.poisson_gaussian_divergences(rates, noises, order), slow, rtol=1e-10)
+
+
+def test_an_order_of_its_own_for_each() -> None:
+    orders = np.array([1.2, 3.0, 8.8, 40.0, 2.5])
+    slow = [renyi.poisson_gaussian_divergence(q, z, a) for q, z, a in zip(RATES, NOISES, orders, strict=True)]
+    np.testing.assert_allclose(renyi.poisson_gaussian_divergences(RATES, NOISES, orders), slow, rtol=1e-10)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as oracle
 
-from dpsgd_cli.accounting.accountants.rdp import ORDERS, Profile
+from dpsgd_cli.accounting.accountants.rdp import ORDERS, Profile, Rdp
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.repeated_selection import LAWS, BestOfTrials, Choice
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
@@ -38,6 +38,18 @@ def test_pure_trials_cost_two_plus_eta_times_one(law: str, factor: int) -> None:
     assert accountant.delta(trial, 0.2 * factor + 1e-9) == 0
 
 
+def test_choosing_costs_more_than_one_trial_and_less_than_publishing_all() -> None:
+    one = Rdp().epsilon(TRIAL, 1e-5)
+    best = BestOfTrials(Choice(20.0)).epsilon(TRIAL, 1e-5)
+    everything = Rdp().epsilon([Release(TRIAL[0].mechanism, 20_000)], 1e-5)
+    assert one < best < everything
+
+
+def test_round_trip() -> None:
+    accountant = BestOfTrials(Choice(10.0))
+    assert accountant.delta(TRIAL, accountant.epsilon(TRIAL, 1e-5)) == pytest.approx(1e-5, rel=1e-6)
+
+
 def test_the_law_has_the_mean_it_says() -> None:
     log = Choice(17.0, "logarithmic").log_inverse_gamma
     assert math.expm1(log) / log == pytest.approx(17.0)
@@ -51,6 +63,11 @@ def test_what_is_not_proved_is_refused() -> None:
         Choice(0.5)
     with pytest.raises(PrivacyError, match="known: logarithmic, geometric, poisson"):
         Choice(5.0, "uniform")
+
+
+def test_no_release_no_cost() -> None:
+    assert BestOfTrials(Choice(5.0)).epsilon([], 1e-5) == 0
+    assert BestOfTrials(Choice(5.0)).delta([], 0.1) == 0
 
 
 def test_the_best_of_ten_is_never_below_an_exact_attack() -> None:

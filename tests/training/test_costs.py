@@ -140,6 +140,15 @@ def test_two_numbers_are_refused_for_three_classes(
         train(write_recipe(data=OWN | given))
 
 
+def test_weights_of_three_classes_follow_their_order(write_recipe: WriteRecipe, train: Train) -> None:
+    counts = []
+    for weights in ([1, 1, 1], [1, 1, 20]):
+        trained = Trained.load(train(write_recipe(data=OWN | {"class_weights": weights}), save_models=True))
+        rows = np.random.default_rng(0).random((200, 4))
+        counts.append(int((trained.predict(trained.rows(rows), 0) == 2).sum()))
+    assert counts[1] > counts[0]
+
+
 def test_a_private_measurement_is_of_what_is_decided(
     write_recipe: WriteRecipe, train: Train, rare: pd.DataFrame
 ) -> None:

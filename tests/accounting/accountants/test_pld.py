@@ -109,12 +109,38 @@ def test_full_batches_are_the_exact_gaussian(delta: float) -> None:
     assert Pld().epsilon(releases, delta) == pytest.approx(Gaussian().epsilon(releases, delta), rel=1e-9)
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-12])
+def test_a_sampled_step_beside_a_gaussian_costs_little_more_than_the_gaussian(delta: float) -> None:
+    gaussian = full(2.0)
+    alone = Gaussian().epsilon([gaussian], delta)
+    together = Pld().epsilon([gaussian, poisson(1e-6, 4.0, 1)], delta)
+    assert alone * (1 - 1e-9) <= together <= alone * 1.002
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "delta"),
+    [(1e-6, 1.0, 1000, 1e-10), (0.01, 4.0, 10**7, 1e-5), (0.9, 1.0, 100, 1e-12)],
+)
+def test_extremes_stay_below_rdp_and_round_trip(rate: float, noise: float, steps: int, delta: float) -> None:
+    releases = [poisson(rate, noise, steps)]
+    epsilon = Pld().epsilon(releases, delta)
+    assert 0 <= epsilon <= Rdp().epsilon(releases, delta)
+    assert Pld().delta(releases, epsilon) == pytest.approx(delta, rel=0.02)
+
+
 def test_deltas_far_below_rounding_keep_their_precision() -> None:
     releases = [poisson(0.01, 4.0, 10**4)]
     epsilon = Pld().epsilon(releases, 1e-18)
     assert math.log(Rdp().delta(releases, epsilon)) > math.log(1e-18)
     assert epsilon == pytest.approx(2.19, abs=0.1)
     assert Pld().delta(releases, epsilon) == pytest.approx(1e-18, rel=0.01)
+
+
+def test_curve_is_the_epsilon_of_every_prefix() -> None:
+    plan = [[poisson(0.01, 4 * 0.95**i, 100)] for i in range(12)]
+    plan[0].insert(0, full(16.0))
+    slow = [Pld().epsilon([r for epoch in plan[: i + 1] for r in epoch], 1e-5) for i in range(12)]
+    assert Pld().curve(plan, 1e-5) == pytest.approx(slow, rel=2e-3)
 
 
 def test_curve_never_falls_and_an_empty_epoch_costs_nothing() -> None:

@@ -49,3 +49,23 @@ def test_pld_within_the_references_spread_and_never_above_rdp(release: Release, 
     epsilon = accountants.get("pld").epsilon([release], 1e-5)
     assert epsilon == pytest.approx(stated, abs=1e-3)
     assert epsilon < accountants.get("rdp").epsilon([release], 1e-5)
+
+
+def test_integer_moments_of_the_tutorial_differ_from_its_fractional_ones_in_the_third_digit() -> None:
+    release = poisson(256 / 60000, 1.1, 14062)
+    integer = accountants.get("moments").epsilon([release], 1e-5)
+    assert 3.0083 < integer < 3.0092
+
+
+def test_linear_amplification_is_marked_as_no_bound() -> None:
+    assert accountants.get("strong-composition-published").bound == "estimate"
+    assert accountants.get("strong-composition").bound == "upper"
+    assert accountants.get("zcdp-rs").bound == "estimate"
+
+
+def test_poisson_number_for_shuffled_batches_is_five_times_too_small() -> None:
+    sampled = accountants.get("pld").epsilon([poisson(1e-4, 0.5, 10**4)], 1e-6)
+    assert round(sampled, 2) == 1.95
+    upper = accountants.get("gaussian").epsilon([shuffled(0.5)], 1e-6)
+    assert upper == pytest.approx(10.9972, abs=1e-4)
+    assert upper / sampled > 5
