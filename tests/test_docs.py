@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import INSTALLERS, Block, Reader, blocks
-
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NEED_TRANSFORMERS = ("docs/fine-tuning.md",)
@@ -66,60 +64,6 @@ def test_a_page_points_to_what_exists(page: str) -> None:
     named = re.findall(r"`((?:recipes|datasets|benchmarks|docs|tests|dpsgd_cli)/[\w./-]*)`", text)
     assert [link for link in links if not (place / link).exists()] == []
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_readme_is_a_screen_that_begins_with_two_commands_and_leads_to_every_other() -> None:
-    assert len(README.splitlines()) <= 60
-    first = blocks(README)[0]
-    assert [command.split("  ")[0] for command in first.commands] == ["make train", "make test"]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert all(re.search(rf"^{name}: ", makefile, re.MULTILINE) for name in ("train", "test"))
-    assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
-    assert "pip install -c constraints.txt ." in README
-
-
-def test_from_the_table_to_the_prediction_is_one_screen() -> None:
-    """Forty lines, blank ones and words included."""
-    lines = (ROOT / "docs" / "start.md").read_text(encoding="utf-8").splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("dpsgd recipe new"))
-    end = next(i for i, line in enumerate(lines) if line.startswith("dpsgd predict"))
-    assert 0 < end - begin <= 40
-
-
-def test_commands_are_found_and_installers_are_known() -> None:
-    text = 'dpsgd a  # why\n# a remark\npython -c "\nx = 1"\ndpsgd b \\\n  c\nmake train\n'
-    assert Block("sh", text).commands == ["dpsgd a", 'python -c "\nx = 1"', "dpsgd b \\\n  c", "make train"]
-    assert "make train".startswith(INSTALLERS)
-
-
-SAID = "dpsgd account --noise-multiplier 0 --sampling-rate 1 --steps 1"
-
-
-@pytest.mark.parametrize(
-    ("page", "why"),
-    [
-        (f"```sh\n{SAID} || echo refused\n```\n```text\nnoise-multiplier\nrefused\n```\n", None),
-        (f"```sh\n{SAID} || echo refused\n```\n", "no text says why"),
-        (f"```sh\n{SAID} || echo refused\n```\n```sh\ntrue\n```\n", "no text says why"),
-        (f"```sh\n{SAID} || echo refused\n```\n```text\nrefused\n```\n", "the text is not of"),
-        (f"```sh\n{SAID} || echo refused\necho more\n```\n```text\nmore\n```\n", "the text is not of"),
-        (f"```sh\n{SAID} || echo refused\n```\n```text\nanother reason\n```\n", "not said"),
-        ("```sh\ntrue || echo refused\n```\n```text\nrefused\n```\n", "ended with 0"),
-        ("```sh\nfalse\n```\n", "ended with 1"),
-    ],
-)
-def test_a_command_that_may_fail_says_why_it_does(page: str, why: str | None) -> None:
-    def read() -> None:
-        reader = Reader()
-        for block in blocks(page):
-            reader.read(block)
-        reader.close()
-
-    if why is None:
-        read()
-        return
-    with pytest.raises(AssertionError, match=why):
-        read()
 
 
 def test_every_path_on_the_map_of_the_house_exists_and_every_room_is_on_it() -> None:

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import dpsgd_cli as dpsgd
-from dpsgd_cli.errors import RecipeError, UsageError
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.main import main
 from tests.conftest import WriteRecipe
 
@@ -32,14 +32,6 @@ def test_importing_loads_nothing_and_account_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "set() False True 1"
-
-
-def test_account_gives_what_the_command_prints() -> None:
-    given = ["account", "quickstart", "epochs=3", "--accountant", "all", "--format", "json"]
-    printed = json.loads(CliRunner().invoke(main, given).stdout)
-    assert dpsgd.account("quickstart", overrides={"epochs": 3}, accountant="all") == printed
-    with pytest.raises(UsageError, match="account takes no 'noise_multipler'; did you mean 'noise_multiplier'"):
-        dpsgd.account(noise_multipler=1)
 
 
 def test_training_predicting_and_measuring(write_recipe: WriteRecipe, tmp_path: Path) -> None:
@@ -109,15 +101,3 @@ def test_a_notebook_runs_as_it_stands(path: Path, tmp_path: Path, monkeypatch: p
     else:
         assert set(known["answers"]["predicted"]) == {"benign", "malignant"}
         assert known["measured"]["accuracy"]["mean"] > 0.8
-
-
-def test_a_result_shows_itself_in_a_notebook(write_recipe: WriteRecipe, tmp_path: Path) -> None:
-    """Quality and epsilon first; markup of a name is escaped, and nothing non-private is shown."""
-    recipe = write_recipe(seed=0, repeats=1)
-    result = dpsgd.train(recipe, {"epochs": 2, "data.classes": [0, 1, 2]}, out=tmp_path / "out")
-    html = result._repr_html_()
-    assert html.startswith("<h4>tiny: test accuracy") and "epsilon 4.0" in html.partition("</h4>")[0]
-    assert html.count("Declared public: ") == len(result.privacy["declarations"])
-    assert "nonprivate" not in html and "<td>test accuracy</td>" in html
-    document = {**result.document, "name": "<script>"}
-    assert "<script>" not in dpsgd.Result(result.directory, document)._repr_html_()

@@ -116,11 +116,6 @@ def test_tokens_with_named_inputs_train_and_predict(folder: Path, tmp_path: Path
     assert told.shape == (60, 5) and {*told.ravel()} <= {"a", "b"}
 
 
-def test_a_loss_of_the_users_own_trains(folder: Path, tmp_path: Path) -> None:
-    found = trained(folder, tmp_path, loss={"python": "net.py"})
-    assert found.metrics["test_loss"]["mean"] > 0
-
-
 @pytest.mark.parametrize("function", ["kept", "later", "in_a_class", "in_a_default"])
 def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path: Path, function: str) -> None:
     """`later` uses what it has kept only after the trial, so that a record would move the gradients of others."""

@@ -15,7 +15,6 @@ import yaml
 import dpsgd_cli as dpsgd
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cells import Table
-from dpsgd_cli.data.draft import draft
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError, DpsgdError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
@@ -64,31 +63,6 @@ def test_a_frame_trains_as_its_file_does_from_the_shell(tmp_path: Path) -> None:
     assert set(result.predict(frame)) <= {"no", "yes"}
 
 
-def test_the_recipe_is_the_one_that_recipe_new_drafts(tmp_path: Path) -> None:
-    frame = people()
-    frame["pay"] = frame["age"] * 2.5
-    frame.to_csv(tmp_path / "records.csv", index=False)
-    drafted = yaml.safe_load(draft(tmp_path / "records.csv", "churn", None, "records.csv").recipe)
-    bounds = {"age": [0, 100], "pay": [0, 250]}
-    facts = StatedFacts(bounds, {"job": ["nurse", "smith"]}, ["no", "yes"])
-    made = recipe_of_table(Table.of(frame), "churn", facts, "records")
-    assert drafted["data"]["bounds"].keys() == bounds.keys()
-    assert drafted["data"]["preprocess"] == [{"bin": {"integers": ["age"]}}]
-    assert drafted["data"].pop("format") == {"separator": ","}  # of the file
-    assert drafted["data"].pop("evaluation") == "private"  # the default, which a draft shows
-    drafted["data"]["bounds"] = bounds
-    assert made["data"].pop("path") == "records.parquet" and drafted["data"].pop("path") == "records.csv"
-    assert made == {key: value for key, value in drafted.items() if key != "privacy"}
-
-
-@pytest.mark.parametrize(("pair", "steps"), [([0, 100], {"integers": ["age"]}), ([0, 99.5], {}), ("private", {})])
-def test_a_type_declares_whole_numbers_within_whole_bounds(pair: Any, steps: dict[str, Any]) -> None:
-    """A column of fractions is not declared, although all its values are whole."""
-    frame = people().assign(pay=1.0)
-    facts = StatedFacts({"age": pair, "pay": [0, 9]}, {"job": ["nurse", "smith"]}, ["no", "yes"])
-    assert recipe_of_table(Table.of(frame), "churn", facts, "records")["data"]["preprocess"] == [{"bin": steps}]
-
-
 def test_targets_from_python_have_the_transform_that_recipe_new_writes() -> None:
     frame = people()[["age"]].assign(price=1.0)
     made = recipe_of_table(
@@ -134,20 +108,6 @@ def test_arrays_and_dictionaries(tmp_path: Path) -> None:
             dpsgd.train(x, FAST, target=labels, **options)
     with pytest.raises(UsageError, match=r"one \[low, high\] for all features"):
         dpsgd.train(x, FAST, target=y, **(options | {"bounds": {"a": (0, 1)}}))
-
-
-def test_a_table_with_an_arrow_stream_is_that_frame(tmp_path: Path) -> None:
-    import pyarrow
-
-    class Streamed:
-        """What a polars data frame shows of itself."""
-
-        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-            return pyarrow.Table.from_pandas(people(), preserve_index=False).__arrow_c_stream__(requested_schema)
-
-    of_stream = train(Streamed(), tmp_path)
-    of_frame = train(people(), tmp_path / "other")
-    assert all(np.array_equal(one, other) for one, other in zip(weights(of_stream), weights(of_frame), strict=True))
 
 
 def test_a_target_in_bounds(tmp_path: Path) -> None:

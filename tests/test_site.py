@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from pydantic import TypeAdapter
 
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.main import COMMANDS
@@ -25,18 +24,6 @@ from docs.generate import reference
 from docs.generate.gallery import EXHIBITS
 
 ROOT = Path(__file__).resolve().parents[1]
-QUESTIONS = {
-    "How do I get from my CSV to private predictions?": "start.html",
-    "Which epsilon should I choose?": "choosing-epsilon.html",
-    "Who is protected from what?": "guarantees.html",
-    "What does the key privacy.clipping.norm mean?": "reference/recipe-privacy.html",
-    "Which options has dpsgd account?": "reference/commands.html",
-    "Can I train my own network?": "own-models.html",
-    "May I train twice on the same table?": "budget.html",
-    "How do I check a number that somebody sent me?": "checking-a-claim.html",
-    "What may I publish?": "sharing.html",
-    "How good is it beside other tools?": "results/tabular/index.html",
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +69,6 @@ def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
     assert broken == [] and count > 1000
 
 
-def test_nothing_is_fetched_from_elsewhere_when_a_page_is_read(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        text = page.read_text("utf-8")
-        assert re.findall(r"<(?:script|img|iframe|link)[^>]*(?:src|href)=\"?https?:[^>]*", text) == [], page
-    assert (site / "search" / "search_index.js").is_file() and (site / "assets" / "iframe-worker.js").is_file()
-
-
-def test_ten_questions_are_answered_two_clicks_from_the_front_page(site: Path) -> None:
-    first = {file for _, file, _ in pointed_to(site / "index.html")}
-    second = {file for page in first if page.suffix == ".html" for _, file, _ in pointed_to(page)}
-    assert len(QUESTIONS) == 10
-    assert {question for question, page in QUESTIONS.items() if site / page not in first | second} == set()
-
-
 def test_every_page_of_docs_is_in_the_navigation_and_every_command_in_the_reference(site: Path) -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"[\w./-]+\.md\b", text))
@@ -117,16 +90,6 @@ def test_every_key_has_a_meaning_a_type_a_default_a_bearing_on_the_guarantee_and
     bare = [(key, row) for key, row in told.items() if len(row) != 6 or "" in row]
     assert bare == [] and len(wanted) > 250
     assert [key for key, row in told.items() if row[-1].endswith(": x`")] == [], "a text without an example"
-
-
-def test_examples_of_the_schema_are_allowed_by_it() -> None:
-    found = 0
-    for section in every_section(Section):
-        for field in section.model_fields.values():
-            for example in field.examples or []:
-                found += 1
-                TypeAdapter(field.rebuild_annotation()).validate_python(example)
-    assert found >= 20
 
 
 def every_section(section: type[Section]) -> Iterator[type[Section]]:

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectKBest
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_val_score, validation_curve
@@ -154,12 +153,6 @@ def test_a_search_over_parameters_is_refused(jobs: int) -> None:
     if jobs == 1:
         with pytest.raises(ValueError, match="would choose by scores"):
             validation_curve(plain, x, y, param_name="epsilon", param_range=[1, 2], cv=2, error_score="raise")
-
-
-def test_an_ensemble_prices_every_fit() -> None:
-    x, y = blobs()
-    with pytest.warns(PrivacyCostWarning, match="BaggingClassifier"):
-        BaggingClassifier(clone(CLASSIFIER), n_estimators=2, n_jobs=1).fit(x, y)
 
 
 @pytest.mark.parametrize(

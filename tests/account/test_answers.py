@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import pytest
 
-from dpsgd_cli.account import answers, report
+from dpsgd_cli.account import answers
 from dpsgd_cli.account.cases import Numbers
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
 
 CASE = POISSON = Numbers("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250).case()
 ROW = answers.Row(CASE, "rdp", 2.0, 1e-5, "upper", "a note")
-
-
-def test_refusals_carry_their_reason_and_no_number() -> None:
-    row = answers.price(POISSON, accountants.get("gaussian"))
-    assert row.epsilon is None
-    assert row.note.startswith("refused: poisson batches")
-
-
-def test_best_first_and_refusals_last() -> None:
-    refused = dataclasses.replace(ROW, accountant="zcdp", epsilon=None)
-    better = dataclasses.replace(ROW, accountant="pld", epsilon=1.0)
-    assert [row.accountant for row in answers.ranked([refused, ROW, better])] == ["pld", "rdp", "zcdp"]
-    many = [dataclasses.replace(ROW, solved={"steps": float(n)}, accountant=str(n)) for n in (5, 9, 7)]
-    assert [row.accountant for row in answers.ranked(many, more_is_better=True)] == ["9", "7", "5"]
-    assert [row.accountant for row in answers.ranked(many)] == ["5", "7", "9"]
 
 
 def test_the_gate_asks_for_a_bound_from_every_source() -> None:
@@ -54,18 +38,3 @@ def test_series_name_their_columns_by_what_differs() -> None:
     assert series.columns["shuffle zcdp"][2] is None
     with pytest.raises(UnsupportedMechanism, match="no accountant covers this"):
         answers.epoch_curve([(POISSON, [accountants.get("gaussian")])], with_rho=False)
-
-
-def test_points_of_an_axis_include_its_end() -> None:
-    assert list(answers.steps_between(0.1, 0.3, 0.1)) == [0.1, 0.2, 0.3]
-    assert list(answers.steps_between(5, 5, 1)) == [5]
-
-
-def test_numbers_that_json_does_not_have_become_null() -> None:
-    text = report.as_json([dataclasses.replace(ROW, epsilon=math.inf)])
-    assert json.loads(text)[0]["epsilon"] is None
-
-
-def test_csv_quotes_what_needs_it() -> None:
-    lines = report.as_csv([dataclasses.replace(ROW, note='says "no", twice')]).splitlines()
-    assert '"says ""no"", twice"' in lines[1]

@@ -11,7 +11,7 @@ from dpsgd_cli.account.recipes import RepeatedAccountant
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.groups import ForGroup
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Plan, Sampling
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.sweep.matching import least_factor
@@ -26,30 +26,12 @@ def only(case: Case) -> Release:
     return release
 
 
-def test_epochs_add_up_to_all_steps() -> None:
-    epochs = CASE.by_epoch()
-    assert [releases[0].count for releases in epochs] == [100, 100, 50]
-    assert merge([release for releases in epochs for release in releases]) == [only(CASE)]
-
-
-@pytest.mark.parametrize(("rate", "steps"), [(0.01, 100), (0.3, 4), (1.0, 1), (1 / 235, 235)])
-def test_an_epoch_has_as_many_batches_as_it_takes(rate: float, steps: int) -> None:
-    assert Numbers("poisson", "add-remove", 1e-5, 4.0, rate, epochs=3).uses == 3 * steps
-
-
 def test_shuffled_batches_count_epochs() -> None:
     case = Numbers("shuffle", "zero-out", 1e-5, 4.0, 0.01, steps=250)
     assert case.uses == 3
     assert case.release(case.uses).mechanism.adjacency == "zero-out"
     with pytest.raises(UsageError, match="counted by epochs"):
         _ = dataclasses.replace(case, sampling_rate=None).uses
-
-
-def test_what_is_free() -> None:
-    assert dataclasses.replace(POISSON, noise_multiplier=None).free == "noise-multiplier"
-    assert dataclasses.replace(POISSON, steps=None).free == "steps"
-    assert dataclasses.replace(POISSON, steps=None, batching="full").free == "epochs"
-    assert POISSON.free is None
 
 
 def test_another_value_of_a_parameter() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -46,12 +45,6 @@ def test_an_accountant_that_fails_is_a_refused_row_and_never_the_best(answer: fl
     assert answers.ranked([row, good])[0] == good
     with pytest.raises(BudgetExceeded, match="no accountant asked proves a bound"):
         answers.check_gate([CASE], [row], 1e9)
-
-
-def test_an_estimate_never_comes_before_a_bound() -> None:
-    bound = answers.price(CASE, accountants.get("rdp"))
-    estimate = dataclasses.replace(bound, bound="estimate", epsilon=0.001, accountant="zcdp-rs")
-    assert answers.ranked([estimate, bound])[0] == bound
 
 
 def test_many_exponential_mechanisms_are_stated_by_their_divergences_and_few_by_their_losses() -> None:
@@ -108,9 +101,3 @@ def test_a_statement_that_says_little_is_called_so(
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
 def test_the_lower_bound_of_shuffling_is_never_above_the_upper_one(noise: float, batches: int, delta: float) -> None:
     assert epsilon_at_least(noise, batches, delta) <= gaussian_epsilon(1 / noise, delta) * (1 + 1e-9)
-
-
-def test_more_batches_hide_the_record_better() -> None:
-    values = [epsilon_at_least(1.0, batches, 1e-5) for batches in (1, 10, 100, 10_000)]
-    assert values == sorted(values, reverse=True)
-    assert values[-1] > 0

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,36 +9,6 @@ from torch import nn
 from dpsgd_cli.batching.memory import rows_that_fit, trials_that_fit
 from dpsgd_cli.engine.packing import Pack, Placement, elements_per_row
 from dpsgd_cli.noise.run import BLOCK_ELEMENTS
-
-_FREED = """
-import sys
-import numpy as np
-from dpsgd_cli.batching.memory import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-pages = []
-for _ in range(20):
-    block = np.empty(1 << 22)
-    block[:] = 1.0
-    pages.append(block.__array_interface__["data"][0])
-    del block
-import resource
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    block = np.empty(1 << 22)
-    block[:] = 1.0
-    del block
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked")
-def test_memory_that_a_step_frees_is_not_fetched_anew() -> None:
-    faults = {}
-    for way in ("keep", "return"):
-        command = [sys.executable, "-c", _FREED, way]
-        faults[way] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert faults["keep"] < faults["return"] / 10
 
 
 def test_trials_that_fit_fall_with_their_size_and_never_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +30,3 @@ def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: p
     whole = rows_that_fit(pack, x)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert rows_that_fit(pack, x) == 64 * 4096 // 16 // (2 * elements_per_row(pack, x)) < whole
-
-
-def test_trials_are_measured_by_the_gpu_that_they_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {0: 1 << 34, 1: 1 << 36}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=sizes[number]))
-    small, large = (trials_that_fit(20_000_000, 1000, gpu=number) for number in sizes)
-    assert large == pytest.approx(4 * small, abs=4)
-    assert trials_that_fit(10, 10, gpu=1) == 4096

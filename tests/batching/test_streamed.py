@@ -17,7 +17,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.results import store
-from tests.conftest import GRADIENT, OWN, PCA, WAYS, StopAt, Train, WriteRecipe
+from tests.conftest import GRADIENT, OWN, PCA, WAYS, Train, WriteRecipe
 
 CPU = torch.device("cpu")
 
@@ -41,13 +41,6 @@ def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     """Whether two pieces hold the same tensors of the same types."""
     pairs = list(zip(first, second, strict=True))
     return all(a is b if a is None or b is None else torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
-
-
-def test_sizes_and_spans(tables: tuple[Table, StreamedTable]) -> None:
-    memory, disk = tables
-    assert (len(disk), disk.rows, disk.input_shape) == (len(memory), memory.rows, memory.input_shape)
-    assert disk.x.dtype == memory.x.dtype and disk.x.numel() == 0
-    assert same(disk.every(3, 17), memory.every(3, 17))
 
 
 @pytest.mark.parametrize("kind", ["poisson", "shuffle", "full", "span"])
@@ -159,16 +152,6 @@ def test_private_projections_of_rows_on_disk(write_recipe: WriteRecipe, train: T
     assert ours["privacy"] == theirs["privacy"]
     for name, value in theirs["metrics"].items():
         assert ours["metrics"][name]["mean"] == pytest.approx(value["mean"], rel=1e-4)
-
-
-def test_a_run_on_disk_that_was_stopped_goes_on(
-    write_recipe: WriteRecipe, train: Train, stop_at: StopAt, tmp_path: Path
-) -> None:
-    path = write_recipe(data=on_disk(tmp_path), save_model=True)
-    whole = train(path, out=tmp_path / "whole")
-    with pytest.raises(Exception, match="2 of 3 epochs are kept"):
-        train(path, progress=stop_at(2, KeyboardInterrupt()))
-    assert (train(path, resume=True) / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,6 @@ def with_auto(tmp_path: Path, source: str, name: str) -> str:
     return str(path)
 
 
-def test_the_most_epochs_are_those_of_until_budget(tmp_path: Path) -> None:
-    path = recipe(tmp_path, SCHEDULES["exponential"])
-    solved = rows(path, "--solve", "epochs", "--accountant", "gaussian", "--target-epsilon", "3")["gaussian"]
-    plan = plan_for(load_recipe(path, ["privacy.budget={epsilon: 3, delta: 1e-5}"]).recipe, Facts(60_000))
-    assert solved["epochs"] == len(plan.epochs)
-
-
 def test_trials_together_are_solved_for_within_one_budget(tmp_path: Path) -> None:
     path = recipe(tmp_path, SCHEDULES["exponential"])
     asked = [path, "epochs=30", "--solve", "initial", "--trials", "4", "--accountant", "gaussian"]
@@ -141,12 +134,6 @@ def test_the_largest_batch_of_a_budget_is_what_dp_accounting_would_take() -> Non
     assert priced[0] == found["epsilon"] <= 3 < priced[1]
     same = rows("--sampling-rate", f"{batch}/60000", *sizes[2:], "--accountant", "pld")["pld"]
     assert same["epsilon"] == priced[0]
-
-
-def test_where_all_records_fit_a_batch_all_is_the_answer() -> None:
-    sizes = ["--records", "100", "--noise-multiplier", "50", "--steps", "5", "--target-epsilon", "3"]
-    found = rows(*sizes, "--accountant", "rdp")["rdp"]
-    assert found["batch-size"] == 100
 
 
 def test_the_batch_of_a_recipe_is_solved_for_where_its_noise_is_known(tmp_path: Path) -> None:

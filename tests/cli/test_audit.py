@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.main import main
-from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from tests.audit.planted import FULL, little_noise
 
 SMALL = [*FULL, "epochs=2", "repeats=1"]
@@ -49,16 +48,3 @@ def test_a_refuted_claim_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_audited_is_refused(asked: list[str], code: int, said: str) -> None:
     done = CliRunner().invoke(main, ["audit", *asked])
     assert done.exit_code == code and said in done.stderr
-
-
-def test_no_training_that_writes_a_result_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = []
-    own = DpSgd.spend
-
-    def spend(self: DpSgd, epoch: int, trial: int) -> None:
-        watched.append(self.context.watcher)
-        own(self, epoch, trial)
-
-    monkeypatch.setattr(DpSgd, "spend", spend)
-    assert CliRunner().invoke(main, ["train", "quickstart", *SMALL, "--out", str(tmp_path)]).exit_code == 0
-    assert watched and set(watched) == {None}

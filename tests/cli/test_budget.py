@@ -69,14 +69,6 @@ def test_what_is_said_to_be_left_is_left(folder: Path) -> None:
     assert after.exit_code == 1 and "would pass the book's budget" in after.output
 
 
-def test_the_book_of_a_recipe_is_relative_to_it_and_the_option_to_the_folder(folder: Path) -> None:
-    run("budget", "create", "sub/t.book", "--data", "t.csv", "--epsilon", "3", "--delta", "1e-5")
-    (folder / "mine.yaml").write_text(RECIPE.replace("privacy: {", "privacy: {book: sub/t.book, "))
-    assert run("train", str(folder / "mine.yaml")).exit_code == 0
-    assert run("train", "mine.yaml", "--book", "sub/t.book", "--out", "b").exit_code == 0
-    assert len(books.read(Path("sub/t.book")).charges) == 2
-
-
 def test_a_public_copy_names_the_book_but_not_its_place(folder: Path) -> None:
     run("budget", "create", "t.book", *TERMS)
     run("train", "mine.yaml", "--book", "t.book")
@@ -99,25 +91,6 @@ def test_an_audit_charges_nothing_and_does_not_read_the_table(folder: Path, monk
     assert found.exit_code == 0
     assert "the file was read" in run("audit", "mine.yaml", "--tier", "D", "--quick", "--out", "b").output
     assert books.read(Path("t.book")).charges == []
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--data", "t.csv", "--epsilon", "3"), "--delta"),
-        (("--data", "t.csv", "--epsilon", "0", "--delta", "1e-5"), "--epsilon"),
-        (("--data", "t.csv", "--epsilon", "inf", "--delta", "1e-5"), "finite"),
-        (("--data", "t.csv", "--epsilon", "nan", "--delta", "1e-5"), "epsilon"),
-        (("--data", "t.csv", "--epsilon", "3", "--delta", "1"), "--delta"),
-        (("--data", "none.csv", "--epsilon", "3", "--delta", "1e-5"), "none.csv"),
-        (("--data", "t.csv", *TERMS), "the same"),
-        ((*TERMS, "--adjacency", "near"), "--adjacency"),
-    ],
-)
-def test_terms_that_are_none_are_refused(words: tuple[str, ...], why: str) -> None:
-    found = run("budget", "create", "t.book", *words)
-    assert found.exit_code == 2 and why in found.output
-    assert not Path("t.book").exists()
 
 
 def test_a_book_that_is_there_is_not_replaced_and_what_is_none_is_refused(folder: Path) -> None:

@@ -82,13 +82,6 @@ def test_results_at_other_budgets_are_not_subtracted(here: Path) -> None:
     assert "(paired)" in found[2]
 
 
-def test_a_table_that_has_changed_is_other_data(here: Path) -> None:
-    assert run("mine.yaml").exit_code == 0
-    (here / "mine.csv").write_text((here / "mine.csv").read_text().replace("0.2,1", "0.4,1"))
-    done = run(recipe(here, "later"), str(next(Path("results").glob("mine-*"))))
-    assert verdicts(done) == ["baseline", "not compared: different data"]
-
-
 def test_results_on_other_test_records_are_not_subtracted(here: Path) -> None:
     folded = recipe(here, "folded", repeats="repeats: 1\nfolds: 3")
     moved = recipe(here, "moved", repeats="repeats: 2")
@@ -124,31 +117,6 @@ def test_tests_on_other_records_of_the_same_data_are_refused_before_training(her
     assert "paired" in verdicts(run("mine.yaml", folded, "--folds", "3"))[1]
 
 
-def test_each_comparison_has_its_own_folder(here: Path) -> None:
-    first = run("mine.yaml", recipe(here, "b", epochs="epochs: 2"), "--plot")
-    before = {file.name: file.read_bytes() for file in written(first).iterdir()}
-    second = run("mine.yaml", recipe(here, "c", epochs="epochs: 4"))
-    assert written(second) != written(first)
-    assert {file.name: file.read_bytes() for file in written(first).iterdir()} == before
-    assert written(run("mine.yaml", "b.yaml")) == written(first)
-    assert written(first).parent == Path("results") and written(first).name.startswith("comparison-mine-b-")
-    assert [path for path in Path("results").iterdir() if path.is_file()] == []
-    # what a shell makes of results/* has the comparisons in it
-    assert len(verdicts(run(*map(str, sorted(Path("results").iterdir()))))) == 3
-    assert written(run("mine.yaml", "--out", "there")) == Path("there")
-
-
-def test_what_is_not_private_is_left_out_unless_asked_for(here: Path) -> None:
-    other = recipe(here, "b", epochs="epochs: 2")
-    done = run("mine.yaml", other, "--report", "page.html")
-    assert not list(written(done).glob("*objective*"))
-    page = (here / "page.html").read_text()
-    assert "nonprivate" not in page and "do not publish" not in page
-    asked = run("mine.yaml", other, "--report", "page.html", "--with-nonprivate")
-    assert (written(asked) / "nonprivate_objective-by-epsilon.png").is_file()
-    assert "do not publish" in (here / "page.html").read_text()
-
-
 def test_a_page_of_a_metric_that_is_not_private_needs_the_flag(here: Path) -> None:
     arguments = ("mine.yaml", "--metric", "nonprivate_train_loss", "--report", "page.html")
     done = run(*arguments)
@@ -163,13 +131,6 @@ def test_the_table_names_the_accountant_of_each_epsilon(here: Path) -> None:
     assert header[1:3] == ["epsilon (add-remove) at delta 1e-05", "accountant"]
     assert (ours[2], theirs[2]) == ("gaussian", "zcdp")
     assert "stated by different accountants (gaussian, zcdp)" in done.stdout
-
-
-def test_one_difference_is_not_one_differences(here: Path) -> None:
-    done = run("mine.yaml", recipe(here, "b", epochs="epochs: 2"), "--repeats", "2")
-    assert done.exit_code == 0 and "1 differences" not in done.output
-    assert "1 difference judged at 5% (Holm)." in done.stdout
-    assert "| mine |" in done.stdout and "(95% CI) | trials |" in done.stdout
 
 
 def test_without_privacy_there_is_no_budget_to_differ_in(here: Path) -> None:

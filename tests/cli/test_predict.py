@@ -47,31 +47,6 @@ def predict(*arguments: object) -> tuple[list[dict[str, str]], Any]:
     return list(csv.DictReader(io.StringIO(done.stdout))), done
 
 
-def test_one_bad_row_does_not_stop_the_others(result: Path, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text(NEW)
-    rows, done = predict(result, tmp_path / "new.csv", "--keep", "id", "--keep", "note", "--probabilities")
-    assert done.exit_code == 0
-    assert list(rows[0]) == ["id", "note", "prediction", "probability_no", "probability_yes", "error"]
-    assert [row["id"] for row in rows] == ["007", "008", "009", "010", "011", "012"]
-    assert rows[0]["note"] == "'=cmd()"
-    assert [row["error"] for row in rows] == [
-        "",
-        "column 'age' holds no number, as data.format says they are written (decimal '.')",
-        "categorical column 'job': 1 cell, not among its public values ['smith', 'nurse', '']",
-        "column 'age' has 1 missing value",
-        "column 'age' has 1 missing or infinite value",
-        "",
-    ]
-    assert [bool(row["prediction"]) for row in rows] == [not row["error"] for row in rows]
-    assert "4 rows without a prediction" in done.stderr and "--unknown ignore predicts" in done.stderr
-    assert not {"old", "pilot", "inf"} & set(done.stderr.split())
-    # the same rows alone have the same predictions, and no column for errors
-    (tmp_path / "good.csv").write_text("\n".join(NEW.splitlines()[at] for at in (0, 1, 6)) + "\n")
-    good, _ = predict(result, tmp_path / "good.csv", "--probabilities")
-    assert [row["probability_yes"] for row in good] == [rows[at]["probability_yes"] for at in (0, 5)]
-    assert list(good[0]) == ["prediction", "probability_no", "probability_yes"]
-
-
 def test_a_category_that_was_never_seen_is_none_of_the_categories(result: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text(NEW)
     rows, done = predict(result, tmp_path / "new.csv", "--unknown", "ignore")

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.cli.recipe import implied_settings
-from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
 
@@ -41,14 +40,6 @@ def test_list_names_every_shipped_recipe_with_its_question() -> None:
     assert rows == [[name, question(file)] for name, file in shipped_recipes().items()]
 
 
-def test_show_prints_the_resolved_recipe_which_is_a_recipe(folder: Path) -> None:
-    result = run("show", "good.yaml", "repeats=3")
-    assert result.exit_code == 0
-    (folder / "shown.yaml").write_text(result.stdout)
-    assert load_recipe("shown.yaml").recipe == load_recipe("good.yaml", ["repeats=3"]).recipe
-    assert "norm: auto" in result.stdout
-
-
 def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
     result = run("show", "bad.yaml", "repeats=0")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -57,20 +48,6 @@ def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
         "       bad.yaml:6: sed: unknown key; did you mean seed?",
         "       override repeats=0: repeats: must be a whole number at least 1 and at most 100000, got 0",
     ]
-
-
-def test_validate_names_what_is_valid(folder: Path) -> None:
-    result = run("validate", "good.yaml", "quickstart")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.splitlines() == ["good.yaml: valid", "quickstart: valid"]
-
-
-def test_validate_reports_every_problem_of_every_file(folder: Path) -> None:
-    result = run("validate", "bad.yaml", "missing.yaml", "good.yaml")
-    assert result.exit_code == 2
-    assert result.stdout.splitlines() == ["good.yaml: valid"]
-    assert len(result.stderr.splitlines()) == 3
-    assert "missing.yaml: no such file" in result.stderr
 
 
 def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
@@ -96,29 +73,6 @@ epochs: 3
 def of(tmp_path: Path, *overrides: str) -> list[str]:
     (tmp_path / "own.yaml").write_text(OWN)
     return implied_settings(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
-
-
-def test_a_recipe_that_leaves_everything_open(tmp_path: Path) -> None:
-    assert of(tmp_path) == [
-        "# data.preprocess: [{scale: {by: bounds, to: [0.0, 1.0]}}, {one-hot: {}}] (a file of your own)",
-        "# seed: none (the operating system's entropy; no run can be repeated)",
-        "# privacy.noise_source: secure (no seed)",
-    ]
-
-
-def test_a_recipe_that_leaves_nothing_open(tmp_path: Path) -> None:
-    said = ["privacy.noise_source=seeded", "data.preprocess=[]"]
-    assert of(tmp_path, "seed=1", *said) == []
-    assert of(tmp_path, "seed=1", *said[1:]) == ["# privacy.noise_source: seeded (there is a seed)"]
-
-
-def test_the_steps_that_are_told_are_those_that_are_taken() -> None:
-    """Written into the recipe, they come to the same input."""
-    (said,) = (text for text in implied_settings(load_recipe("lee2018/dp-agd").recipe) if "data.preprocess" in text)
-    steps = said.removeprefix("# data.preprocess: ").removesuffix(" (the card of adult)")
-    told, left = (load_recipe("lee2018/dp-agd", change) for change in ([f"data.preprocess={steps}"], []))
-    assert told.recipe.data.preprocess is not None and left.recipe.data.preprocess is None
-    assert outline(told.recipe.data, told.base) == outline(left.recipe.data, left.base)
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

@@ -60,15 +60,6 @@ def test_a_disk_that_is_full_for_the_result_leaves_the_training_in_a_checkpoint(
     assert left_in(tmp_path / "out") == {"tiny"}
 
 
-def test_a_disk_that_stays_full_is_one_message_and_nothing_else(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", failing(FULL))
-    with pytest.raises(RunError, match=r"No space left on device; free some space; no checkpoint could be written"):
-        train(write_recipe())
-    assert left_in(tmp_path / "out") == set()
-
-
 def test_a_full_disk_keeps_the_last_checkpoint(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,17 +74,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     assert content["done"] == 1
     whole = train(recipe, out=tmp_path / "whole")
     assert (train(recipe, resume=True) / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
-
-
-def test_a_full_disk_keeps_the_checkpoint_that_a_run_continued_from(
-    train: Train, write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch, stop_at: StopAt
-) -> None:
-    recipe = write_recipe(epochs=4)
-    with pytest.raises(RunError, match="2 of 4 epochs are kept"):
-        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
-    monkeypatch.setattr(os, "fsync", failing(FULL))
-    with pytest.raises(RunError, match="interrupted; 2 of 4 epochs are kept"):
-        train(recipe, resume=True, progress=stop_at(3, KeyboardInterrupt()))
 
 
 def test_a_second_interrupt_while_the_checkpoint_is_written_leaves_the_first_whole(

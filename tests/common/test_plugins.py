@@ -10,12 +10,6 @@ from dpsgd_cli.common.plugins import load_attribute
 from dpsgd_cli.errors import RecipeError
 
 
-def test_gives_the_attribute(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text("from dataclasses import dataclass\n\n@dataclass\nclass Thing:\n    size: int = 3\n")
-    assert load_attribute(file, "Thing")().size == 3
-
-
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
@@ -39,8 +33,3 @@ def test_says_what_is_wrong(tmp_path: Path, name: str, text: str, wanted: str, m
     with pytest.raises(RecipeError, match=message) as raised:
         load_attribute(tmp_path / name, wanted)
     assert str(tmp_path / name) in str(raised.value)
-
-
-def test_names_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"none\.py: no such Python file; `file:` is relative to the recipe"):
-        load_attribute(tmp_path / "none.py", "build")

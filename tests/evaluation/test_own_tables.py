@@ -157,11 +157,3 @@ def test_at_most_the_allowed_rows_of_a_user_are_measured(monkeypatch: pytest.Mon
 def test_a_group_has_to_be_a_column_of_public_categories() -> None:
     done = run("train", "--dry-run", data=DATA | {"evaluation": {"by": ["six"]}})
     assert done.exit_code != 0 and "no column 'six' with public categories" in done.stderr and "'sex'" in done.stderr
-
-
-def test_the_report_has_the_table_by_group_and_the_confusion_matrix() -> None:
-    document(data=DATA | {"evaluation": {"by": ["sex"]}})
-    (report,) = Path("out").glob("own-*/report.md")
-    told = report.read_text()
-    assert "| sex | records | accuracy |" in told and "\n| f | about" in told
-    assert "| true class | no | yes | F1 |" in told and "| probability | sensitivity | specificity |" in told

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.intervals import coding, law
-from dpsgd_cli.intervals.price import ROUNDS, sensitivity
+from dpsgd_cli.intervals.price import sensitivity
 from dpsgd_cli.intervals.run import LogisticRelease, Pieces, SquaresRelease, exact_sums, release_rounds
 
 
@@ -174,7 +174,3 @@ def test_a_damaged_release_is_refused() -> None:
         reader: Any = kind
         with pytest.raises(ValueError, match="no release"):
             reader.from_vector(np.ones(11))
-
-
-def test_the_rounds_are_a_whole() -> None:
-    assert math.fsum(ROUNDS) == pytest.approx(1)

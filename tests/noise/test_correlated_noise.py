@@ -14,7 +14,6 @@ from dpsgd_cli.accounting.mechanism import CorrelatedSums
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
-from dpsgd_cli.methods.base import create
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from tests.methods.small_network import RECORDS, context, recipe, records
 from tests.methods.test_dp_sgd import CLIPPINGS, LAYERS, NOTHING, accepted, method_of, noise_of
@@ -132,21 +131,6 @@ def test_a_record_of_a_group_is_in_one_step_of_each_epoch() -> None:
     assert len({own.pop() for own in residues.values()}) == groups
     if groups == 1:
         assert len({tuple(steps) for steps in steps_of.values()}) == RECORDS
-
-
-def test_one_trial_ends_the_same_beside_others_with_other_bands() -> None:
-    recipes = [made(noise={"bands": bands}, seed=bands, epochs=3) for bands in (1, 2, 4)]
-    together = context(recipes)
-    for epoch in range(3):
-        if epoch == 0:
-            method = create(together)
-        method.run_epoch(epoch)
-    for trial, one in enumerate(recipes):
-        alone = context([one])
-        own = create(alone)
-        for epoch in range(3):
-            own.run_epoch(epoch)
-        torch.testing.assert_close(together.pack.values[trial], alone.pack.values[0], rtol=1e-9, atol=1e-9)
 
 
 def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:

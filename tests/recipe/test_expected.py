@@ -18,9 +18,3 @@ def test_every_key_of_a_recipe_is_described() -> None:
         if key != "kind" and "description" not in inner and "discriminator" not in inner
     ]
     assert bare == []
-
-
-def test_kind_is_required_wherever_it_chooses() -> None:
-    definitions = SCHEMA["$defs"]
-    assert "kind" in definitions["LinearModel"]["required"]
-    assert definitions["TimeDecay"]["required"] == ["decay", "initial", "kind"]

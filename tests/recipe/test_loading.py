@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, recipe_hash, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -35,25 +34,6 @@ def problems(source: Path | str, *overrides: str) -> list[str]:
         load_recipe(str(source), overrides)
     assert caught.value.exit_code == 2
     return caught.value.problems
-
-
-def test_a_file_is_read_with_its_folder_as_base(file: Path) -> None:
-    loaded = load_recipe(str(file))
-    assert (loaded.base, loaded.source) == (file.parent, str(file))
-    assert isinstance(loaded.recipe.method, DpSgdMethod)
-    assert loaded.recipe.method.learning_rate == 1e-3
-
-
-def test_overrides_come_before_validation(file: Path) -> None:
-    file.write_text(TEXT.replace("batch_size: 10", "batch_size: 0"))
-    assert load_recipe(str(file), ["method.batch_size=3"]).recipe.method.batch == 3
-
-
-def test_a_shipped_recipe_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "quickstart").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe("quickstart").recipe.name == "quickstart"
-    assert load_recipe("yu2019/mnist-step").base.name == "yu2019"
 
 
 def test_a_sweep_is_no_recipe(file: Path) -> None:
@@ -87,12 +67,6 @@ def test_a_missing_recipe_suggests_the_nearest(
     assert problems(source) == [f"{source}: no such file, and no shipped recipe of that name; {advice}"]
 
 
-def test_a_directory_is_told_apart(file: Path) -> None:
-    assert problems(file.parent) == [f"{file.parent}: is a directory; give a recipe file in it"]
-    file.rename(file.parent / "recipe.yaml")
-    assert problems(file.parent) == [f"{file.parent}: is a directory; give {file.parent / 'recipe.yaml'}"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -112,25 +86,6 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(file: Path) -> None:
     assert load_recipe(str(file)).recipe.name == "x"
     file.write_bytes(TEXT.replace("x\n", "a b\n").replace("\n", "\r\n").encode())
     assert problems(file)[0].startswith(f"{file}:1: name: ")
-
-
-def test_problems_come_in_the_order_of_the_file_then_overrides(file: Path) -> None:
-    file.write_text(TEXT.replace("x\n", "a b\n") + "seed: -1\nname: y\nprivacy: 3\n")
-    found = problems(file, "sed=3", "nothing")
-    assert [problem.removeprefix(f"{file}:").split(":")[0] for problem in found] == [
-        "1",
-        "6",
-        "7",
-        "8",
-        "override nothing",
-        "override sed=3",
-    ]
-
-
-def test_a_syntax_error_is_the_only_problem(file: Path) -> None:
-    file.write_text("name: [1\nfoo: 2\n")
-    (only,) = problems(file, "seed=-1")
-    assert only.startswith(f"{file}:2: not YAML: ")
 
 
 def test_every_shipped_recipe_survives_being_resolved(tmp_path: Path) -> None:

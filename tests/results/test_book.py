@@ -19,7 +19,6 @@ from dpsgd_cli.accounting.book_filter import Spending
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import BudgetExceeded, DataError, RunError, UsageError
 from dpsgd_cli.results import book as books
-from dpsgd_cli.results import book_text
 from dpsgd_cli.results.book import Book, BookedRun, BookTerms
 
 TERMS = BookTerms({"patients.csv": "ab" * 32}, None, "add-remove", 3.0, 1e-5)
@@ -331,22 +330,3 @@ def test_a_charge_is_on_the_disk_before_the_call_returns(path: Path, monkeypatch
     monkeypatch.setattr(os, "replace", note_replace)
     reserve(path, run("r1", 0.1))
     assert done == ["file", "replaced", "folder"]
-
-
-def test_what_is_said_of_a_book(path: Path) -> None:
-    assert "one run of epsilon 3.0000, or ten of epsilon 0.83" in book_text.lines_of(books.read(path))[-1]
-    reserve(path, run("r1", 0.1))
-    reserve(path, run("r2", 0.1), run("r3", 0.1))
-    books.release(path, path.parent, ["r2"])
-    lines = "\n".join(book_text.lines_of(books.read(path)))
-    for words in (
-        "r1, 1 trial: alone epsilon 1.1994",
-        "19.5% of the budget; 0 of 1",
-        "r2, r3, 2 trials",
-        "39.1% of the budget; 1 of 2",
-        "58.6% of",
-    ):
-        assert words in lines
-    told = book_text.document(books.read(path))
-    assert told["epsilon_of_next"] == pytest.approx(1.8, abs=0.1)
-    assert [charge["published"] for charge in told["charges"]] == [0, 1]

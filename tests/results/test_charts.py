@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from xml.etree import ElementTree
 
 import pytest
 
 from dpsgd_cli.results.charts import Chart, beside, ticks
-
-SPACE = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("low", [-3.7, 0.0, 1e-9, 12.0, 1e12])
@@ -24,24 +21,6 @@ def test_ticks_are_few_and_round_and_inside(low: float, width: float, most: int)
     assert all(low - 1e-6 * width <= one <= low + width * (1 + 1e-6) for one in found)
     steps = {float(f"{b - a:.3g}") for a, b in itertools.pairwise(found)}
     assert len(steps) <= 1 and all(f"{step:e}"[0] in "125" for step in steps)
-
-
-def test_points_are_where_their_numbers_are() -> None:
-    """Between the ticks next to a point, in proportion."""
-    chart = Chart(400, 300, "epoch", "a < b")
-    chart.line([0, 10], [0.0, 1.0], "#000000", "first & last")
-    chart.line([2, 4, 5], [0.2, 0.4, math.inf], "#0072B2", kind="points")
-    chart.band([0, 10], [0.0, 0.5], [0.5, 1.0], "#0072B2")
-    drawn = ElementTree.fromstring(beside([chart, chart], 1))
-    assert drawn.get("viewBox") == "0 0 400 600"
-    first = next(iter(drawn))
-    texts = {one.text: one for one in first.iter(f"{SPACE}text")}
-    assert {"a < b", "first & last", "epoch", "0.2", "0.4", "2", "4"} <= set(texts)
-    circles = list(first.iter(f"{SPACE}circle"))
-    assert len(circles) == 2, "what is not finite is left out"
-    for circle, x, y in zip(circles, ("2", "4"), ("0.2", "0.4"), strict=True):
-        assert float(circle.get("cx", "")) == pytest.approx(float(texts[x].get("x", "")), abs=0.1)
-        assert float(circle.get("cy", "")) == pytest.approx(float(texts[y].get("y", "")) - 4, abs=0.1)
 
 
 def test_one_value_and_no_value_have_axes_and_names_have_places() -> None:

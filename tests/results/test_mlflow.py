@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.results import mlflow, store
+from dpsgd_cli.results import store
 from tests.conftest import Train, WriteRecipe
 
 TRACKED: dict[str, Any] = {"runtime": {"device": "cpu", "threads": 1, "track": "mlflow"}}
@@ -85,18 +85,6 @@ def test_nothing_that_is_marked_is_logged(write_recipe: WriteRecipe, train: Trai
     assert hashes and not any(found in everything for found in hashes.values())
 
 
-def test_names_of_classes_fit_the_names_of_metrics() -> None:
-    assert mlflow._numbers({"test_f1_<=50K": 0.5, "trial": 0}) == {"test_f1___50K": 0.5}
-
-
-def test_tracking_changes_no_result(write_recipe: WriteRecipe, train: Train, stub: Stub, tmp_path: Path) -> None:
-    tracked = train(write_recipe(**TRACKED), out=tmp_path / "one")
-    plain = train(write_recipe(), out=tmp_path / "other")
-    assert tracked.name == plain.name
-    assert (tracked / "ledger.jsonl").read_text() == (plain / "ledger.jsonl").read_text()
-    assert len(stub.runs) == 2
-
-
 def test_without_mlflow_nothing_is_trained(
     write_recipe: WriteRecipe, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -118,14 +106,3 @@ def test_a_store_that_fails_leaves_the_result(
         train(write_recipe(**TRACKED))
     (directory,) = (tmp_path / "out").glob("tiny-*")
     assert store.is_complete(directory)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs MLflow: pip install 'dpsgd[mlflow]'")
-def test_the_real_one(write_recipe: WriteRecipe, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
-    monkeypatch.chdir(tmp_path)
-    train(write_recipe(**TRACKED, repeats=1))
-    (run,) = mlflow.search_runs(experiment_names=["tiny"], output_format="list")
-    assert 0 < run.data.metrics["epsilon"] <= 4

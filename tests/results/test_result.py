@@ -11,7 +11,6 @@ from scipy import stats
 
 from dpsgd_cli.results.result import (
     Released,
-    ResultContent,
     Unreleased,
     diverged,
     summarise,
@@ -43,35 +42,12 @@ def test_a_value_that_is_missing_leaves_no_mean_of_the_others(missing: Any) -> N
     assert (found["accuracy"]["mean"], found["loss"]["mean"]) == (None, 1.5)
 
 
-def test_the_document_holds_everything_but_the_tables() -> None:
-    result = ResultContent("a", {"epsilon": 1.0}, {}, {}, {}, [{"trial": 0}], [{"epoch": 0}], ["{}"], ["careful"])
-    document = result.document()
-    sections = {"name", "privacy", "metrics", "timing", "provenance", "trials"}
-    assert set(document) == sections | {"warnings", "nonprivate_warnings", "diverged"}
-    assert (document["trials"], document["warnings"]) == ([{"trial": 0}], ["careful"])
-
-
 def released(metrics: dict[str, list[float]], losses: list[list[float]] | None = None, **changes: Any) -> Released:
     trials = len(next(iter(metrics.values())))
     rest = dict.fromkeys(("loaded", "plan", "reproducible", "data_sha256", "device", "timing"))
     lists = dict.fromkeys(("ledgers", "declarations", "uncovered_steps", "warnings"), ())
     epochs = [{"test_loss": row} for row in losses or [[1.0] * trials]]
     return Released(**{**rest, **lists, "epochs": epochs, "metrics": metrics, "finite": [True] * trials, **changes})
-
-
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({"test_accuracy": [0.8, 0.9], "constant_accuracy": [0.76, 0.76]}, None),
-        ({"test_accuracy": [0.7, 0.8], "constant_accuracy": [0.76, 0.76]}, "test accuracy 0.7500, baseline 0.7600"),
-        ({"test_mae": [58.0], "constant_mae": [60.0]}, None),
-        ({"test_mae": [147.0], "constant_mae": [58.0]}, "mean absolute error 147.0000, baseline 58.0000"),
-        ({"test_accuracy": [0.1]}, None),
-    ],
-)
-def test_no_better_than_the_baseline(metrics: dict[str, list[float]], words: str | None) -> None:
-    told = warnings_of_training(released(metrics))
-    assert (told == []) if words is None else (len(told) == 1 and words in told[0])
 
 
 def test_a_loss_that_ran_away_has_diverged_unless_the_model_still_beats_a_constant() -> None:

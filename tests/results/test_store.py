@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import json
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -45,33 +44,6 @@ def test_a_result_is_read_back(tmp_path: Path) -> None:
     assert list(directory.parent.iterdir()) == [directory]
 
 
-def test_other_readers_of_json_are_served(tmp_path: Path) -> None:
-    """JSON has no infinity: it becomes null, and nothing else changes."""
-    text = files.to_json({"epsilon": math.inf, "rho": math.nan, "rows": [(1, 2.5), "é"], "whole": 3})
-
-    def refuse(name: str) -> None:
-        raise AssertionError(name)
-
-    assert json.loads(text, parse_constant=refuse) == {
-        "epsilon": None,
-        "rho": None,
-        "rows": [[1, 2.5], "é"],
-        "whole": 3,
-    }
-    assert "é" in text and text.endswith("}\n")
-
-
-def test_tables_have_every_column_and_empty_cells() -> None:
-    text = files.to_csv([{"a": 1, "b": 0.1}, {"a": 2, "c": 'quoted, "so"'}, {"b": None}])
-    assert text.startswith("a,b,c\n1,0.1,\n")
-    assert list(csv.DictReader(text.splitlines())) == [
-        {"a": "1", "b": "0.1", "c": ""},
-        {"a": "2", "b": "", "c": 'quoted, "so"'},
-        {"a": "", "b": "", "c": ""},
-    ]
-    assert files.to_csv([]) == "\n"
-
-
 @pytest.mark.parametrize("broken", range(6))
 def test_a_failure_at_any_file_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
     calls = []
@@ -98,22 +70,6 @@ def test_what_a_disk_refuses_is_an_error_with_the_files_name(tmp_path: Path) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (Path(str(failure.value.filename)).name, list(tmp_path.iterdir())) == ("recipe.yaml", [])
-
-
-def test_the_first_of_two_results_stays(tmp_path: Path) -> None:
-    write(tmp_path / "toy-1")
-    write(tmp_path / "toy-1", replace(RESULT, name="late"))
-    assert store.read_document(tmp_path / "toy-1")["name"] == "toy"
-    assert [path.name for path in tmp_path.iterdir()] == ["toy-1"]
-
-
-def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a result directory"):
-        store.read_document(tmp_path)
-    for content in (b"{", b"[]", b"\xff"):
-        (tmp_path / "result.json").write_bytes(content)
-        with pytest.raises(DataError, match=r"result\.json: (cannot be read|not a result)"):
-            store.read_document(tmp_path)
 
 
 def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:
@@ -237,6 +193,22 @@ def test_a_marked_file_that_is_no_table_is_not_copied(
     with pytest.raises(ValueError, match="holds values that were not released"):
         store.public_copy(result, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_the_first_of_two_results_stays(tmp_path: Path) -> None:
+    write(tmp_path / "toy-1")
+    write(tmp_path / "toy-1", replace(RESULT, name="late"))
+    assert store.read_document(tmp_path / "toy-1")["name"] == "toy"
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-1"]
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a result directory"):
+        store.read_document(tmp_path)
+    for content in (b"{", b"[]", b"\xff"):
+        (tmp_path / "result.json").write_bytes(content)
+        with pytest.raises(DataError, match=r"result\.json: (cannot be read|not a result)"):
+            store.read_document(tmp_path)
 
 
 def test_nothing_lies_beside_the_copy(tmp_path: Path, result: Path) -> None:

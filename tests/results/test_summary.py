@@ -69,12 +69,6 @@ def test_other_statements(changed: dict[str, Any], says: str) -> None:
     assert says in result_text(document(PRIVACY | changed), Path("r"))
 
 
-def test_diverged_trials_and_different_lengths() -> None:
-    text = result_text(document(mean=None, epochs=(3, 5)), Path("r"))
-    assert "none: not every trial stayed finite" in text
-    assert "3 to 5 epochs" in text
-
-
 def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
     privacy = {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 3}, "delta": 1e-3}
     section = OWN | {"preprocess": PCA}

@@ -49,11 +49,6 @@ def test_a_pace_follows_the_equations(hits: list[int], average: int, more: int) 
     assert found == pytest.approx(slowly(settings, [hit / 20 for hit in hits]))
 
 
-def test_validations_may_be_rarer_than_epochs() -> None:
-    pace = AdaptiveNoise(Validation(initial=10, decay=0.7, every=3), 10)
-    assert [epoch for epoch in range(10) if pace.looks_after(epoch)] == [2, 5, 8]
-
-
 def plan(**changes: Any) -> AdaptiveSchedulePlan:
     found = plan_for(Recipe.model_validate(RECIPE | changes), Facts(1000))
     assert isinstance(found, AdaptiveSchedulePlan)

@@ -58,13 +58,6 @@ def test_every_trial_goes_its_own_way_and_none_passes_the_budget(train: Train, w
                 expected, last = (0.8 * expected if mean - last <= 0.03 + 1e-12 else expected), mean
 
 
-def test_a_trial_is_the_same_alone_and_in_a_pack(train: Train, write_recipe: WriteRecipe) -> None:
-    together = table(train(write_recipe(**ADAPTIVE)), "trials.csv")
-    alone = table(train(write_recipe(**ADAPTIVE | {"seed": 2, "repeats": 1})), "trials.csv")[0]
-    for name in alone.keys() - {"trial"}:
-        assert float(alone[name]) == pytest.approx(float(together[2][name]), rel=1e-4), name
-
-
 def test_public_validation_is_declared_and_private_validation_is_charged(
     train: Train, write_recipe: WriteRecipe
 ) -> None:
@@ -100,38 +93,10 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
             assert stats.kstest(drawn, stats.norm(scale=9 * factor).cdf).pvalue < 1e-12
 
 
-def test_the_cut_takes_the_records_out_of_training(train: Train, write_recipe: WriteRecipe) -> None:
-    document = store.read_document(train(write_recipe(**ADAPTIVE)))
-    assert "The number of training records is public: 28." in document["privacy"]["declarations"]
-
-
 def test_an_average_that_counts_from_the_end_is_refused(train: Train, write_recipe: WriteRecipe) -> None:
     method = ADAPTIVE["method"] | {"averaging": {"kind": "tail"}}
     with pytest.raises(PrivacyError, match="cannot count from the end"):
         train(write_recipe(**ADAPTIVE | {"method": method}))
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"data": OWN}, r"privacy\.schedule: validation needs data\.validation"),
-        ({"data": OWN | {"validation": {"records": 5}}}, "declare them with public: true, or give noise_multiplier"),
-        ({"data": OWN | {"validation": {"public": True}}}, "give either records or fraction"),
-        (
-            {
-                "data": OWN | {"validation": {"records": 5, "noise_multiplier": 3}},
-                "privacy": {"budget": {"rho": 1}, "delta": 1e-3},
-                "epochs": 2,
-            },
-            "nothing looks at these private records",
-        ),
-    ],
-)
-def test_a_validation_set_that_is_neither_public_nor_paid_for_is_refused(
-    train: Train, write_recipe: WriteRecipe, sections: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(Exception, match=said):
-        train(write_recipe(**ADAPTIVE | sections))
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "zero-out"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import SgdSettings, TailIterates
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results.provenance import code_sha256
-from dpsgd_cli.schedules.learning_rate import Rate, rate_at
 from dpsgd_cli.schedules.settings import LEAST, Schedule
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
@@ -86,23 +85,12 @@ def test_published_values(settings: dict[str, Any], expected: list[float]) -> No
     assert found == pytest.approx(expected, rel=1e-14)
 
 
-def test_every_schedule_of_the_schema_has_its_formula() -> None:
-    assert {settings["kind"] for settings, _ in CASES} == {
-        one.model_fields["kind"].default for one in get_args(get_args(Schedule)[0])
-    }
-
-
 def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
     decaying = schedule(kind="exponential", initial=1, decay=1)
     last = math.floor(-math.log(LEAST))
     assert decaying.noise_multiplier(last) >= LEAST > decaying.noise(last + 1)
     with pytest.raises(PrivacyError, match=rf"exponential has noise multiplier \S+ at epoch {last + 1}"):
         decaying.noise_multiplier(last + 1)
-
-
-def test_auto_has_no_value_of_its_own() -> None:
-    with pytest.raises(PrivacyError, match="auto"):
-        schedule(kind="uniform", initial="auto").noise_multiplier(0)
 
 
 @pytest.mark.parametrize(
@@ -138,23 +126,6 @@ def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(settings: dict[str, A
     assert found == pytest.approx([2.5 * kind.noise_multiplier(epoch) for epoch in range(12)], rel=1e-14)
 
 
-# Step lengths of epochs 0, 5, 10, 20 and 40, written out by hand.
-RATES: list[tuple[dict[str, Any], list[float]]] = [
-    ({"kind": "constant", "initial": 0.3}, [0.3] * 5),
-    ({"kind": "linear", "initial": 0.1, "final": 0.05, "epochs": 10}, [0.1, 0.075, 0.05, 0.05, 0.05]),
-    ({"kind": "step", "initial": 1, "decay": 0.5, "period": 10}, [1, 1, 0.5, 0.25, 0.0625]),
-    ({"kind": "cosine", "initial": 1, "final": 0.5, "epochs": 20}, [1, 0.9267766952966369, 0.75, 0.5, 0.5]),
-    ({"kind": "cosine", "initial": 1}, [1, 0.9619397662556434, 0.8535533905932737, 0.5, 0]),
-]
-
-
-@pytest.mark.parametrize(("settings", "expected"), RATES, ids=lambda case: str(case)[:40])
-def test_rates_of_a_training_of_40_epochs(settings: dict[str, Any], expected: list[float]) -> None:
-    rate: Any = TypeAdapter(Rate).validate_python(settings)
-    assert rate_at(0.15, 7, 40) == 0.15, "a number is itself"
-    assert [rate_at(rate, epoch, 40) for epoch in (0, 5, 10, 20, 40)] == pytest.approx(expected, abs=1e-15)
-
-
 def loaded(folder: Path, kind: str, *overrides: str) -> LoadedRecipe:
     """A recipe of five epochs of shuffled batches, whose schedule is `kind`."""
     file = folder / "recipe.yaml"
@@ -177,16 +148,6 @@ def test_a_list_is_as_long_as_the_training_or_longer(tmp_path: Path) -> None:
     assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7, 6, 5, 4]}")) == [9, 8, 7, 6, 5]
     with pytest.raises(RecipeError, match=r"recipe.yaml:5: .*lists noise for 2 epochs, but epochs is 5"):
         loaded(tmp_path, "{kind: list, multipliers: [9, 8]}")
-
-
-@pytest.mark.parametrize(
-    ("rho", "epochs"),
-    [(1 / 162 + 1 / 128, 2), (1, 3)],
-)
-def test_a_budget_ends_a_list_or_the_list_itself_does(tmp_path: Path, rho: float, epochs: int) -> None:
-    """rho of an epoch is 1 / (2 z^2)."""
-    until = ["epochs=until-budget", f"privacy.budget={{rho: {rho!r}}}"]
-    assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7]}", *until)) == [9, 8, 7][:epochs]
 
 
 def test_the_factor_of_a_list_spends_a_budget(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
-from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
+from dpsgd_cli.recipe.loading import shipped_recipes
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
-from dpsgd_cli.sweep.private_tuning import check_choice
 from dpsgd_cli.sweep.settings import LoadedSweep, load_sweep
-from dpsgd_cli.training.plans import resolve_auto
 
 HEAD = "name: x\nrecipes: [quickstart]\n"
 
@@ -53,16 +51,6 @@ random: {samples: 3, keys: {privacy.budget.delta: {log-uniform: [1e-6, 1e-5]}}}
     for cell in found:
         assert cell.loaded.recipe.privacy is not None
         assert 1e-6 <= cell.settings["privacy.budget.delta"] <= 1e-5
-
-
-def test_a_cell_is_the_recipe_that_train_would_run(tmp_path: Path) -> None:
-    """With shared seeds, cell and `dpsgd train` with the same settings are one result."""
-    (first, second) = cells(tmp_path, "seeds: shared\ngrid: {epochs: [3, 4]}\n", "method.learning_rate=0.7")
-    alone = [
-        resolve_auto(load_recipe("quickstart", [f"epochs={n}", "method.learning_rate=0.7"])).recipe for n in (3, 4)
-    ]
-    assert first.directory == f"quickstart-{recipe_hash(alone[0])}"
-    assert second.loaded.recipe == alone[1]
 
 
 def test_distinct_cells_have_distinct_seeds_and_keep_them(tmp_path: Path) -> None:
@@ -117,35 +105,6 @@ zip: {epochs: [some, 2]}
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("gird: {}\n", "3: gird: unknown key; did you mean grid?"),
-        ("grid: {epochs: []}\n", "3: grid.epochs: is empty; give at least one value"),
-        (
-            "zip: {epochs: [1], seed: [1, 2]}\n",
-            "3: zip: every key needs equally many values, at least one; epochs has 1, seed has 2",
-        ),
-        (
-            "random: {samples: 2, keys: {epochs: {}}}\n",
-            "3: random.keys.epochs: give exactly one of choice, uniform, log-uniform, integers",
-        ),
-        ("select: {}\n", "3: select.mean: missing; give a number at least 1 (Expected number of runs.)"),
-        ("select: {kind: exponential, mean: 3}\n", "3: select.kind: must be random-stopping, got 'exponential'"),
-        (
-            "select: {kind: random-stopping, mean: 3, threshold: 0.9}\n",
-            "3: select.threshold: unknown key; the keys here are kind, law, mean, seed, metric",
-        ),
-        (
-            "select: {kind: random-stopping, mean: 3}\nseeds: shared\n",
-            "4: seeds: shared, but select needs runs with independent noise; use seeds: distinct",
-        ),
-    ],
-)
-def test_a_sweep_that_makes_no_sense_says_where(tmp_path: Path, text: str, expected: str) -> None:
-    assert problems(tmp_path, text) == [f"sweep.yaml:{expected}"]
-
-
 def test_overrides_reach_every_cell_or_the_sweep(tmp_path: Path) -> None:
     found = cells(
         tmp_path, "grid: {epochs: [3, 4]}\n", "grid.epochs=[5]", "grid.method.batch_size=[10, 20]", "repeats=2"
@@ -172,49 +131,9 @@ def test_a_shard_that_does_not_exist_is_refused(text: str) -> None:
         parse_shard(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("select: {kind: random-stopping, mean: 3}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
-        ("select: {kind: random-stopping, mean: 3, metric: nonprivate_train_accuracy}\n", "must be text that matches"),
-        ("select: {kind: random-stopping, mean: 0.5}\n", "must be a number at least 1, got 0.5"),
-    ],
-)
-def test_a_choice_without_a_proof_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    def open_and_check() -> None:
-        base = loaded(tmp_path, HEAD + text)
-        check_choice(base.sweep, base.source, expand(base))
-
-    with pytest.raises(RecipeError, match=message):
-        open_and_check()
-
-
 @pytest.mark.parametrize("name", shipped_recipes(sweeps=True))
 def test_a_shipped_sweep_is_valid_and_its_header_asks_a_question_and_gives_its_command(name: str) -> None:
     text = shipped_recipes(sweeps=True)[name].read_text("utf-8")
     assert text.splitlines()[0].endswith(("?", "checks."))
     assert f"#   dpsgd sweep {name}" in text
     assert expand(load_sweep(name))
-
-
-def test_a_recipe_is_no_sweep(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"^quickstart: this is a recipe, not a sweep; use `dpsgd train quickstart`$"):
-        load_sweep("quickstart")
-    with pytest.raises(RecipeError, match=r"this is a recipe, not a sweep; use `dpsgd train .*sweep.yaml`$"):
-        loaded(tmp_path, "name: x\nmodel: {kind: linear}\n")
-    with pytest.raises(RecipeError, match="no shipped sweep of that name; shipped sweeps: sweeps/ci, "):
-        load_sweep("nothing")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ("{time: 30}", "resources.slurm.time: use resources.minutes"),
-        ("{partition: long}", "resources.slurm.partition: use resources.partition"),
-        ("{no-requeue: 1}", "resources.slurm: the launcher sets no-requeue"),
-        ("{--account: me}", "resources.slurm.--account"),
-    ],
-)
-def test_options_of_slurm_that_the_launcher_decides_are_refused(tmp_path: Path, options: str, why: str) -> None:
-    assert cells(tmp_path, "resources: {slurm: {account: me, qos: long, nice: 10}}\n")
-    assert why in problems(tmp_path, f"resources: {{slurm: {options}}}\n")[0]

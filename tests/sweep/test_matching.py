@@ -103,36 +103,3 @@ def test_where_only_the_run_tells_the_length_the_budget_decides_it(
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == Uniform(initial=4)
-
-
-def test_noise_that_follows_the_accuracy_keeps_its_start(tmp_path: Path) -> None:
-    file = write(tmp_path, "{kind: validation, initial: 9, decay: 0.8}")
-    terms = SharedTerms(epsilons=(1.0,), overrides=("data.validation={records: 100, public: true}",))
-    ((label, _, loaded),) = matched([file], terms)
-    assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
-    assert loaded.recipe.privacy is not None and loaded.recipe.privacy.schedule.kind == "validation"
-
-
-def test_the_baseline_is_found_by_its_name_without_what_was_solved(tmp_path: Path) -> None:
-    files = [
-        write(tmp_path, schedule, "3", name)
-        for name, schedule in (("b", "{kind: uniform}"), ("a", "{kind: uniform, initial: 4}"))
-    ]
-    compared(tmp_path, *files, "--epsilon", "1", "--baseline", "a")
-    table = (tmp_path / "out" / "comparison.md").read_text()
-    assert "difference from a (noise solved)" in table
-
-
-def test_the_data_of_one_recipe_serves_all(tmp_path: Path) -> None:
-    own = Path(write(tmp_path, "{kind: uniform}", "2"))
-    own.write_text(own.read_text().replace("{name: digits}", "{path: mine.csv, target: y, bounds: [0, 1]}"))
-    ((_, _, loaded),) = matched(["quickstart"], SharedTerms(data_of=str(own)))
-    assert (loaded.recipe.data.path, loaded.base) == ("mine.csv", own.parent)
-
-
-def test_the_shared_terms_reach_every_recipe() -> None:
-    found = matched(["quickstart", "lee2018/dp-agd"], SharedTerms(epsilons=(1.0, 2.0), repeats=4))
-    assert [(label, epsilon, loaded.recipe.repeats) for label, epsilon, loaded in found] == [
-        ("quickstart", 1.0, 4), ("quickstart", 2.0, 4), ("dp-agd", 1.0, 4), ("dp-agd", 2.0, 4),
-    ]  # fmt: skip
-    assert load_recipe("quickstart").recipe.repeats == 5

@@ -41,11 +41,6 @@ def test_packs_are_full_but_not_overfull_and_of_like_length() -> None:
     assert [sum(cell.trials for cell in pack) for pack in found] == [6, 2, 6]
 
 
-def test_a_cell_with_more_trials_than_a_pack_is_a_pack() -> None:
-    (pack,) = packs([cell_of(0, load_recipe("quickstart", ["repeats=9"]), {})], 4)
-    assert [cell.trials for cell in pack] == [9]
-
-
 @pytest.mark.parametrize("kind", ["dp-agd", "objective-perturbation", "privgene"])
 def test_budgets_of_a_convex_method_train_together_and_its_own_settings_do_not(kind: str) -> None:
     one, other = (load_recipe(f"lee2018/{kind}", [f"privacy.budget.epsilon={e}"]) for e in (1, 2))

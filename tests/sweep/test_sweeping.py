@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +14,9 @@ from click.testing import CliRunner
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep.launchers import LAUNCHERS, local
-from dpsgd_cli.sweep.running import Outcome, PackJob
-from dpsgd_cli.sweep.settings import Resources
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import GRID, Sweep, result, table
 
-Run = Callable[[PackJob], Outcome]
 DRAWN = 2  # runs that a Poisson number of mean 6 gives at seed 1
 
 
@@ -64,15 +55,6 @@ def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch
     assert trained == [1]
     sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n")
     assert trained == [1]
-
-
-def test_a_dry_run_prices_every_cell_and_writes_nothing(sweep: Sweep, out: Path) -> None:
-    done = sweep(GRID, "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.count("noise 4, epsilon ") == 4
-    assert "pack 1: 4 cells, 4 trials\n" in done.stdout
-    assert "all trials together" in done.stdout
-    assert not out.exists()
 
 
 ALLOCATED = "method.batching=random-allocation"
@@ -119,36 +101,6 @@ def test_a_failed_cell_is_recorded_and_the_others_go_on(
     assert list(out.glob("*.failed.json")) == []
 
 
-def test_fail_fast_stops_at_the_first(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_cells(monkeypatch, 1.0)
-    done = sweep("grid: {method.learning_rate: [1, 2]}\nmost_trials: 1\n", "--fail-fast")
-    assert (done.exit_code, "broken for this test; stopped because of --fail-fast" in done.stderr) == (1, True)
-    assert not [path for path in out.iterdir() if path.is_dir()]
-
-
-def test_a_launcher_with_a_line_in_the_registry_is_taken(
-    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command line had a list of its own."""
-    asked: list[int] = []
-
-    def launch(run: Run, jobs: Sequence[PackJob], resources: Resources) -> Iterator[Outcome]:
-        asked.append(len(jobs))
-        return local(run, jobs, resources)
-
-    monkeypatch.setitem(LAUNCHERS, "own", (launch, None))
-    monkeypatch.setitem(LAUNCHERS, "lacking", (launch, "no_such_package"))
-    done = sweep(GRID, "--launcher", "own")
-    assert done.exit_code == 0, done.output
-    assert asked == [1]
-    unknown = sweep(GRID, "--launcher", "owm")
-    assert unknown.exit_code == 2
-    assert "'owm' is not one of local, slurm, ray, own" in unknown.stderr
-    lacking = sweep(GRID, "--launcher", "lacking")
-    assert lacking.exit_code == 2
-    assert "--launcher lacking needs no_such_package: pip install 'dpsgd[lacking]'" in lacking.stderr
-
-
 def test_shards_write_one_union(sweep: Sweep, tmp_path: Path) -> None:
     for shard in ("1/3", "3/3", "2/3"):
         assert sweep(GRID, "--shard", shard, out="shards").exit_code == 0
@@ -192,53 +144,6 @@ def test_an_interrupt_stops_and_the_same_command_goes_on(
     assert {row["status"] for row in table(out)} == {"done"}
 
 
-def test_a_full_disk_is_told_and_nothing_half_written_stays(
-    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, synced = os.fsync, []
-
-    def full(descriptor: int) -> None:
-        synced.append(descriptor)
-        if len(synced) > 8:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    done = sweep(GRID)
-    assert done.exit_code == 1
-    assert "No space left on device" in done.stderr and "free some space" in done.stderr
-    assert "Traceback" not in done.output
-    assert [path.name for path in out.iterdir() if path.is_dir() or ".failed" in path.name] == []
-
-
-def test_two_sweeps_at_once_agree(sweep: Sweep, tmp_path: Path) -> None:
-    """Both run every cell into one folder; each ends well, and what lies there is whole and the same as from one."""
-    alone = sweep(GRID, "most_trials=1", out="alone")
-    assert alone.exit_code == 0
-    command = [
-        sys.executable,
-        "-m",
-        "dpsgd_cli",
-        "sweep",
-        str(tmp_path / "sweep.yaml"),
-        "most_trials=1",
-        "--out",
-        str(tmp_path / "both"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in running:
-        _, told = process.communicate(timeout=120)
-        assert process.returncode == 0, told
-    assert table(tmp_path / "both") == table(tmp_path / "alone")
-    assert sorted(p.name for p in (tmp_path / "both").iterdir()) == sorted(
-        p.name for p in (tmp_path / "alone").iterdir()
-    )
-
-
 def test_random_stopping_publishes_the_best_run(sweep: Sweep, out: Path) -> None:
     done = sweep(GRID + "select: {kind: random-stopping, law: poisson, mean: 6, seed: 1}\n")
     assert done.exit_code == 0, done.output
@@ -251,12 +156,6 @@ def test_random_stopping_publishes_the_best_run(sweep: Sweep, out: Path) -> None
     )  # fmt: skip
     assert told["chosen"]["directory"] == best[1]
     assert sum(int(row["trials"]) for row in rows) == DRAWN
-
-
-def test_a_command_that_is_misspelt_is_no_sweep() -> None:
-    result = CliRunner().invoke(main, ["sweep", "staus", "results"])
-    assert result.exit_code == 2
-    assert "no sweep and no command 'staus'; did you mean status?" in result.stderr
 
 
 def test_a_gate_does_not_pass_a_folder_from_which_a_cell_was_taken(sweep: Sweep, tmp_path: Path) -> None:

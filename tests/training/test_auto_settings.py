@@ -14,17 +14,14 @@ from click.testing import CliRunner
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-import dpsgd_cli
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.settings import OneLayer
-from dpsgd_cli.errors import RunError, UsageError
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
-from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
-from dpsgd_cli.sweep.expansion import expand
-from dpsgd_cli.sweep.settings import load_sweep
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.training import auto_settings, loop
 from dpsgd_cli.training.auto_rule import (
     COLUMNS_TARGETS,
@@ -37,7 +34,7 @@ from dpsgd_cli.training.auto_rule import (
 )
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, start
-from tests.conftest import StopAt, Train
+from tests.conftest import Train
 
 RECIPE = """
 name: own
@@ -172,16 +169,6 @@ def test_outputs_of_several_classes_may_move_twice_as_far_and_at_a_pace_by_their
     assert scaled.method.learning_rate == pytest.approx(12 / 0.5 / 2, rel=1e-5)
 
 
-def test_targets_get_the_cosines_of_a_quarter_of_the_budget(own: Path, numbers: list[str]) -> None:
-    """The most of 4, 8, 16 and 32 that are at most half of sqrt(n mu)."""
-    told = found(own, *numbers, "privacy.budget.epsilon=5")
-    plan = plan_and_outline(told)[0]
-    assert plan is not None
-    root = math.sqrt(plan.sampling.records * mu_of(5, 1e-4))
-    waves = told.recipe.data.preprocess[0].bin.waves
-    assert waves <= root / 2 < 2 * waves <= root
-
-
 @pytest.mark.parametrize("model", ["{kind: linear}", "{kind: convex, loss: squared}"])
 def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descend(
     own: Path, numbers: list[str], model: str
@@ -202,33 +189,6 @@ def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descen
     assert rich.method.optimizer.momentum == 0.9 and rich.epochs == 1000
     assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
     assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
-
-
-def test_an_mlp_of_targets_has_a_quarter_of_the_pace_of_classes(own: Path, numbers: list[str]) -> None:
-    """.5 in place of 2, at a budget at which noise would allow more."""
-    recipe = found(own, *numbers, "model={kind: mlp}", "privacy.budget.epsilon=1e5").recipe
-    assert recipe.method.learning_rate == pytest.approx(0.5)
-    rows(0).to_csv(own.parent / "own.csv", index=False)
-    recipe = found(own, "model={kind: mlp}", "privacy.budget.epsilon=1e5").recipe
-    assert recipe.method.learning_rate == pytest.approx(2)
-
-
-@pytest.mark.parametrize(("features", "chosen"), [(7, False), (8, True)])
-def test_few_scaled_numbers_have_no_preconditioner(own: Path, features: int, chosen: bool) -> None:
-    """Unlike what `bin` makes of columns, they are told by a row's length too."""
-    for step, preconditioned in (("scale", chosen), ("bin", True)):
-        recipe = load_recipe(str(own), [f"data.preprocess=[{{{step}: {{}}}}]"]).recipe
-        told, _ = auto_settings.before_plan(recipe, PublicFacts(5_000, features, 1, 1.0))
-        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("preprocess", ["[{bin: {}}]", "[{scale: {}}]"])
-def test_the_rule_tells_skewed_numbers_better_than_a_constant(own: Path, numbers: list[str], preprocess: str) -> None:
-    """At small budgets and at large ones, where a pace of classes swings from side to side."""
-    for epsilon in (1, 1000):
-        loaded = load_recipe(str(own), [*numbers, f"privacy.budget.epsilon={epsilon}", f"data.preprocess={preprocess}"])
-        trials = pd.read_csv(loop.run(resolve_auto(loaded), loop.Options(own.parent / "out")) / "trials.csv")
-        assert trials["test_rmse"].mean() < 0.9 * trials["constant_rmse"].mean()
 
 
 def test_steps_of_an_average_have_noise_by_their_influence_and_the_same_price(own: Path) -> None:
@@ -260,15 +220,6 @@ def test_other_noise_is_uniform(own: Path, override: str) -> None:
     assert found(own, *given).recipe.privacy.schedule.kind == "uniform"
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 2000])
-def test_columns_are_counted_at_every_budget(own: Path, epsilon: float) -> None:
-    """Rows keep their lengths then, and no model is less additive than one of a smaller budget."""
-    recipe = found(own, f"privacy.budget.epsilon={epsilon}").recipe
-    assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == ("marginals", 0.05)
-    pairs = found(own, "data.preprocess=[{bin: {pairs: 2}}]").recipe
-    assert pairs.method.preconditioner.kind == "second-moment"
-
-
 @pytest.mark.parametrize(
     ("beyond", "records", "chosen"), [(0.99, 2000, False), (1.01, 2000, True), (1.01, 1000, False)]
 )
@@ -284,17 +235,6 @@ def test_products_are_what_the_budget_and_the_records_pay_for(
     assert found(own, "data.preprocess=[{bin: {products: true}}]").recipe.data.preprocess[0].bin.products is True
     none = found(own, f"privacy.budget.epsilon={epsilon}", "method.preconditioner=null")
     assert none.recipe.data.preprocess[0].bin.products is False
-
-
-@pytest.mark.parametrize(
-    ("records", "features", "steps"), [(1_000, 100, 1000), (100_000, 1000, 500), (10**7, 100, 200)]
-)
-def test_steps_are_fewer_where_each_takes_long(own: Path, records: int, features: int, steps: int) -> None:
-    """Steps, records and features multiply to 5e10 at most, from 1,000 steps down to 200."""
-    given = ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 9]", "model={kind: linear}"]
-    recipe = load_recipe(str(own), [*given, "privacy.budget.epsilon=1e5"]).recipe
-    told, _ = auto_settings.before_plan(recipe, PublicFacts(records, features, 1, 1.0))
-    assert told.epochs == steps
 
 
 def test_training_counts_the_columns_of_its_table(own: Path) -> None:
@@ -342,17 +282,6 @@ def test_trials_of_a_pack_have_the_probabilities_of_their_own_clip_norms(own: Pa
         alone = loop.run(resolve_auto(one), options[1])
         found, expected = (pd.read_csv(path / "trials.csv")["test_log_loss"].tolist() for path in (packed, alone))
         assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(("columns", "waves"), [(31, 32), (32, 16), (63, 16), (64, 8), (127, 8), (128, 4), (256, 4)])
-def test_cosines_are_fewer_where_the_features_would_be_too_many(own: Path, columns: int, waves: int) -> None:
-    """2,048 is the most that a preconditioner takes, two sets of cosines a column and the constant."""
-    wide = pd.concat([rows(0), pd.DataFrame(0.5, range(500), [f"c{n}" for n in range(columns - 2)])], axis=1)
-    wide.to_csv(own.parent / "own.csv", index=False)
-    bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
-    told = found(own, "privacy.budget.epsilon=290", f"data.bounds={{a: [0, 9], {bounds}}}")
-    assert told.recipe.data.preprocess[0].bin.waves == waves
-    assert (told.recipe.method.preconditioner is not None) == (columns < 256)
 
 
 IMAGES = """
@@ -413,25 +342,6 @@ def test_batches_of_a_network_make_the_noise_and_the_steps_that_the_rule_says(im
     assert reach * 0.1 <= 2
 
 
-def test_batches_of_an_mlp_with_classes_are_larger_and_its_steps_longer(images: Path) -> None:
-    """T = .2 n mu / 5 steps of clip norm 1, with noise multiplier 1.5. Shuffled batches keep rates of full ones."""
-    recipe, plan = of_network(images, "model={kind: mlp}")
-    steps, z = recipe.epochs * plan.sampling.steps_per_epoch, plan.noise_multipliers[0]
-    assert abs(steps - 0.2 * 50_000 * mu_of(1, 1e-5) / 5) <= plan.sampling.steps_per_epoch
-    assert z == pytest.approx(1.5, rel=0.15)
-    assert recipe.privacy.clipping.norm == 1 and recipe.method.averaging.kind == "ema"
-    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
-    assert reach * math.sqrt(steps) * z / recipe.method.batch_size == pytest.approx(0.2, rel=1e-4) and reach <= 5
-    shuffled = of_network(images, "model={kind: mlp}", "method.batching=shuffle")[0]
-    assert shuffled.method.averaging.kind == "tail" and shuffled.method.batch_size == 8192
-
-
-def test_a_record_is_in_forty_steps_of_a_network_at_most(images: Path) -> None:
-    """At a budget that pays for .2 n mu / 2 = 8,330 steps; there are fewer, with the same noise multiplier."""
-    recipe, plan = of_network(images, "privacy.budget.epsilon=8")
-    assert plan.noise_multipliers[0] == pytest.approx(1, rel=0.15) and recipe.epochs == 40
-
-
 @pytest.mark.parametrize(
     ("override", "key", "value"),
     [
@@ -452,14 +362,6 @@ def test_what_a_recipe_of_a_network_states_stays(images: Path, override: str, ke
     assert found == value
 
 
-@pytest.mark.parametrize(("epochs", "noise"), [(10, 1.0), (45, 1.24)])
-def test_given_epochs_of_a_network_have_the_steps_of_the_rule_or_fewer(images: Path, epochs: int, noise: float) -> None:
-    """Few epochs make fewer steps with noise multiplier 1. Many make .2 n mu / 2 = 3,596 steps with larger batches."""
-    plan = of_network(images, "privacy.budget.epsilon=3", f"epochs={epochs}")[1]
-    assert plan.noise_multipliers[0] == pytest.approx(noise, rel=0.1)
-    assert (epochs * plan.sampling.steps_per_epoch > 0.95 * 3_596) == (epochs == 45)
-
-
 def test_neighbouring_images_settle_a_network_alike(images: Path) -> None:
     """No pixel and no label is read; only their number changes what is chosen."""
     given = ("data.preprocess=null", "model={kind: cnn}", "method={kind: dp-sgd}")
@@ -468,23 +370,6 @@ def test_neighbouring_images_settle_a_network_alike(images: Path) -> None:
         drawn = random.integers(0, 9, (count, 1, 8, 8), np.uint8)
         np.savez(images.parent / "own.npz", x=drawn, y=np.arange(count) // 5 % 3)
         assert (resolved(found(images, *given).recipe) == first) == same
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("method.learning_rate=3",),
-        ("method={kind: output-perturbation}",),
-        ("model={kind: mlp, hidden: [4]}", "method={kind: dp-sgd, batching: full}"),
-        ("privacy=null", "method={kind: non-private}"),
-    ],
-    ids=lambda overrides: overrides[0].partition("=")[0],
-)
-def test_cosines_that_no_rule_covers_are_16(own: Path, overrides: tuple[str, ...]) -> None:
-    """At a budget at which a rule would take 32."""
-    loaded = found(own, "privacy.budget.epsilon=290", *overrides)
-    assert loaded.recipe.data.preprocess[0].bin.waves == 16
-    assert "data.preprocess.0.bin.waves" not in values(loaded)
 
 
 @pytest.mark.parametrize("override", ["privacy.budget.epsilon=800", "data.preprocess=[{scale: {}}, {unit-norm: {}}]"])
@@ -532,36 +417,6 @@ def test_a_learning_rate_of_ones_own_gets_what_goes_with_any(own: Path) -> None:
     assert recipe.method.optimizer.momentum == 0
 
 
-def test_a_smaller_clip_norm_allows_longer_steps(own: Path) -> None:
-    plain = "method.preconditioner=null"  # else sampling error counts beside the noise
-    whole, half = (found(own, f"privacy.clipping.norm={norm}", plain).recipe.method for norm in (0.5, 0.25))
-    assert half.learning_rate == pytest.approx(2 * whole.learning_rate, rel=1e-5)
-
-
-def test_two_outputs_are_the_same_problem_as_one(own: Path) -> None:
-    """A difference of two softmax outputs moves twice as fast, with residuals sqrt(2) as long."""
-    one, two = found(own), found(own, "model={kind: linear}", "method={kind: dp-sgd, batching: full}")
-    assert two.recipe.epochs == one.recipe.epochs
-    assert two.recipe.privacy.clipping.norm == pytest.approx(math.sqrt(2) * one.recipe.privacy.clipping.norm)
-    assert 2 * two.recipe.method.learning_rate == pytest.approx(one.recipe.method.learning_rate, rel=1e-5)
-
-
-def test_settling_twice_is_settling_once(own: Path) -> None:
-    once = found(own)
-    assert resolve_auto(once).recipe == once.recipe and not has_auto(once.recipe)
-
-
-RULED = ("tabular/", "pate/adult-", "finetune/")
-"""What recipes with everything by the rule begin with."""
-STATED = [name for name in shipped_recipes() if not name.startswith(RULED)]
-
-
-@pytest.mark.parametrize("name", STATED)
-def test_other_recipes_say_what_they_train_with(name: str) -> None:
-    """The rule chooses nothing for them, so it cannot change their results."""
-    assert found(name).chosen == ()
-
-
 @pytest.mark.parametrize("records", [2, 50, 10**6])
 @pytest.mark.parametrize("epsilon", [1e-4, 1, 1e4])
 @pytest.mark.parametrize(
@@ -592,64 +447,8 @@ def test_batches_are_chosen_where_they_are_asked_for(own: Path, batching: str, r
     assert values(told)["method.batch_size"] == records and told.recipe.method.learning_rate > 0
 
 
-def test_dry_run_says_what_was_chosen_and_why(own: Path) -> None:
-    done = CliRunner().invoke(main, ["train", str(own), "--dry-run"])
-    assert done.exit_code == 0, done.output
-    lines = [line.split(None, 1)[1] for line in done.stdout.splitlines() if line.strip().startswith("chosen ")]
-    assert lines == [str(choice) for choice in found(own).chosen] and all(": " in line for line in lines)
-
-
-def test_the_result_holds_what_was_chosen(own: Path, train: Train) -> None:
-    result = train(own)
-    told = found(own)
-    written = load_recipe(str(result / "recipe.yaml"))
-    assert written.recipe == told.recipe
-    chosen = json.loads((result / "result.json").read_text())["provenance"]["chosen"]
-    assert {key: one["why"] for key, one in chosen.items()} == {one.key: one.why for one in told.chosen}
-    assert loop.run(resolve_auto(written), loop.Options(own.parent / "out")) == result
-
-
 def test_account_prices_what_train_trains(own: Path, train: Train) -> None:
     result = json.loads((train(own) / "result.json").read_text())["privacy"]
     done = CliRunner().invoke(main, ["account", str(own), "--accountant", "gaussian", "--format", "json"])
     (priced,) = json.loads(done.stdout)
     assert priced["epsilon"] == pytest.approx(result["epsilon"], rel=1e-12) and priced["rho"] == result["rho"]
-
-
-def test_a_run_that_was_stopped_goes_on_as_it_was(own: Path, train: Train, stop_at: StopAt) -> None:
-    whole = train(own, out=own.parent / "whole")
-    with pytest.raises(RunError, match="--resume"):
-        train(own, progress=stop_at(40, KeyboardInterrupt()))
-    again = train(own, resume=True)
-    assert again.name == whole.name
-    assert (again / "trials.csv").read_text() == (whole / "trials.csv").read_text()
-
-
-def test_a_cell_of_a_sweep_is_the_recipe_that_train_trains(own: Path) -> None:
-    (own.parent / "s.yaml").write_text(
-        "name: s\nrecipes: [own.yaml]\nseeds: shared\ngrid: {privacy.budget.epsilon: [1, 4]}\n"
-    )
-    cells = expand(load_sweep(str(own.parent / "s.yaml"), ()))
-    for cell, epsilon in zip(cells, (1, 4), strict=True):
-        alone = found(own, f"privacy.budget.epsilon={epsilon}")
-        assert cell.loaded.recipe == alone.recipe
-        assert cell.directory == loop.result_directory(alone, Path()).name
-
-
-def test_a_place_within_whole_bounds_tells_dear_houses(tmp_path: Path) -> None:
-    """By latitude within [47, 48]: its values are no whole numbers, whatever the bounds look like."""
-    rng = np.random.default_rng(0)
-    latitude = np.clip(47.55 + 0.14 * rng.normal(size=5000), 47.16, 47.78)
-    dear = rng.random(5000) < 0.2 + 0.6 * np.exp(-(((latitude - 47.63) / 0.07) ** 2))
-    result = dpsgd_cli.train(
-        pd.DataFrame({"latitude": latitude, "dear": dear}),
-        {"data.evaluation": "public", "seed": 0},
-        target="dear",
-        epsilon=8,
-        delta=1e-5,
-        bounds={"latitude": [47, 48]},
-        out=tmp_path,
-    )
-    chances = 0.2 + 0.6 * np.exp(-(((latitude - 47.63) / 0.07) ** 2))
-    best = -(chances * np.log(chances) + (1 - chances) * np.log(1 - chances)).mean()
-    assert result.metrics["test_log_loss"]["mean"] < best + 0.02

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,20 +25,6 @@ CONTENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
-    path = checkpoint.place(tmp_path / "toy-1")
-    assert checkpoint.load(path) is None
-    checkpoint.save(path, CONTENT)
-    found = checkpoint.load(path)
-    assert found is not None
-    assert {**found, "method": None} == {**CONTENT, "method": None}
-    content = checkpoint.load(path)
-    assert content is not None and content["ledgers"] == [[LINE]]
-    torch.testing.assert_close(found["method"]["values"], torch.arange(4.0))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_keeps_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -57,12 +42,6 @@ def test_a_failure_keeps_the_old_checkpoint(
     assert getattr(failure.value, "filename", str(path)) == str(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_place_without_room_is_an_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as failure:
-        checkpoint.save(tmp_path / "gone" / "c", CONTENT)
-    assert failure.value.filename == str(tmp_path / "gone" / "c")
 
 
 def rewritten(

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from sklearn.metrics import auc
 
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.main import main
@@ -45,18 +44,6 @@ def table_of(folder: Path) -> dict[str, Any]:
             "categorical": {"job": ["nurse", "smith"]}, "split": {"test": 50}}  # fmt: skip
 
 
-def test_the_buckets_of_a_text_are_left_out_by_name(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
-    """A bucket holds many words: its shape says nothing to a reader."""
-    data = table_of(tmp_path)
-    pd.read_csv(tmp_path / "own.csv").assign(note="a few words").to_csv(tmp_path / "own.csv", index=False)
-    recipe = write_recipe(
-        data=data | {"columns": {"note": {"text": 8}}}, model={"kind": "linear"}, epochs=1, repeats=1, **PLAIN
-    )
-    found = explain.explain(Trained.load(train(recipe, save_models=True)))
-    assert {shape.column for shape in found.shapes} == {"age", "job"}
-    assert found.left_out == ["'note' (buckets of words)"]
-
-
 def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
     write_recipe: WriteRecipe, train: Train, line: pd.DataFrame
 ) -> None:
@@ -72,25 +59,6 @@ def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
     assert groups[:, 0] == pytest.approx(groups[:, 1], abs=4) and (groups[:, 2] <= groups[:, 1]).all()
     names = {row.feature: row.weight for row in explain.coefficients(Trained.load(directory), 0)}
     assert names["a"] == pytest.approx(1, abs=0.02) and set(names) == {"a", "b", "the model's own constant"}
-
-
-def test_shapes_of_categories(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
-    data = table_of(tmp_path) | {"preprocess": [{"bin": {"pairs": 4}}]}
-    method = {"kind": "sgd", "batching": "full", "learning_rate": 20}
-    directory = train(write_recipe(data=data, epochs=100, repeats=1, privacy=None, method=method), save_models=True)
-    found = explain.explain(Trained.load(directory))
-    assert found.outputs == ["yes"] and found.unit == "log-odds of yes against no"
-    by_name = {shape.column: shape for shape in found.shapes}
-    assert by_name["age"].values == [float(age) for age in range(10)]
-    assert by_name["job"].values == ["nurse", "smith", ""]
-    effects = [effect[0] for effect in by_name["job"].effects]
-    assert effects[1] > 0 > effects[0] and sum(effects) == pytest.approx(0, abs=1e-9)
-    ages = [effect[0] for effect in by_name["age"].effects]
-    assert ages[-1] > ages[0] + 2
-    rates = np.array(found.curves.roc)
-    metrics = store.read_document(directory)["metrics"]
-    assert auc(rates[:, 0], rates[:, 1]) == pytest.approx(metrics["test_auc"]["mean"], abs=1e-9)
-    assert sum(records for _, _, records in found.curves.calibration) == 50
 
 
 def test_the_effects_of_several_classes_have_mean_zero(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
@@ -161,23 +129,6 @@ def test_the_band_is_the_spread_of_many_trainings_or_above_it(
     assert least**2 < np.mean(ratios) < most**2
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"method": {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}}, "linear models and full batches"),
-        ({"model": {"kind": "mlp", "hidden": [3]}, "method": FULL}, "linear models and full batches"),
-        ({"method": FULL | {"optimizer": {"kind": "adam"}, "learning_rate": 0.1}}, "descent at a constant rate"),
-        ({"method": FULL | {"averaging": {"kind": "ema"}, "learning_rate": 0.1}}, "the mean of the last"),
-    ],
-)
-def test_a_band_whose_law_is_not_known_is_left_out(
-    write_recipe: WriteRecipe, train: Train, tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
-    directory = train(write_recipe(data=table_of(tmp_path), repeats=1, **changes), save_models=True)
-    found = explain.explain(Trained.load(directory))
-    assert all(shape.noise is None for shape in found.shapes) and why in found.about_noise
-
-
 def test_the_band_is_as_much_wider_as_a_calibration_makes_effects(
     write_recipe: WriteRecipe, train: Train, line: pd.DataFrame
 ) -> None:
@@ -244,15 +195,6 @@ def test_a_model_that_must_not_be_published_is_not_explained_in_its_report(
     directory = train(write_recipe(repeats=1, model=model, **changes), save_models=True)
     explain.write(directory, tmp_path)
     assert not (directory / shapes.NAME).exists()
-
-
-def test_an_array_has_curves_and_no_shapes(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
-    directory = train(write_recipe(repeats=1), save_models=True)
-    explain.write(directory, tmp_path)
-    found = shapes.read(directory)
-    assert found is not None and found.shapes == [] and found.curves.calibration
-    refused = CliRunner().invoke(main, ["explain", str(directory)])
-    assert refused.exit_code == 2 and "for the columns of a table" in refused.stderr
 
 
 def test_folds_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,16 +15,14 @@ from click.testing import CliRunner, Result
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpsgd_cli import library
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training import checkpoint, loop
 from dpsgd_cli.training.plans import resolve_auto
-from tests.conftest import GRADIENT, StopAt, Train, WriteRecipe, left_in
+from tests.conftest import GRADIENT, StopAt, Train, WriteRecipe
 from tests.methods import test_pate
-from tests.training.test_start import SIDE_BY_SIDE
 
 FULL: dict[str, Any] = {
     "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5},
@@ -88,59 +85,6 @@ def test_what_is_stated_is_what_was_spent(train: Train, write_recipe: WriteRecip
     assert document["warnings"][0] == "training was stopped after 2 of at most 6 epochs"
     said = document["privacy"]["declarations"][-1]
     assert "The statement is of these epochs." in said and "from an error message is outside of the statement" in said
-
-
-def test_the_last_epoch_is_evaluated_whether_it_was_its_turn_or_not(
-    train: Train, write_recipe: WriteRecipe, stop_at: StopAt
-) -> None:
-    """Test and validation records of every third epoch; two epochs ran."""
-    cut = "data.validation={fraction: 0.25, public: true}"
-    recipe, found = write_recipe(**FULL), {}
-    for every in (1, 3):
-        changes = (cut, f"runtime.evaluate_every={every}")
-        stopped(train, recipe, stop_at, *changes)
-        document = finish(recipe, *changes)
-        found[every] = {k: v for k, v in document["metrics"].items() if not k.startswith("nonprivate")}
-        for directory in (recipe.parent / "out").glob("*/"):
-            shutil.rmtree(directory)
-    assert found[1] == found[3] and {"test_accuracy", "validation_accuracy"} <= found[1].keys()
-
-
-def test_every_way_to_train_is_priced_and_finished(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt
-) -> None:
-    recipe = write_recipe(**way, save_model=True)
-    saved = stopped(train, recipe, stop_at)
-    if way.get("method", {}).get("kind") == "private-selection":
-        with pytest.raises(
-            RunError, match=r"it chooses among its candidates in its last epoch; continue it with --res"
-        ):
-            finish(recipe)
-        assert saved.is_file()
-        return
-    document = finish(recipe)
-    accountant, before = document["privacy"]["accountant"], document["privacy"]["epsilon"]
-    # the ledger is what the first epochs of the whole run released, unless the method chooses
-    whole = train(recipe, out=recipe.parent / "whole")
-    whole_lines = [json.loads(line) for line in (whole / "ledger.jsonl").read_text().splitlines()]
-    (directory,) = (recipe.parent / "out").glob("tiny-*")
-    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
-    first = [line for line in whole_lines if line["phase"] == "before" or line["epoch"] < 2]
-    chooses = document["privacy"]["spent"] is not None
-    assert lines == first or (chooses and lines[: len(first)] != [] and before >= 0)
-    assert before < priced(whole, accountant) or chooses
-
-
-@pytest.mark.parametrize("name", SIDE_BY_SIDE)
-def test_trials_and_folds_are_finished(train: Train, write_recipe: WriteRecipe, stop_at: StopAt, name: str) -> None:
-    recipe = write_recipe(**SIDE_BY_SIDE[name], save_model=True)
-    stopped(train, recipe, stop_at)
-    document = finish(recipe)
-    assert document["metrics"]["test_loss"]["n"] == len(document["trials"])
-    if name.startswith("dp-agd"):
-        assert document["privacy"]["rho"] == pytest.approx(0.5, rel=1e-6), "the method chooses: its budget is stated"
-        assert document["privacy"]["spent"]["rho"] < 0.4
-        assert "the whole budget" in document["privacy"]["declarations"][-1]
 
 
 def test_pate_is_finished_once_its_student_learns(tmp_path: Path, stop_at: StopAt) -> None:
@@ -212,14 +156,6 @@ def test_a_killed_run_is_priced_finished_and_used(write_recipe: WriteRecipe) -> 
     assert predicted.exit_code == 0 and len(predicted.stdout.splitlines()) == 49
     again = run("train", recipe, "--finish", "--out", out)
     assert again.exit_code == 0 and "trained already" in again.stderr
-
-
-def test_from_python(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
-    recipe = write_recipe(**FULL)
-    stopped(train, recipe, stop_at)
-    made = library.train(recipe, out=recipe.parent / "out", finish=True)
-    assert made.privacy["epsilon"] == pytest.approx(gaussian(2), rel=1e-6)
-    assert left_in(recipe.parent / "out") == {"tiny"}
 
 
 def test_a_method_that_chooses_without_a_filter_is_charged_for_its_plan(

@@ -13,78 +13,16 @@ import sklearn.metrics
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.accountants.additive import rho_of
-from dpsgd_cli.accounting.ledger import Ledger, entries_from_lines, read_ledgers
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.errors import InfeasibleBudget, RunError
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.results import report, store
-from dpsgd_cli.results.summary import result_text
+from dpsgd_cli.results import store
 from dpsgd_cli.training import loop, start
 from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in, table
 
 FILES = {"recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl"}
-SHUFFLED = {"budget": {"epsilon": 4, "delta": 1e-3}}
-
-
-def test_the_epsilon_of_a_result_is_that_of_its_ledger_file(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any]
-) -> None:
-    directory = train(write_recipe(**way))
-    privacy = store.read_document(directory)["privacy"]
-    ledgers = read_ledgers(directory / "ledger.jsonl")
-    accountant = accountants.get(privacy["accountant"])
-    assert set(ledgers) == {0, 1}
-    rows = table(directory, "trials.csv")
-    for trial, row in enumerate(rows):
-        assert accountant.epsilon(ledgers[trial], privacy["delta"]) == float(row["epsilon"])
-        rho = rho_of(ledgers[trial])
-        assert (privacy["rho"] is None) == (rho is None)
-        assert rho is None or rho == pytest.approx(float(row["rho"]), rel=1e-14)
-    assert privacy["epsilon"] == max(float(row["epsilon"]) for row in rows)
-    assert privacy["rho"] is None or privacy["rho"] == max(float(row["rho"]) for row in rows)
-    budget = privacy["budget"]
-    if budget is not None:
-        assert privacy["rho" if "rho" in budget else "epsilon"] <= budget.get("rho", budget.get("epsilon"))
-
-
-def test_history_prices_every_epoch_as_a_ledger_that_ends_there(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any]
-) -> None:
-    directory = train(write_recipe(**way))
-    privacy = store.read_document(directory)["privacy"]
-    accountant = accountants.get(privacy["accountant"])
-    lines = (directory / "ledger.jsonl").read_text().splitlines()
-    entries = entries_from_lines(lines, "ledger")
-    for row in table(directory, "history.csv"):
-        until = [e for e in entries[int(row["trial"])] if e.epoch is None or e.epoch <= int(row["epoch"])]
-        spent = [entry.release for entry in until]
-        # a privacy-loss distribution is rounded upwards on a grid, which the curve shares among all epochs
-        near = 1e-4 if privacy["accountant"] == "pld" else 1e-9
-        assert float(row["epsilon"]) == pytest.approx(accountant.epsilon(spent, privacy["delta"]), rel=near)
-        rho = rho_of(spent)
-        assert row["rho"] == "" if rho is None else float(row["rho"]) == pytest.approx(rho, rel=1e-14)
-        gradients = [entry.release.mechanism for entry in until if entry.release.mechanism.label == "gradient"]
-        assert isinstance(gradients[-1], GaussianSum)
-        assert float(row["noise_multiplier"]) == gradients[-1].noise_multiplier
-    trials_csv = table(directory, "trials.csv")
-    assert len(table(directory, "history.csv")) == sum(int(row["epochs"]) for row in trials_csv)
-
-
-def test_a_trial_alone_is_the_trial_in_a_pack(train: Train, write_recipe: WriteRecipe, way: dict[str, Any]) -> None:
-    recipe = write_recipe(**way)
-    packed = table(train(recipe, "repeats=3"), "trials.csv")
-    for seed in range(3):
-        (alone,) = table(train(recipe, "repeats=1", f"seed={seed}"), "trials.csv")
-        assert alone["seed"] == packed[seed]["seed"] == str(seed)
-        for name in set(alone) - {"trial"}:
-            assert alone[name] == packed[seed][name] or float(alone[name]) == pytest.approx(
-                float(packed[seed][name]), abs=1e-5
-            )
-    assert len({row["test_loss"] for row in packed}) == 3
 
 
 def test_what_lies_about_is_mentioned(train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt) -> None:
@@ -165,18 +103,6 @@ def test_without_privacy_nothing_is_claimed(train: Train, write_recipe: WriteRec
     assert {row["epsilon"] for row in table(directory, "trials.csv")} == {""}
 
 
-def test_speed_is_counted_by_public_numbers(train: Train, write_recipe: WriteRecipe) -> None:
-    """Realised Poisson batch sizes are private: 3 epochs of 4 steps of 12 expected rows, 2 trials."""
-    timing = store.read_document(train(write_recipe()))["timing"]
-    assert timing["steps"] == 12
-    assert timing["nonprivate_examples_per_second"] * timing["nonprivate_train_seconds"] == pytest.approx(
-        3 * 4 * 12 * 2
-    )
-    shuffled = write_recipe(method=GRADIENT | {"batching": "shuffle"}, privacy=SHUFFLED)
-    timing = store.read_document(train(shuffled))["timing"]
-    assert timing["nonprivate_examples_per_second"] * timing["nonprivate_train_seconds"] == pytest.approx(3 * 48 * 2)
-
-
 def test_evaluations_are_as_often_as_asked_and_at_the_end(train: Train, write_recipe: WriteRecipe) -> None:
     directory = train(write_recipe(epochs=5), "runtime.evaluate_every=2", "repeats=1")
     evaluated = [row["epoch"] for row in table(directory, "history.csv") if row["test_accuracy"] != ""]
@@ -194,14 +120,6 @@ def test_a_training_that_diverged_has_no_metrics_and_says_so(train: Train, write
     assert any("2 of 2 trials diverged (trial 0, 1)" in warning for warning in document["warnings"])
     assert {row["test_accuracy"] for row in table(directory, "trials.csv")} == {""}
     assert table(directory, "history.csv")[-1]["test_loss"] == ""
-
-
-def test_warnings_about_the_data_are_said_and_kept(train: Train, write_recipe: WriteRecipe) -> None:
-    said: list[str] = []
-    directory = train(write_recipe(data={"path": "tiny.npz", "bounds": [0, 1]}), say=said.append)
-    (warning,) = store.read_document(directory)["warnings"]
-    assert warning.startswith("the class labels were read from the data and are declared public")
-    assert said == [f"warning: {warning}"]
 
 
 def test_a_result_is_not_made_again_unless_its_files_changed(
@@ -352,41 +270,6 @@ def test_a_saved_model_loads_into_the_plain_module(train: Train, write_recipe: W
 CSV = "age,job,hours,bought,price\n" + "".join(
     f"{20 + i % 40},{'abc'[i % 3]},{10 + (7 * i) % 50},{'yes' if i % 40 > 20 else 'no'},{i % 40}\n" for i in range(80)
 )
-
-
-@pytest.mark.parametrize(
-    ("task", "target", "dropped"), [("classification", "bought", "price"), ("regression", "price", "bought")]
-)
-def test_a_table_of_ones_own(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, task: str, target: str, dropped: str
-) -> None:
-    (tmp_path / "own.csv").write_text(CSV)
-    section: dict[str, Any] = {
-        "path": "own.csv",
-        "target": target,
-        "task": task,
-        "drop": [dropped],
-        "categorical": {"job": ["a", "b", "c"]},
-        "bounds": {"age": [18, 90], "hours": [0, 80]},
-    }
-    section |= {"classes": ["no", "yes"]} if task == "classification" else {"target_bounds": [0, 40]}
-    method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 5 if task == "classification" else 1}
-    privacy = {"clipping": {"kind": "flat", "norm": 50}, "schedule": {"kind": "uniform", "initial": 0.1}, "delta": 1e-3}
-    directory = train(write_recipe(data=section, method=method, privacy=privacy, epochs=120))
-    metrics, (first, *_) = store.read_document(directory)["metrics"], table(directory, "history.csv")
-    if task == "classification":
-        assert metrics["test_accuracy"]["mean"] > 0.8
-        report.write(directory)
-        page = (directory / "report.md").read_text().partition("By class:")
-        for name in ("no", "yes"):
-            assert metrics[f"test_f1_{name}"]["mean"] > 0.7 and f"| test F1 of {name} |" in page[2]
-        assert metrics["test_f1_yes"]["mean"] == pytest.approx(metrics["test_f1"]["mean"])
-        assert "test F1 of" not in page[0] and "f1_yes" not in result_text(store.read_document(directory), directory)
-    else:
-        assert metrics["test_mae"]["mean"] < 0.6 * metrics["constant_mae"]["mean"] and metrics["test_r2"]["mean"] > 0.5
-        assert metrics["test_mae"]["mean"] < 0.6 * float(first["test_mae"])
-    # little noise, so that a model learns anything in little time
-    assert [text[:8] for text in store.read_document(directory)["warnings"]] == ["epsilon "]
 
 
 def test_a_regression_is_reported_in_its_own_unit(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> None:

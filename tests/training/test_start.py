@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,81 +13,8 @@ from safetensors.torch import load_file
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import entries_from_lines
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.results import store
 from dpsgd_cli.training import checkpoint, start
-from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in
-
-
-@pytest.mark.parametrize("seconds", [0, 1000])
-def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, way: dict[str, Any], seconds: int, stop_at: StopAt
-) -> None:
-    """Interrupted in its second epoch, with checkpoints at every epoch or at the interruption only."""
-    recipe = write_recipe(**way, save_model=True)
-    whole = train(recipe, out=tmp_path / "whole")
-    overrides = [f"runtime.checkpoint_seconds={seconds}"]
-    with pytest.raises(RunError, match=r"interrupted; 2 of \d+ epochs are kept: the same command with --resume"):
-        train(recipe, *overrides, progress=stop_at(2, KeyboardInterrupt()))
-    said: list[str] = []
-    assert left_in(tmp_path / "out") == {".tiny-"}
-    continued = train(recipe, *overrides, resume=True, say=said.append)
-    assert any(text.startswith("Continuing after epoch 2 of") for text in said)
-    for name in ("trials.csv", "history.csv", "ledger.jsonl", "model.safetensors"):
-        assert (continued / name).read_bytes() == (whole / name).read_bytes()
-    assert store.read_document(continued)["privacy"] == store.read_document(whole)["privacy"]
-    assert left_in(tmp_path / "out") == {"tiny"}
-
-
-CANCER: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "convex"}}
-SPENT: dict[str, Any] = {"privacy": {"budget": {"rho": 0.5}, "delta": 1e-3}, "epochs": None}
-FOLDS: dict[str, Any] = {"folds": 3, "repeats": 1}
-SIDE_BY_SIDE: dict[str, dict[str, Any]] = {
-    "dp-agd": CANCER | SPENT | {"method": {"kind": "dp-agd", "refresh": 2}, "repeats": 3},
-    "dp-agd, folds": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2}},
-    "dp-agd, momentum": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2, "momentum": 0.5}},
-    "dp-agd, network": SPENT | {"method": {"kind": "dp-agd", "refresh": 20}},
-    "dp-gd": CANCER | FOLDS | {"method": {"kind": "dp-gd"}},
-    "dp-gd, tail": CANCER | FOLDS | {
-        "method": {"kind": "dp-gd", "learning_rate": 4, "averaging": {"kind": "tail"},
-                   "preconditioner": {"kind": "second-moment"}},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
-    },
-    "sgd-ma": CANCER | FOLDS | {"method": {"kind": "dp-sgd", "batch_size": 50},
-                                "privacy": {"budget": {"epsilon": 2, "delta": 1e-3}, "accountant": "rdp-markov"}},
-    "gd": CANCER | FOLDS | {"method": {"kind": "gd"}, "privacy": None},
-    "sgd": FOLDS | {"method": {"kind": "sgd", "batch_size": 12, "learning_rate": 0.1}, "privacy": None},
-    "poisson": FOLDS,
-    "shuffle": FOLDS | {"method": GRADIENT | {"batching": "shuffle"},
-                        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SIDE_BY_SIDE)
-def test_trials_and_folds_that_were_stopped_are_those_that_were_not(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt, name: str
-) -> None:
-    """DP-AGD once carried margins along that a resumed run computed anew: other roundings, and soon other choices."""
-    recipe = write_recipe(**SIDE_BY_SIDE[name], save_model=True)
-    whole = train(recipe, out=tmp_path / "whole")
-    with pytest.raises(RunError, match=r"interrupted; 1 of"):
-        train(recipe, progress=stop_at(1, KeyboardInterrupt()))
-    with pytest.raises(RunError, match=r"interrupted; 2 of"):
-        train(recipe, resume=True, progress=stop_at(2, KeyboardInterrupt()))
-    continued = train(recipe, resume=True)
-    for file in ("trials.csv", "history.csv", "ledger.jsonl", "model.safetensors"):
-        assert (continued / file).read_bytes() == (whole / file).read_bytes()
-
-
-def test_resuming_twice_charges_once(train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt) -> None:
-    method, privacy = GRADIENT | {"batching": "shuffle"}, {"budget": {"rho": 0.5}, "delta": 1e-3}
-    recipe = write_recipe(data=OWN | {"preprocess": PCA}, method=method, privacy=privacy, epochs=6)
-    whole = train(recipe, out=tmp_path / "whole")
-    for epoch in (1, 3, 5):
-        with pytest.raises(RunError, match=f"{epoch} of"):
-            train(recipe, resume=True, progress=stop_at(epoch, KeyboardInterrupt()))
-    continued = train(recipe, resume=True)
-    assert (continued / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
-    assert [e.phase for e in entries_from_lines((continued / "ledger.jsonl").open(), "l")[0]].count("before") == 1
+from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe
 
 
 @pytest.fixture
@@ -161,61 +87,6 @@ def resealed(saved: Path, **changes: Any) -> None:
     checkpoint.save(saved, content | changes)
 
 
-CHARGES: dict[str, Callable[[list[list[str]]], list[list[str]]]] = {
-    "emptied": lambda ledgers: [[] for _ in ledgers],
-    "one emptied": lambda ledgers: [ledgers[0], []],
-    "last line gone": lambda ledgers: [ledgers[0], ledgers[1][:-1]],
-    "cheaper": lambda ledgers: [[line.replace('"count": 4', '"count": 1') for line in own[:-1]] for own in ledgers],
-}
-
-
-def test_what_was_done_and_what_was_charged_must_agree(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt
-) -> None:
-    """An emptied ledger once lowered a result's epsilon from 332.5 to 314.0. Charges of preprocessing stay here."""
-    recipe = write_recipe(**way)
-    with pytest.raises(RunError, match="2 of"):
-        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
-    (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
-    content = checkpoint.load(saved)
-    assert content is not None
-    before = [[line for line in own if '"phase": "before"' in line] for own in content["ledgers"]]
-    trained = [[line for line in own if '"phase": "before"' not in line] for own in content["ledgers"]]
-    for change in CHARGES.values():
-        fewer = [first + rest for first, rest in zip(before, change(trained), strict=True)]
-        checkpoint.save(saved, content | {"ledgers": fewer})
-        with pytest.raises(RunError, match=r"2 finished epochs were not charged as they are.*train again"):
-            train(recipe, resume=True)
-
-
-def test_dp_agd_must_have_charged_what_it_spent(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
-) -> None:
-    stored = dict(np.load(tmp_path / "tiny.npz"))
-    two = {key: value % 2 if key.startswith("y") else value for key, value in stored.items()}
-    np.savez(tmp_path / "two.npz", **two)
-    recipe = write_recipe(
-        data=OWN | {"path": "two.npz", "classes": [0, 1]},
-        model={"kind": "convex"},
-        method={"kind": "dp-agd", "refresh": 1, "splits": 5},
-        privacy={"budget": {"epsilon": 1, "delta": 1e-3}},
-        epochs=None,
-    )
-    with pytest.raises(RunError, match="2 of"):
-        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
-    (saved,) = (tmp_path / "out").glob(".*.checkpoint")
-    content = checkpoint.load(saved)
-    assert content is not None
-    one, other = content["ledgers"]
-    tampered: list[list[list[str]]] = [[[], []], [one, other[:-1]]]
-    for fewer in tampered:
-        resealed(saved, ledgers=fewer)
-        with pytest.raises(RunError, match="2 finished epochs were not charged as they are"):
-            train(recipe, resume=True)
-    resealed(saved, ledgers=content["ledgers"])
-    train(recipe, resume=True)
-
-
 def test_epochs_that_were_not_trained_are_not_done(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
     recipe = write_recipe()
     with pytest.raises(RunError, match="kept"):
@@ -227,17 +98,3 @@ def test_epochs_that_were_not_trained_are_not_done(train: Train, write_recipe: W
         resealed(saved, done=done, history=(content["history"] * 2)[:done])
         with pytest.raises(RunError, match=f"its {done} finished epochs were not charged as they are"):
             train(recipe, resume=True)
-
-
-def test_a_checkpoint_with_other_charges_is_refused(
-    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
-) -> None:
-    recipe = write_recipe()
-    with pytest.raises(RunError, match="kept"):
-        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
-    (saved,) = (tmp_path / "out").glob(".*.checkpoint")
-    content = checkpoint.load(saved)
-    assert content is not None
-    resealed(saved, ledgers=[content["ledgers"][0], content["ledgers"][1] * 2])
-    with pytest.raises(RunError, match="not charged as they are"):
-        train(recipe, resume=True)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
 
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
@@ -21,8 +20,8 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
-from tests.conftest import StopAt, Train, WriteRecipe
-from tests.test_neighbours import FLAT, PATE, Rows, Run, differing
+from tests.conftest import Train, WriteRecipe
+from tests.contracts.test_neighbours import FLAT, PATE, Rows, Run, differing
 
 USERS, EACH, WHO = 10, 3, "u4"
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
@@ -176,24 +175,6 @@ def test_all_rows_of_a_user_are_in_one_fold(runs: Callable[..., Run]) -> None:
     assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2}
 
 
-def test_the_statement_is_about_a_persons_rows(runs: Callable[..., Run]) -> None:
-    done = runs("full", "none")
-    assert done.result is not None
-    report = (done.result / "report.md").read_text()
-    assert "with all of their rows together" in report
-    assert "without every row of theirs" in report and "Every single record" not in report
-    assert "add-remove of users" in done.done.stdout
-    priced = CliRunner().invoke(main, ["account", str(done.result)])
-    assert "all rows of a user together" in priced.output
-    both = CliRunner().invoke(main, ["account", str(done.folder / "own.yaml"), "--format", "json"])
-    rows = [row for row in json.loads(both.stdout) if row["epsilon"] is not None]
-    again = CliRunner().invoke(
-        main, ["account", str(done.result / "ledger.jsonl"), "--delta", "1e-5", "--format", "json"]
-    )
-    ours = {row["accountant"]: row["epsilon"] for row in json.loads(again.stdout) if row["epsilon"] is not None}
-    assert {row["accountant"]: row["epsilon"] for row in rows} == pytest.approx(ours)
-
-
 def refused(folder: Path, sections: dict[str, Any]) -> str:
     done = Run(folder, base_rows(), sections)
     assert done.done.exit_code == 2 and done.result is None, done.done.output
@@ -249,31 +230,6 @@ def users(write_recipe: WriteRecipe, tmp_path: Path) -> Path:
         who = np.sort(np.arange(48) ** 2 % 61 % 16)
         np.savez(tmp_path / "who.npz", **held, who=who, who_test=np.arange(12) + 100)
     return path
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = load_file(directory / "model.safetensors")
-    return found
-
-
-def test_a_resumed_run_is_the_same(users: Path, train: Train, stop_at: StopAt, tmp_path: Path) -> None:
-    whole = train(users, "save_model=true", out=tmp_path / "whole")
-    with pytest.raises(RunError):
-        train(users, "runtime.checkpoint_seconds=0", "save_model=true", progress=stop_at(2, KeyboardInterrupt()))
-    resumed = train(users, "runtime.checkpoint_seconds=0", "save_model=true", resume=True)
-    assert (whole / "ledger.jsonl").read_text() == (resumed / "ledger.jsonl").read_text()
-    ours, theirs = weights(whole), weights(resumed)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_trial_is_the_same_alone_in_a_pack_and_in_pieces(users: Path, train: Train, tmp_path: Path) -> None:
-    pack = weights(train(users, "repeats=3", "save_model=true", out=tmp_path / "pack"))
-    alone = weights(train(users, "repeats=1", "seed=2", "save_model=true", out=tmp_path / "alone"))
-    pieces = weights(train(users, "repeats=3", "save_model=true", "runtime.micro_batch=4", out=tmp_path / "pieces"))
-    for name, held in pack.items():
-        assert torch.allclose(held, pieces[name], atol=1e-6)
-    for name, held in alone.items():
-        assert torch.allclose(held, pack[f"trial-2/{name}"], atol=1e-6)
 
 
 def test_several_processes_are_refused() -> None:
