@@ -54,7 +54,7 @@ def lines_of(book: Book) -> list[str]:
     one, ten = epsilon_text(told["epsilon_of_next"]), epsilon_text(told["epsilon_of_ten"])
     return [
         *said,
-        f"  spent      {mu_squared / limit.mu_squared:.1%} of the noise budget (mu^2 {mu_squared:.6g} of"
+        f"  spent      {mu_squared / limit.mu_squared:.1%} of the budget (mu^2 {mu_squared:.6g} of"
         f" {limit.mu_squared:.6g}), {leak / limit.leak:.1%} of what runs may use of delta",
         f"  left       one run of epsilon {one}, or ten of epsilon {ten} each, at delta {terms.delta:g} with full or"
         " shuffled batches; runs with sampled batches cost more than their epsilon",

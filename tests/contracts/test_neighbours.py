@@ -8,10 +8,11 @@ times, and what noised weights decide (metrics, and of methods that choose also 
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -311,18 +312,21 @@ def masked_text(text: str) -> list[str]:
     return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """A run by the name of its method and of its change of the rows; each is made once."""
-    folder, known = tmp_path_factory.mktemp("neighbours"), {}
+def made_once(
+    folder: Path, changes: Mapping[str, Callable[[Any], Any]], rows: Callable[[], Any], methods: Mapping[str, Any]
+) -> Callable[..., Run]:
+    """Return runs by the name of their method and of their change of the rows; each is made once."""
 
+    @functools.cache
     def run(method: str, change: str) -> Run:
-        if (method, change) not in known:
-            rows = CHANGES[change](base_rows()) if change in CHANGES else base_rows()
-            known[method, change] = Run(folder / f"{method}-{change}", rows, METHOD[method])
-        return known[method, change]
+        return Run(folder / f"{method}-{change}", changes.get(change, lambda same: same)(rows()), methods[method])
 
     return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    return made_once(tmp_path_factory.mktemp("neighbours"), CHANGES, base_rows, METHOD)
 
 
 def test_every_method_with_a_guarantee_is_tried() -> None:

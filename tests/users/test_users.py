@@ -21,7 +21,7 @@ from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.conftest import Train, WriteRecipe
-from tests.contracts.test_neighbours import FLAT, PATE, Rows, Run, differing
+from tests.contracts.test_neighbours import FLAT, PATE, Rows, Run, differing, made_once
 
 USERS, EACH, WHO = 10, 3, "u4"
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
@@ -89,15 +89,7 @@ CHANGES: dict[str, Callable[[Rows], Rows]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    folder, known = tmp_path_factory.mktemp("users"), {}
-
-    def run(method: str, change: str) -> Run:
-        if (method, change) not in known:
-            rows = CHANGES[change](base_rows()) if change in CHANGES else base_rows()
-            known[method, change] = Run(folder / f"{method}-{change}", rows, METHOD[method])
-        return known[method, change]
-
-    return run
+    return made_once(tmp_path_factory.mktemp("users"), CHANGES, base_rows, METHOD)
 
 
 @pytest.mark.parametrize("change", CHANGES)
