@@ -24,7 +24,7 @@ from scipy import stats
 from scipy.special import logsumexp
 from torch import Tensor
 
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Mechanism
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.findings import Finding, by_p_value
@@ -390,8 +390,8 @@ def batch_checks(watch: Watch) -> Iterator[Finding]:
     assert mechanism is not None
     if not mechanism.sampled:
         return
-    sizes, records = np.array(watch.sizes), watch.staged.plan.sampling.records
-    turns = mechanism.bands if isinstance(mechanism, CorrelatedSums) and mechanism.batching == "poisson" else 1
-    total, draws, rate = int(sizes.sum()), records * sizes.size, mechanism.sampling_rate / turns
+    sizes, sampling = np.array(watch.sizes), watch.staged.plan.sampling
+    # a step draws from one of the groups, at the rate that the mechanism has within it
+    total, draws, rate = int(sizes.sum()), sampling.records * sizes.size, mechanism.sampling_rate / sampling.groups
     found = f"{total / draws:.6f} ({draws:,} draws)" if draws else "no batch was drawn by a sampler"
     yield by_p_value("C", "inclusion rate", found, f"{rate:.6f}", far_from(total, draws, rate) if draws else 0.0)
