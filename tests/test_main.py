@@ -59,6 +59,34 @@ def test_help_imports_nothing_heavy() -> None:
     assert imported_by(code) & HEAVY == set()
 
 
+def test_the_import_check_sees_what_is_imported() -> None:
+    assert "yaml" in imported_by("import yaml") & HEAVY
+
+
+def test_the_recipe_commands_do_not_import_torch() -> None:
+    heavy = {"torch", "pandas", "scipy", "sklearn"}
+    for arguments, unused in ((["list"], {"numpy", *heavy}), (["show", "quickstart"], heavy)):
+        code = f"from dpsgd_cli.main import main\nmain(['recipe', *{arguments}], standalone_mode=False)"
+        assert imported_by(code) & unused == set()
+
+
+def test_without_arguments_it_greets_with_three_commands_that_exist() -> None:
+    result = run()
+    commands = [line.split() for line in result.stdout.splitlines() if line.startswith("  dpsgd ")]
+    assert result.exit_code == 0 and [words[1] for words in commands] == ["train", "recipe", "account"]
+    assert {words[1] for words in commands} <= set(COMMANDS)
+    costs = run(*" ".join(commands[2]).partition("  ")[0].split()[1:8])
+    assert costs.exit_code == 0, costs.output
+
+
+def test_help_lists_every_command_with_its_line() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name, (_, line) in COMMANDS.items():
+        assert f"{name} " in result.stdout
+        assert line in result.stdout
+
+
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     context = click.Context(group)
     if not isinstance(group, click.Group):
@@ -82,11 +110,22 @@ def test_every_command_has_help_with_an_example_and_describes_its_options() -> N
     assert lacking == []
 
 
+def test_version() -> None:
+    assert run("--version").stdout == f"dpsgd, version {__version__}\n"
+
+
 def test_an_unknown_command_suggests_the_nearest() -> None:
     result = run("trian")
     assert result.exit_code == 2
     assert "No such command 'trian'; did you mean train?" in result.stderr
     assert "did you mean" not in run("xyzzy").stderr
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_expected_error_is_a_message_and_its_exit_code(fail: Failing, kind: type[errors.DpsgdError]) -> None:
+    result = fail(kind("what is wrong"))
+    assert result.exit_code == kind.exit_code
+    assert (result.stdout, result.stderr) == ("", "error: what is wrong\n")
 
 
 def test_the_exit_codes_are_the_documented_ones() -> None:
@@ -102,6 +141,10 @@ def test_the_exit_codes_are_the_documented_ones() -> None:
         "ModelError",
     }
     assert set(codes.values()) == {1, 2}
+
+
+def test_several_problems_are_lines_of_one_message(fail: Failing) -> None:
+    assert fail(errors.RecipeError(["first", "second"])).stderr == "error: first\n       second\n"
 
 
 def test_a_full_disk_is_named_with_the_file(fail: Failing) -> None:
@@ -160,6 +203,19 @@ def test_a_bug_of_ours_is_one_line_that_names_the_file_of_its_traceback(
     assert f"{type(error).__name__}: " in written
 
 
+def test_a_bug_of_ours_is_one_line_where_nothing_can_be_written(
+    fail: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    assert fail(KeyError("x")).stderr.endswith("this is a bug of ours, not a mistake of yours\n")
+
+
 def test_a_process_that_another_one_speaks_for_is_silent(fail: Failing) -> None:
     result = fail(errors.SaidElsewhere(2))
     assert (result.exit_code, result.output) == (2, "")
+
+
+def test_messages_of_any_size_are_shortened(fail: Failing) -> None:
+    result = fail(errors.DataError("\n".join(["x" * 10_000] * 10_000)))
+    assert len(result.stderr) < 300_000
+    assert result.stderr.endswith("... and 9949 more\n")

@@ -140,11 +140,26 @@ def test_no_page_repeats_a_claim_that_is_too_low(result: Path, command: list[str
     assert done.exit_code == 2 and "epsilon 0.1000 is claimed; the ledger costs" in " ".join(done.stderr.split())
 
 
+def test_an_edited_page_is_found(result: Path) -> None:
+    page = result / "report.html"
+    page.write_text(page.read_text().replace("epsilon", "Epsilon", 1))
+    code, marks, _ = check(result)
+    assert (code, marks) == (1, {"files": "ok", "claim": "ok", "ledger": "ok", "page": "FAILED", "code": "ok"})
+
+
 def test_a_changed_file_is_found_and_nothing_else_is_believed(result: Path) -> None:
     path = result / "ledger.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     code, marks, told = check(result)
     assert (code, marks) == (1, {"files": "FAILED"}) and "nothing else was checked" in told
+
+
+def test_another_recipe_is_found(result: Path) -> None:
+    recipe = result / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("initial: 4", "initial: 5"))
+    forge(result, lambda document, lines: None)
+    code, marks, told = check(result)
+    assert (code, marks["ledger"]) == (1, "FAILED") and "z 5" in told
 
 
 def test_other_code_and_other_data_are_found_and_missing_data_are_said(result: Path, write_recipe: WriteRecipe) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
-from tests.account.ledger_oracle import oracle
+from tests.account.ledger_oracle import LAWS, oracle
 from tests.account.mixed_ledgers import compared
 
 
@@ -29,3 +29,9 @@ def test_the_oracle_is_below_what_is_exact_and_near_it() -> None:
     exact = norm.cdf(mu / 2 - 2 / mu) - 2.718281828459045**2 * norm.cdf(-mu / 2 - 2 / mu)
     assert exact * 0.995 < made.delta(2.0) <= exact
     assert 0.995 < oracle([Release(PureDP(0.5, "add-remove", "laplace"), 2)]).epsilon(1e-12) <= 1.0
+
+
+def test_the_best_of_one_training_is_that_training() -> None:
+    made = oracle([Release(GaussianSum(1.0, "add-remove"))])
+    assert made.best_of(LAWS["geometric"](1.0), 1e-5) == pytest.approx(made.epsilon(1e-5), rel=1e-3)
+    assert made.best_of(LAWS["geometric"](10.0), 1e-5) > 1.05 * made.epsilon(1e-5)

@@ -54,6 +54,12 @@ def test_no_rho_is_stated_of_a_best_of_several() -> None:
     assert (told.exit_code, "no rho is proved" in told.stderr) == (2, True)
 
 
+def test_a_best_of_several_in_a_group_is_priced_for_the_group() -> None:
+    """At least one trial of a group of five, which is 5-Gaussian-DP."""
+    found = rows(*FULL, "--best-of", "10", "--group", "5")["rdp"]["epsilon"]
+    assert found > rows(*FULL, "--group", "5", "--accountant", "gaussian")["gaussian"]["epsilon"]
+
+
 def test_a_gaussian_is_never_pure() -> None:
     """At z 10 and epsilon 5 delta is 4e-546, and no accountant may state 0. A pure release of epsilon 1 has delta 0."""
     with mpmath.workdps(30):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.allocation_pairs import _trimmed, allocated_pair, law_of_ratio
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from tests.accounting.releases import dots_of
 from tests.accounting.test_samples import hockey_stick
@@ -75,6 +75,18 @@ def test_one_step_is_a_gaussian_and_so_is_what_is_hardly_private() -> None:
     assert pld.epsilon([Release(epoch(0.05, 10), 2)], 1e-5) == pld.epsilon(loud, 1e-5)
 
 
+@pytest.mark.parametrize(("noise", "steps", "epochs"), [(1.0, 10, 10), (1.0, 100, 10), (0.6, 100, 5), (0.8, 98, 30)])
+def test_an_epoch_costs_less_than_shuffled_and_poisson_batches(noise: float, steps: int, epochs: int) -> None:
+    """As Feldman and Shenfeld 2026 find; and no less than Poisson batches of four fifths of the rate."""
+    own = pld.epsilon([Release(epoch(noise, steps), epochs)], 1e-5)
+    poisson, fewer = (
+        pld.epsilon([Release(GaussianSum(noise, "add-remove", "poisson", rate / steps), steps * epochs)], 1e-5)
+        for rate in (1.0, 0.8)
+    )
+    assert fewer < own < poisson
+    assert own < pld.epsilon([Release(GaussianSum(noise, "zero-out", "shuffle"), epochs)], 1e-5)
+
+
 @pytest.mark.parametrize(("noise", "steps"), [(0.3, 7), (1.0, 1000), (50.0, 12)])
 def test_means_are_kept_and_tails_charged(noise: float, steps: int) -> None:
     values, masses = law_of_ratio(noise, steps)
@@ -100,6 +112,17 @@ def test_an_epoch_costs_what_is_known_of_it_at_small_deltas(
     assert own < pld.epsilon([Release(GaussianSum(noise, "add-remove"))], delta)
 
 
+@pytest.mark.parametrize(("noise", "steps", "delta"), [(1.0, 100, 1e-25), (0.2, 10, 1e-22), (1.0, 10**6, 1e-28)])
+def test_an_epoch_never_costs_more_than_without_its_secret(noise: float, steps: int, delta: float) -> None:
+    """Where the tails that are cut off weigh more than delta."""
+    without = [Release(GaussianSum(noise, "add-remove"), 3), Release(PureDP(0.1, "add-remove"))]
+    within = [Release(epoch(noise, steps), 3), without[1]]
+    limit = pld.epsilon(without, delta)
+    assert pld.epsilon(within, delta) <= limit < math.inf
+    assert pld.delta(within, limit) <= pld.delta(without, limit) * (1 + 1e-6)
+    assert pld.curve([within[:1], within[1:]], delta)[-1] <= limit * (1 + 1e-6)
+
+
 def test_the_least_masses_keep_their_mean() -> None:
     """Less than 1e-30 at the lower end goes to 0 and to the point above it."""
     law = _trimmed(0.0, 7, np.array([1e-31, 1e-30]), 1.0)
@@ -115,6 +138,11 @@ def test_what_cannot_be_without_the_record_is_charged() -> None:
     never = float(masses[values == 0].sum())
     assert 0 < never < 1e-20
     assert dots_of(allocated_pair(noise, steps), WIDTH).add.infinite == pytest.approx(never + beyond, rel=1e-9, abs=0)
+
+
+def test_more_noise_and_more_steps_cost_less() -> None:
+    costs = [pld.epsilon([Release(epoch(z, t), 4)], 1e-6) for z, t in ((0.8, 16), (1.0, 16), (1.0, 17), (1.0, 40))]
+    assert costs == sorted(costs, reverse=True)
 
 
 @pytest.mark.parametrize("name", ["rdp", "moments", "zcdp-rs", "gaussian", "zcdp", "strong-composition"])

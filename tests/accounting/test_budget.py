@@ -25,6 +25,7 @@ from dpsgd_cli.accounting.budget import (
     RhoFilter,
     enforce,
     enforce_on_choices,
+    format_budget,
     mu_squared_left,
     one_gaussian,
     over_budget,
@@ -32,8 +33,11 @@ from dpsgd_cli.accounting.budget import (
 )
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.accounting.search import gap_of
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.price import solve_schedule
 from dpsgd_cli.schedules.settings import Schedule
 
@@ -62,6 +66,12 @@ def test_the_plan_and_the_ledger_judge_alike(budget: Budget, multipliers: list[f
     assert (over_budget(budget, GAUSSIAN, releases(multipliers)) <= 0) == let_through
 
 
+def test_a_budget_that_is_met_exactly_is_not_passed() -> None:
+    exactly = releases([1.0, 1.0, 2.0, 2.0])  # rho 1/2 + 1/2 + 1/8 + 1/8
+    assert over_budget(RhoBudget(rho=1.25), GAUSSIAN, exactly) <= 0
+    assert over_budget(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])]) > 0
+
+
 @pytest.mark.parametrize(
     ("budget", "accountant", "kind"),
     [
@@ -75,6 +85,10 @@ def test_the_plan_and_the_ledger_judge_alike(budget: Budget, multipliers: list[f
 )
 def test_only_what_has_a_theorem_is_filtered_adaptively(budget: Budget, accountant: str, kind: type) -> None:
     assert type(enforce(budget, accountants.get(accountant), releases([1.0]))) is kind
+
+
+def test_no_budget_is_never_passed() -> None:
+    assert over_budget(None, GAUSSIAN, releases([1e-3] * 100)) == -math.inf
 
 
 def test_sampled_batches_have_no_rho() -> None:
@@ -92,6 +106,12 @@ def test_what_is_left() -> None:
     assert mu_squared_left(RhoBudget(rho=1), spent) == 2 - 0.25 - 0.0625
     epsilon = GAUSSIAN.epsilon(releases([1.0]), 1e-5)
     assert mu_squared_left(EpsilonBudget(epsilon=epsilon, delta=1e-5), spent) == pytest.approx(0.6875, rel=1e-9)
+
+
+def test_budgets_in_words() -> None:
+    assert format_budget(None) == "none"
+    assert format_budget(RhoBudget(rho=0.78125)) == "rho 0.78125"
+    assert format_budget(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
 
 
 @given(BUDGETS)
@@ -225,6 +245,27 @@ FREE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("settings", FREE, ids=lambda s: f"{s['kind']}-{schedule(**s).free_numbers()[0]}")
+def test_every_number_can_be_solved_for_and_its_neighbour_would_overspend(settings: dict[str, Any]) -> None:
+    free = schedule(**settings)
+    path = free.free_numbers()[0]
+    solved = solve(settings, 40)
+    assert solved.free_numbers() == []
+    assert RHO * (1 - 1e-6) < spent(solved, 40) <= RHO
+    here = solved.parts[1].schedule.decay if solved.kind == "piecewise" else getattr(solved, path)
+    costs = [spent(free.with_number(path, here * factor), 40) for factor in (1 - 1e-6, 1 + 1e-6)]
+    assert min(costs) <= RHO < max(costs)
+
+
+def test_a_period_is_the_least_whole_number_that_fits() -> None:
+    step = {"kind": "step", "initial": 10, "decay": 0.6, "period": "auto"}
+    solved = solve(step, 31)
+    assert solved.period == next(p for p in range(1, 99) if spent(schedule(**step | {"period": p}), 31) <= RHO)
+    polynomial = {"kind": "polynomial", "initial": 10, "final": 2, "decay": 3, "period": "auto"}
+    wanted = next(p for p in range(1, 999) if spent(schedule(**polynomial | {"period": p}), 44) <= RHO)
+    assert solve(polynomial, 44).period == wanted
+
+
 @given(
     epochs=st.integers(1, 60),
     budget=st.floats(0.01, 50),
@@ -263,6 +304,42 @@ def test_more_of_a_number_is_more_noise_where_it_says_so(settings: dict[str, Any
     values = (0.2, 0.4) if path.endswith("decay") else (5.0, 6.0)
     less, more = (spent(free.with_number(path, value), 20) for value in values)
     assert (more < less) == free.numbers()[path].increasing
+
+
+RECIPE: dict[str, Any] = {
+    "name": "t",
+    "data": {"name": "digits"},
+    "model": {"kind": "linear"},
+    "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 100},
+    "privacy": {
+        "schedule": {"kind": "exponential", "initial": 3, "decay": "auto"},
+        "budget": {"epsilon": 2, "delta": 1e-4},
+    },
+    "epochs": 4,
+}
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_schedule_is_solved_on_poisson_batches_too(accountant: str) -> None:
+    privacy = RECIPE["privacy"] | {"accountant": accountant}
+    plan = plan_for(Recipe.model_validate(RECIPE | {"privacy": privacy}), Facts(1000))
+    epsilon = plan.guarantee().epsilon
+    assert 2 * (1 - 1e-3) < epsilon <= 2
+    assert plan.noise_multipliers[0] == 3
+    assert len(set(plan.noise_multipliers)) == 4
+
+
+@pytest.mark.parametrize("budget", [{"rho": 0.5}, {"epsilon": 2, "delta": 1e-4}])
+def test_a_plan_solves_within_what_preprocessing_leaves(budget: dict[str, float]) -> None:
+    method = {"kind": "dp-sgd", "batching": "shuffle", "batch_size": 100}
+    privacy = {"schedule": {"kind": "time", "initial": 10, "decay": "auto"}, "budget": budget, "delta": 1e-4}
+    recipe = Recipe.model_validate(RECIPE | {"method": method, "privacy": privacy, "epochs": 20})
+    before = [Release(GaussianSum(8, "zero-out", label="pca"))]
+    plan = plan_for(recipe, Facts(1000, before))
+    guarantee, limit = plan.guarantee(), budget.get("epsilon")
+    found = plan.rho() if limit is None else guarantee.epsilon
+    assert found is not None
+    assert (1 - 1e-9) * (limit or 0.5) < found <= (limit or 0.5)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dpsgd_cli.accounting.joint_composition import Records, Run, why_apart
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
 from dpsgd_cli.results.evaluated import records_of
+from dpsgd_cli.results.guarantee import scope
 from tests.conftest import Train, WriteRecipe
 
 HELD = Records("mine", "tested on 20% of its records (split seed 0)")
@@ -177,3 +178,27 @@ def test_a_ledger_that_does_not_say_its_seeds_has_no_statement(write_recipe: Wri
     file.write_text("".join(f"{json.dumps({**line, 'seed': i})}\n" for i, line in enumerate([*lines, lines[0]])))
     told = account(file, "--trials", "all")
     assert (told.exit_code, "trial 0 has several seeds" in told.stderr) == (2, True)
+
+
+def test_flags_say_what_they_take_for_granted() -> None:
+    told = account("--batching", "full", "--noise-multiplier", "9", "--steps", "1", "--trials", "3")
+    assert "3 trials together: added up as if each had noise of its own" in " ".join(told.stdout.split())
+
+
+def test_the_scope_of_a_result_is_that_of_its_trials() -> None:
+    assert "cost the sum of their ledgers" in scope(run(0, 1))
+    assert scope(run(0)).startswith("this one trial")
+
+
+def test_a_comparison_states_nothing_of_trials_that_share_noise(
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path
+) -> None:
+    path = write_recipe(**ONE_STEP)
+    ours = train(path)
+    shared, apart = train(path, "privacy.clipping.norm=2"), train(path, "seed=1")
+    told = [
+        CliRunner().invoke(main, ["compare", str(ours), str(other), "--out", str(tmp_path / "tables")]).stdout
+        for other in (shared, apart)
+    ]
+    assert "No joint guarantee is given for all of them: trials share seed 0" in told[0]
+    assert "dpsgd account --trials all` on the folder" in told[1]

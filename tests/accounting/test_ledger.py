@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +18,7 @@ from dpsgd_cli.accounting.accountants.additive import total_mu_squared
 from dpsgd_cli.accounting.budget import EpsilonBudget, Filter, GaussianFilter, PlannedFilter, RhoFilter, enforce
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry, entries_from_lines, priced_releases, read_ledgers, to_lines
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
-from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError
+from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 
 Z = st.floats(min_value=0.3, max_value=50)
 MANY = st.lists(st.tuples(Z, st.integers(1, 5)), min_size=1, max_size=40)
@@ -140,6 +141,12 @@ def test_releases_for_different_adjacencies_have_no_common_statement() -> None:
     assert len(ledger.entries) == 1
 
 
+def test_sampled_batches_have_no_rho_and_no_mu() -> None:
+    for filter in (RhoFilter(10.0), GaussianFilter(10.0)):
+        with pytest.raises(UnsupportedMechanism, match="poisson"):
+            Ledger(filter).spend(gaussian(1.0, 1, "poisson"))
+
+
 def test_other_mechanisms_cost_what_is_proved() -> None:
     mu = 2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))  # Dong, Roth and Su 2022, Proposition 2.10
     assert total_mu_squared([Release(PureDP(0.5, "zero-out"), 0)]) == 0
@@ -179,6 +186,26 @@ def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
         assert len(unplanned.entries) == 1
 
 
+ENTRIES = st.lists(
+    st.builds(
+        LedgerEntry,
+        st.builds(gaussian, st.floats(1e-6, 1e6), st.integers(0, 10**6), st.sampled_from(["full", "shuffle"])),
+        st.sampled_from(["before", "train"]),
+        st.none() | st.integers(0, 10**6),
+        st.none() | st.builds(ZeroConcentrated, st.floats(0, 1e6), st.just("zero-out")),
+    ),
+    max_size=20,
+)
+
+
+@given(ENTRIES, ENTRIES)
+def test_a_file_gives_back_every_entry_of_every_trial(first: list[LedgerEntry], second: list[LedgerEntry]) -> None:
+    lines = [*to_lines(first, 0, 7), *to_lines(second, 4, None)]
+    expected = {trial: entries for trial, entries in ((0, first), (4, second)) if entries}
+    assert entries_from_lines(lines, "here") == expected
+    assert all(json.loads(line)["seed"] == (7 if json.loads(line)["trial"] == 0 else None) for line in lines)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -201,6 +228,15 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
     path.write_text(f"{good}\n\n{damage}\n")
     with pytest.raises(DataError, match=r"ledger\.jsonl:3: not a ledger line"):
         read_ledgers(path)
+
+
+def test_a_file_that_is_missing_empty_or_no_text_is_a_data_error(tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, why in ((tmp_path / "none", "cannot read"), (empty, "is empty"), (binary, "cannot read")):
+        with pytest.raises(DataError, match=why):
+            read_ledgers(path)
 
 
 BUDGET = ZeroConcentrated(0.5, "add-remove")
@@ -227,6 +263,12 @@ def test_lines_of_two_runs_are_not_stated_as_one_budget(
     path.write_text("\n".join(to_lines(entries, 0, 0)))
     with pytest.raises(DataError, match=message):
         read_ledgers(path)
+
+
+def test_a_whole_budget_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("\n".join(to_lines([_chosen(math.sqrt(10), epoch) for epoch in range(10)], 0, 0)))
+    assert read_ledgers(path) == {0: [Release(BUDGET)]}
 
 
 def test_to_release_nothing_after_private_preprocessing_is_a_choice_too(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dpsgd_cli.accounting.conversions import gaussian_delta
 from dpsgd_cli.accounting.losses import Losses
-from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.errors import FailedAccountant
 from tests.accounting.releases import Dots, discretise
 
@@ -55,6 +55,20 @@ def test_masses_are_those_of_two_probability_distributions(mechanism: GaussianSu
         assert loss.masses.sum() + loss.infinite == pytest.approx(1, abs=1e-12)
         # Q's total mass, E e^-L, is what connecting the dots keeps.
         assert (loss.masses * np.exp(-loss.cells * 0.01)).sum() == pytest.approx(1, abs=1e-9)
+
+
+def test_rounding_losses_down_instead_would_not_dominate() -> None:
+    """The wrong-direction control: the same masses one cell lower understate delta."""
+    loss = discretise(GaussianSum(1.0, "add-remove", "poisson", 0.05), 0.01).remove
+    lowered = loss._replace(cells=loss.cells - 1)
+    assert hockey_stick(lowered, 0.01, 0.1) < exact(0.05, 1.0, 0.1, remove=True)
+
+
+def test_approximate_release_leaks_its_delta() -> None:
+    loss = discretise(ApproximateDP(0.5, 1e-3, "add-remove"), 0.01).remove
+    assert loss.infinite == 1e-3
+    assert hockey_stick(loss, 0.01, 0.51) == pytest.approx(1e-3)
+    assert hockey_stick(discretise(PureDP(0.0, "add-remove"), 0.01).remove, 0.01, 0.0) == 0
 
 
 def two_ends(epsilon: float, top: float, at: float) -> float:

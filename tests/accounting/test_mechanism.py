@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpsgd_cli.accounting.mechanism import (
     Release,
     from_record,
     merge,
+    to_record,
 )
 from dpsgd_cli.errors import PrivacyError
 
@@ -38,6 +40,12 @@ PASSES = st.builds(
 PURE = st.builds(PureDP, POSITIVE, ADJACENCIES, st.sampled_from(["laplace", "exponential", "pure"]))
 APPROXIMATE = st.builds(ApproximateDP, POSITIVE, st.floats(0, 0.5), ADJACENCIES, st.text(max_size=5))
 RELEASES = st.builds(Release, GAUSSIANS | SAMPLED | CYCLES | PASSES | PURE | APPROXIMATE, st.integers(0, 10**9))
+
+
+@given(RELEASES)
+def test_a_release_survives_its_json_line(release: Release) -> None:
+    record = json.loads(json.dumps(to_record(release)))
+    assert from_record(record) == from_record({"trial": 3, "epoch": None, **record}) == release
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,12 @@ RELEASES = st.builds(Release, GAUSSIANS | SAMPLED | CYCLES | PASSES | PURE | APP
 def test_impossible_values_are_refused_by_name(kind: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(PrivacyError, match=named):
         kind(**{"adjacency": "zero-out", **settings})
+
+
+@pytest.mark.parametrize("count", [-1, 1.5])
+def test_counts_are_whole(count: Any) -> None:
+    with pytest.raises(PrivacyError, match="count is"):
+        Release(GaussianSum(1.0, "zero-out"), count)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import mpmath as mp
@@ -12,7 +13,7 @@ import pytest
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import pld as module
 from dpsgd_cli.accounting.adjacency import Adjacency, Batching
-from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, Release
+from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Mechanism, PureDP, Release
 from dpsgd_cli.accounting.noise_levels import Levels, levels_of
 
 PLD = accountants.get("pld")
@@ -99,8 +100,44 @@ def test_a_coin_has_the_shares_of_its_level_and_lower_levels_are_lower() -> None
         assert all(found[lower.first[i]].noise_multiplier <= one.noise_multiplier for i, one in enumerate(own))
 
 
+def test_few_levels_and_other_releases_stay_as_they_are() -> None:
+    own: list[Mechanism] = [
+        *(GaussianSum(1 + i, "add-remove", "poisson", 0.1) for i in range(9)),
+        *(GaussianSum(1 + i / 1000, "add-remove", "poisson", 0.001 * (i + 1)) for i in range(90)),
+        *(PureDP(0.1 * i, "add-remove") for i in range(90)),
+    ]
+    levels = levels_of(own)
+    assert levels.made == own and (levels.first == np.arange(len(own))).all() and (levels.share == 1).all()
+
+
+def test_a_curve_of_many_levels_ends_in_their_price() -> None:
+    epochs = [[Release(GaussianSum(2.0 - i / 200, "add-remove", "poisson", 0.02), 4)] for i in range(200)]
+    whole = PLD.epsilon([use for epoch in epochs for use in epoch], 1e-6)
+    curve = PLD.curve(epochs, 1e-6)
+    assert curve[-1] == pytest.approx(whole, rel=1e-4)
+    assert curve == sorted(curve)
+
+
+def test_the_start_of_an_uneven_curve_is_as_sharp_as_its_end() -> None:
+    """Ten quiet epochs before one loud one: each point is what its own epochs cost."""
+    epochs = [[Release(GaussianSum(30.0, "add-remove", "poisson", 0.01), 10)] for _ in range(10)]
+    epochs.append([Release(GaussianSum(0.6, "add-remove", "poisson", 0.1), 200)])
+    curve = PLD.curve(epochs, 1e-4)
+    for i in (0, 4, 9, 10):
+        alone = PLD.epsilon([use for epoch in epochs[: i + 1] for use in epoch], 1e-4)
+        assert curve[i] == pytest.approx(alone, rel=2e-3, abs=1e-9)
+
+
 def test_very_many_uses_cost_no_more_than_their_renyi_divergences() -> None:
     uses = 10**12
     used = [Release(GaussianSum(1e3 * (uses / 10**9) ** 0.5, "add-remove", "poisson", 0.01), uses)]
     assert PLD.epsilon(used, 1e-5) <= accountants.get("rdp").epsilon(used, 1e-5)
     assert uses >= module._MOST_USES
+
+
+@pytest.mark.slow
+def test_thousands_of_levels_take_seconds() -> None:
+    used = [Release(GaussianSum(3 + 3 * i / 20_000, "add-remove", "poisson", 0.01)) for i in range(20_000)]
+    start = time.process_time()
+    assert PLD.epsilon(used, 1e-5) < accountants.get("rdp").epsilon(used, 1e-5)
+    assert time.process_time() - start < 10

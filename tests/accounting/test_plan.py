@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
-from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.recipe.schema import Recipe
@@ -144,6 +144,27 @@ def test_auto_noise_spends_the_budget_to_a_millionth_and_never_more(
     assert most * (1 - 1e-6) <= spent <= most
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("with_pca", [False, True])
+def test_auto_noise_for_poisson_batches(accountant: str, with_pca: bool) -> None:
+    before = (Release(GaussianSum(16.0, "add-remove", label="pca")),) if with_pca else ()
+    budget = {"epsilon": 3, "delta": 1e-5}
+    found = plan("poisson", 20, before=before, budget=budget, accountant=accountant)
+    assert 3 * (1 - 1e-6) <= found.guarantee().epsilon <= 3
+    spend(found)
+
+
+def test_the_least_noise_beside_a_preprocessing_that_almost_spends_the_budget() -> None:
+    """What is left is a rounding error of what was spent; the noise is still found, and still fits."""
+    rho = 0.5 / 16.0**2
+    found = plan("shuffle", 1, before=(PCA,), budget={"rho": math.nextafter(rho, 1)})
+    assert found.noise_multipliers[0] > 1e6
+    spend(found)
+    for spent in (rho, rho / 2):
+        with pytest.raises(InfeasibleBudget, match="private preprocessing alone spends the budget"):
+            plan("shuffle", 1, before=(PCA,), budget={"rho": spent})
+
+
 def test_preprocessing_can_be_left_out_of_the_budget_but_not_out_of_the_total() -> None:
     schedule = {"kind": "uniform", "initial": 8}
     covered = plan(schedule=schedule, before=(PCA,))
@@ -191,6 +212,52 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
     assert auto.rho() == pytest.approx(0.78125, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("batching", "privacy", "error", "says"),
+    [
+        (
+            "shuffle",
+            {"adjacency": "add-remove"},
+            PrivacyError,
+            "state it for zero-out or replace-one, or use method.batching poisson, full or ran",
+        ),
+        (
+            "random-allocation",
+            {"adjacency": "replace-one"},
+            PrivacyError,
+            "or use method.batching poisson, shuffle, f",
+        ),
+        ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
+        ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
+        ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
+        ("shuffle", {"budget": {"epsilon": 3, "delta": 1e-6}}, PrivacyError, "privacy.budget.delta is 1e-06; give one"),
+        ("shuffle", {"delta": None}, PrivacyError, "no delta: give privacy.delta"),
+        (
+            "shuffle",
+            {"budget": None},
+            PrivacyError,
+            "privacy.schedule.initial: auto is solved for; give privacy.budget and epochs",
+        ),
+        (
+            "shuffle",
+            {"budget": {"rho": 1e-9}, "schedule": {"kind": "uniform", "initial": 8}},
+            InfeasibleBudget,
+            "not o",
+        ),
+        ("shuffle", {"schedule": {"kind": "uniform", "initial": 1e6}}, InfeasibleBudget, "is not spent after"),
+        ("shuffle", {"schedule": {"kind": "uniform", "initial": 1e-9}, "budget": None}, PrivacyError, "until-budget n"),
+    ],
+)
+def test_what_has_no_guarantee_or_no_solution_is_refused_with_advice(
+    batching: str, privacy: dict[str, Any], error: type[PrivacyError], says: str
+) -> None:
+    wanted = "until-budget" if "schedule" in privacy else 10
+    if says.startswith("privacy.schedule"):
+        wanted = "until-budget"
+    with pytest.raises(error, match=says.replace("{", r"\{").replace("}", r"\}").replace(".", r"\.")):
+        plan(batching, wanted, **privacy)
+
+
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
 def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> None:
     """Wang, Balle and Kasiviswanathan 2019 bound draws without replacement where a record is swapped for another."""
@@ -219,6 +286,33 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
     assert plan("shuffle", 10, records=600).sampling.steps_per_epoch == 1
 
 
+def test_a_schedule_that_decays_to_nothing_stops_before() -> None:
+    decaying = {"kind": "exponential", "initial": 1, "decay": 1}
+    with pytest.raises(PrivacyError, match="less than 1e-06"):
+        plan("shuffle", 20, schedule=decaying, budget=None)
+    assert len(plan("shuffle", schedule=decaying, budget={"rho": 1e13}).epochs) == 14
+
+
+@pytest.mark.parametrize(
+    ("batching", "adjacency"), [("poisson", "add-remove"), ("shuffle", "zero-out"), ("full", "add-remove")]
+)
+def test_every_batching_has_an_adjacency_of_its_own(batching: str, adjacency: str) -> None:
+    assert recipe(batching, 1).adjacency == adjacency
+    budget = {"epsilon": 3, "delta": 1e-5}
+    assert plan(batching, 1, budget=budget, accountant="rdp").sampling.adjacency == adjacency
+    assert recipe("full", 1, adjacency="replace-one").adjacency == "replace-one"
+
+
+def test_a_plan_of_many_epochs_is_made_and_spent_in_one_go() -> None:
+    found = plan(schedule={"kind": "exponential", "initial": 1000, "decay": 1e-5}, budget={"rho": 0.005})
+    assert len(found.epochs) > 9000
+    spend(found)
+    epsilon = {"epsilon": 0.25, "delta": 1e-5}
+    longer = plan(schedule={"kind": "exponential", "initial": 1000, "decay": 1e-5}, budget=epsilon)
+    assert len(longer.epochs) > 3000
+    spend(longer)
+
+
 def test_a_poisson_plan_states_the_least_bound_and_names_whose_it_is() -> None:
     """At tiny rates and deltas `pld` states the bound by Renyi orders, which is less there."""
     fixed: dict[str, Any] = {"schedule": {"kind": "uniform", "initial": 0.5}, "budget": None}
@@ -228,3 +322,11 @@ def test_a_poisson_plan_states_the_least_bound_and_names_whose_it_is() -> None:
     for one in (tiny, usual):
         for name in ("rdp", "pld"):
             assert one.guarantee().epsilon <= accountants.get(name).epsilon(one.releases, one.delta)
+
+
+def test_noise_is_calibrated_by_the_least_bound() -> None:
+    budget = {"epsilon": 5.0, "delta": 1e-20}
+    least = plan_for(recipe("poisson", 1, budget=budget, delta=None), Facts(600 * 1000))
+    alone = plan_for(recipe("poisson", 1, budget=budget, delta=None, accountant="pld"), Facts(600 * 1000))
+    assert least.noise_multipliers[0] <= alone.noise_multipliers[0] * (1 + 1e-5)
+    assert least.guarantee().epsilon <= 5.0

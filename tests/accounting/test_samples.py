@@ -16,8 +16,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.adjacency import Batching
-from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
+from dpsgd_cli.accounting.adjacency import Adjacency, Batching
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, PureDP, Release
 from dpsgd_cli.errors import UnsupportedMechanism
 from tests.accounting.releases import Dots, discretise
 
@@ -106,6 +106,17 @@ def test_replaced_records_of_poisson_batches_agree_with_dp_accounting(rate: floa
     assert accountants.get("pld").epsilon(used, 1e-5) == pytest.approx(oracle.get_epsilon(1e-5), rel=3e-4)
 
 
+def test_composed_without_replacement_costs_more_than_either_direction_alone() -> None:
+    """Lebeda et al. 2024: neither direction of subset sampling dominates; and the fallback by divergences is above."""
+    rate, noise, steps = 0.02, 0.8, 500
+    pld, rdp = accountants.get("pld"), accountants.get("rdp")
+    fixed = [Release(GaussianSum(noise, "replace-one", "fixed", rate), steps)]
+    directions = pld.epsilon([Release(GaussianSum(noise, "add-remove", "poisson", rate), steps)], 1e-5)
+    replaced = pld.epsilon([Release(GaussianSum(noise, "replace-one", "poisson", rate), steps)], 1e-5)
+    own = pld.epsilon(fixed, 1e-5)
+    assert replaced < directions < own < rdp.epsilon(fixed, 1e-5)
+
+
 @pytest.mark.parametrize("order", [2.0, 8.0, 12.0])
 def test_divergences_bound_what_they_are_said_to(order: float) -> None:
     """Of the worst pair, by an integral: (1 - q) N(0) + q N(1/2) against its mirror image."""
@@ -128,3 +139,17 @@ def test_divergences_bound_what_they_are_said_to(order: float) -> None:
 def test_correlated_noise_has_no_proof_for_replaced_records_of_samples() -> None:
     with pytest.raises(UnsupportedMechanism, match="comes or goes"):
         accountants.get("pld").epsilon([Release(CorrelatedSums(1.0, "replace-one", "poisson", 0.1))], 1e-5)
+
+
+@pytest.mark.parametrize("batching", ["poisson", "fixed", "random-allocation"])
+def test_samples_add_up_with_whatever_else_there_is(batching: Batching) -> None:
+    """Epsilon and delta are each other's inverse, curves end in the whole, and parts cost less than it."""
+    adjacency: Adjacency = "zero-out" if batching == "random-allocation" else "replace-one"
+    sample = GaussianSum(1.0, adjacency, batching, 0.05)
+    used = [Release(sample, 30), Release(GaussianSum(8.0, adjacency), 3), Release(PureDP(0.05, adjacency))]
+    pld = accountants.get("pld")
+    epsilon = pld.epsilon(used, 1e-5)
+    assert pld.delta(used, epsilon) == pytest.approx(1e-5, rel=1e-3)
+    assert pld.curve([used[:1], used[1:]], 1e-5)[-1] == pytest.approx(epsilon, rel=1e-3)
+    assert pld.profile(used, 1e-3)(epsilon / 2) == pytest.approx(pld.delta(used, epsilon / 2), rel=1e-3)
+    assert max(pld.epsilon([one], 1e-5) for one in used) < epsilon < sum(pld.epsilon([one], 1e-5) for one in used)

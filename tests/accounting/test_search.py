@@ -23,6 +23,8 @@ from dpsgd_cli.accounting.search import (
     exceeds,
     gap_of,
     gap_of_sum,
+    largest,
+    smallest,
     solve_at_limit,
 )
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism
@@ -47,6 +49,15 @@ def test_the_least_noise_that_satisfies_epsilon(name: str, epsilon: float) -> No
     assert accountant.epsilon(sampled(noise * (1 - (1e-3 if name == "pld" else 1e-6))), 1e-5) > epsilon
 
 
+def test_a_schedule_is_calibrated_as_a_whole() -> None:
+    def build(initial: float) -> list[Release]:
+        return [poisson(0.01, initial * math.exp(-0.02 * i), 100) for i in range(30)]
+
+    accountant = accountants.get("rdp")
+    initial = calibrate(build, accountant, 1.0, 1e-5)
+    assert accountant.epsilon(build(initial), 1e-5) <= 1.0 < accountant.epsilon(build(initial * (1 - 1e-6)), 1e-5)
+
+
 def test_rho_is_met_to_the_last_bit() -> None:
     exact = replace(NOISE, precision=0.0)
     noise = solve_at_limit(lambda z: gap_of(total_rho([shuffled(z, 100)]), 0.78125), exact)
@@ -62,11 +73,23 @@ def test_what_no_noise_affords_is_said() -> None:
         calibrate(build, accountants.get("rdp"), 1.0, 1e-5)
 
 
+def test_a_refusal_is_passed_on() -> None:
+    with pytest.raises(UnsupportedMechanism, match="zcdp does not cover"):
+        calibrate(sampled, accountants.get("zcdp"), 1.0, 1e-5)
+
+
 def test_a_region_that_begins_at_some_noise_is_entered_from_above() -> None:
     """Lemma 15.2 speaks below epsilon 1 only: less noise is a refusal, not a price."""
     accountant = accountants.get("advanced-composition")
     noise = calibrate(sampled, accountant, 0.5, 1e-5)
     assert accountant.epsilon(sampled(noise), 1e-5) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_the_dear_end_of_the_span_is_an_answer() -> None:
+    def gap(noise: float) -> float:
+        return gap_of(accountants.get("zcdp").epsilon([shuffled(noise, 100)], 1e-5), 1e9)
+
+    assert solve_at_limit(gap, replace(NOISE, expensive=0.5)) == 0.5
 
 
 def test_a_refusal_where_the_budget_is_not_spent_is_a_refusal() -> None:
@@ -96,6 +119,19 @@ def test_the_last_whole_number_that_fits_is_found(limit: int, start: int) -> Non
     assert solve_at_limit(lambda period: limit - period, downwards) == limit
 
 
+def test_where_nothing_fits_nothing_is_found() -> None:
+    assert solve_at_limit(lambda value: math.inf, NOISE) is None
+    assert solve_at_limit(lambda value: math.nan, NOISE) is None
+    assert solve_at_limit(lambda value: -1.0, NOISE) == NOISE.expensive
+
+
+def test_smallest_and_largest_stay_on_the_safe_side() -> None:
+    assert (least := smallest(lambda x: x * x >= 2, 0.0, 10.0)) ** 2 >= 2
+    assert (most := largest(lambda x: x * x <= 2, 0.0, 10.0)) ** 2 <= 2
+    assert least == pytest.approx(math.sqrt(2), rel=1e-11)
+    assert most == pytest.approx(math.sqrt(2), rel=1e-11)
+
+
 def test_a_gap_says_on_which_side_an_exact_sum_is() -> None:
     """0.1 added ten times is above 1 before rounding (0.1 is a little more than a tenth), and 1.0 after it."""
     assert gap_of(math.fsum([0.1] * 10), 1.0) <= 0 < gap_of_sum([0.1] * 10, 1.0)
@@ -114,6 +150,16 @@ def test_the_total_is_the_exact_sum_rounded_once(terms: list[float], extra: floa
     assert running.total() == float(sum(map(Fraction, terms)))
     assert running.total(extra) == float(sum(map(Fraction, [*terms, extra])))
     assert running.total() == float(sum(map(Fraction, terms)))
+
+
+def test_adding_one_by_one_in_floats_would_not_do() -> None:
+    terms = [1.0, *[1e-16] * 1000]
+    running, naive = ExactSum(), 0.0
+    for term in terms:
+        running.add(term)
+        naive += term
+    assert naive == 1.0
+    assert running.total() == math.fsum(terms) > 1.0
 
 
 def test_what_passes_the_range_of_floats_is_infinite() -> None:

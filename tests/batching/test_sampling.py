@@ -26,11 +26,13 @@ from dpsgd_cli.batching.run import (
     BatchSizes,
     CyclicSampler,
     FixedSampler,
+    FullSampler,
     PoissonSampler,
     Sampler,
     ShuffleSampler,
     WrappedSampler,
     _groups_of,
+    batch_sizes,
     padded_to,
 )
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
@@ -80,6 +82,13 @@ def worst_tail(seen: np.ndarray, rate: float) -> float:
     return min(tails) * len(tails)
 
 
+class FixedSize(PoissonSampler):
+    """A control: batches of exactly the expected size."""
+
+    def batch(self, step: int) -> Batch:
+        return Batch(np.stack([s.distinct("poisson", step, self._records, BATCH) for s in self._streams]))
+
+
 def test_poisson_takes_each_record_independently_at_the_stated_rate(make: MakeStreams) -> None:
     sampler = PoissonSampler(make(2), RECORDS, BATCH)
     assert sampler.rate == BATCH / RECORDS
@@ -88,6 +97,10 @@ def test_poisson_takes_each_record_independently_at_the_stated_rate(make: MakeSt
     assert worst_tail(seen, sampler.rate) > LEAST
     assert worst_tail(seen, 1.25 * sampler.rate) < LEAST
     assert worst_tail(seen, sampler.rate / 1.25) < LEAST
+
+
+def test_a_batch_of_fixed_size_is_told_from_a_poisson_batch(make: MakeStreams) -> None:
+    assert worst_tail(inclusions(FixedSize(make(2), RECORDS, BATCH), STEPS, RECORDS), BATCH / RECORDS) < LEAST
 
 
 def test_poisson_batches_have_binomial_sizes(make: MakeStreams) -> None:
@@ -117,6 +130,32 @@ def test_poisson_pads_what_is_short(records: int, size: int, trials: int, step: 
         mask = np.ones(batch.rows.shape[1], dtype=bool) if batch.mask is None else batch.mask[trial]
         assert batch.rows[trial][mask].tolist() == alone.rows[0].tolist()
         assert set(batch.rows[trial]) <= set(range(records))
+
+
+@pytest.mark.parametrize("records", [10**5, 10**8])
+def test_poisson_batches_of_many_records(make: MakeStreams, records: int) -> None:
+    """400 batches of 100 expected: chi-square of where records lie, in 20 parts, with all that were left out.
+
+    A rate 1.1 times as large is rejected, and so is a sampler that never reaches the last part.
+    """
+    sampler, parts = PoissonSampler(make(1), records, 100), 20
+    drawn = [batch.rows[0] for batch in map(sampler.batch, range(400)) if isinstance(batch.rows, np.ndarray)]
+    assert all(len(np.unique(rows)) == len(rows) for rows in drawn), "no record twice in a batch"
+    assert len({rows.tobytes() for rows in drawn}) == 400
+    counts = np.bincount(np.concatenate(drawn) * parts // records, minlength=parts)
+
+    def tail(counts: np.ndarray, rate: float) -> float:
+        mean = 400 * rate * records / parts
+        return float(stats.chi2.sf(((counts - mean) ** 2 / (mean * (1 - rate))).sum(), parts))
+
+    assert tail(counts, sampler.rate) > LEAST
+    assert tail(counts, 1.1 * sampler.rate) < LEAST
+    assert tail(np.append(counts[:-2], [counts[-2:].sum(), 0]), sampler.rate) < LEAST
+
+
+def test_the_whole_as_a_poisson_batch_is_everything() -> None:
+    batch = PoissonSampler([SeededStreams(0)], 5, 5).batch(0)
+    assert batch.rows is not None and sorted(batch.rows[0].tolist()) == [0, 1, 2, 3, 4]
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.integers(0, 5))
@@ -265,6 +304,18 @@ def test_a_law_that_is_a_little_off_is_found() -> None:
         assert sum(abs(a - b) for a, b in zip(ours, wrong, strict=True)) / 2 > Fraction(1, 2**100)
 
 
+@pytest.mark.parametrize(("records", "expected"), [(10**8, 1024), (10**8, 1), (10**6, 600_000), (7, 7), (10**12, 4096)])
+def test_probabilities_of_many_records(records: int, expected: int) -> None:
+    """Against SciPy's floats, within 12 deviations of the mean; nothing outside 0..N."""
+    sizes, deviation = batch_sizes(records, expected), (expected * (1 - expected / records)) ** 0.5
+    around = range(max(0, int(expected - 12 * deviation)), min(records, int(expected + 12 * deviation)) + 1)
+    ours = np.array([sizes.probability(k) for k in around])
+    np.testing.assert_allclose(ours, stats.binom.pmf(np.array(around), records, expected / records), rtol=1e-7)
+    assert ours.sum() == pytest.approx(1, abs=1e-9)
+    assert sizes.probability(-1) == sizes.probability(records + 1) == 0
+    assert sizes.draw(0) >= 0 and sizes.draw((1 << BITS) - 1) <= records
+
+
 def test_sizes_drawn_from_a_stream() -> None:
     """Chi-square on 3000 draws at 10^8 records; a rate 1.05 times as large is rejected."""
     sizes, stream = BatchSizes(10**8, 100), SeededStreams(5)
@@ -322,11 +373,27 @@ def test_steps_may_be_asked_for_from_anywhere() -> None:
         assert records(drawn.batch(step)) == records(sampler.batch(step))
 
 
+def test_sizes_that_vary_by_chance_have_few_widths() -> None:
+    sampler = AheadSampler(PoissonSampler(STREAMS, 10_000, 100), CPU)
+    batches = [sampler.batch(step) for step in range(300)]
+    assert len({batch.rows.shape[1] for batch in batches if batch.rows is not None}) <= 4
+    assert all(batch.mask is not None for batch in batches)
+
+
 def test_batches_of_known_sizes_are_not_padded() -> None:
     sampler = AheadSampler(SAMPLERS["shuffle"](), CPU)
     widths = [np.asarray(sampler.batch(step).rows).shape[1] for step in range(8)]
     assert widths == [7] * 7 + [1]
     assert all(sampler.batch(step).mask is None for step in range(8))
+
+
+def test_every_record_stays_every_record() -> None:
+    assert AheadSampler(FullSampler(), CPU).batch(0) == Batch(rows=None)
+
+
+@pytest.mark.parametrize("width", [0, 1, 15, 16, 17, 100, 511, 513, 4096])
+def test_a_width_is_rounded_up_by_a_sixteenth_at_most(width: int) -> None:
+    assert max(1, width) <= sampling._rounded_up(width) <= max(1, width * 17 / 16)
 
 
 def test_a_cyclic_batch_takes_each_record_of_its_group_at_the_stated_rate(make: MakeStreams) -> None:

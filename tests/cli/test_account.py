@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,33 @@ def test_every_usual_accountant_answers_or_says_why_not() -> None:
     assert found["zcdp-rs"]["bound"] == "estimate"
     assert found["gaussian"]["epsilon"] is None
     assert "not Gaussian" in found["gaussian"]["note"]
+
+
+def test_the_table_is_sorted_and_ends_with_the_refusals() -> None:
+    result = run(*ABADI)
+    assert result.exit_code == 0
+    priced, refused = result.stdout.split("no statement:")
+    names = [line.split()[0] for line in priced.splitlines()[2:] if line]
+    assert names == ["pld", "rdp", "moments", "strong-composition", "basic-composition", "zcdp-rs"]
+    assert "zcdp: poisson batches" in refused
+    assert "0.9469" in priced
+
+
+def test_shuffled_steps_are_counted_as_whole_epochs() -> None:
+    flags = ["--batching", "shuffle", "--noise-multiplier", "6", "--sampling-rate", "0.01", "--accountant", "zcdp"]
+    by_steps = rows(*flags, "--steps", "201")["zcdp"]["epsilon"]
+    assert by_steps == rows(*flags, "--epochs", "3")["zcdp"]["epsilon"]
+
+
+def test_the_lower_bound_of_shuffling_is_told() -> None:
+    result = run("--batching", "shuffle", "--noise-multiplier", "0.5", "--sampling-rate", "1e-4", "--epochs", "1",
+                 "--delta", "1e-6")  # fmt: skip
+    assert "at least epsilon 10.99" in result.stdout
+
+
+def test_a_rate_may_be_a_batch_size_over_a_number_of_records() -> None:
+    rest = ["--noise-multiplier", "4", "--steps", "10", "--format", "json"]
+    assert run("--sampling-rate", "600/60000", *rest).output == run("--sampling-rate", "0.01", *rest).output
 
 
 def test_delta_at_an_epsilon() -> None:
@@ -58,6 +88,15 @@ def test_table_two(tmp_path: Path) -> None:
     assert (told.exit_code, "one of: initial, decay, epochs" in told.stderr) == (2, True)
 
 
+def test_epsilon_targets_go_by_each_accountant(tmp_path: Path) -> None:
+    path = recipe(tmp_path, SCHEDULES["exponential"])
+    names = ["--accountant", "zcdp", "--accountant", "gaussian"]
+    found = rows(path, "--solve", "decay", "--epochs", "60", "--target-epsilon", "5", *names)
+    assert found["gaussian"]["decay"] > found["zcdp"]["decay"]
+    assert found["gaussian"]["epsilon"] <= 5
+    assert found["gaussian"]["epsilon"] == pytest.approx(5, abs=1e-5)
+
+
 def test_curve_is_epsilon_epoch_by_epoch(tmp_path: Path) -> None:
     found = table(recipe(tmp_path, SCHEDULES["exponential"]), "--curve", "--accountant", "zcdp")
     assert len(found) == 71
@@ -82,6 +121,59 @@ def test_figures_two_and_three_in_one_command_each(tmp_path: Path) -> None:
     assert rates[2]["poisson zcdp-rs"] == ""  # outside the estimate's region
     noises = table("--sampling-rate", "0.01", "--epochs", "200", *both, "--over", "noise-multiplier=5:7:1")
     assert len(noises) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "drawn"),
+    [
+        (["--accountant", "rdp", "--accountant", "pld", "--curve"], ["rdp", "pld"]),
+        (["--curve"], ["pld"]),
+        (["--over", "noise-multiplier=4:6:1"], ["pld"]),
+        (["--over", "order=2:4:1"], ["sampled", "unsampled", "conjectured bound"]),
+    ],
+)
+def test_a_picture_shows_what_was_asked_and_its_legend_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], drawn: list[str]
+) -> None:
+    """Accountants that were named, else the one that proves least; never rho or noise."""
+    from matplotlib.figure import Figure
+
+    seen: list[Figure] = []
+    save = Figure.savefig
+
+    def watched(figure: Figure, *args: Any, **given: Any) -> None:
+        seen.append(figure)
+        save(figure, *args, **given)
+
+    monkeypatch.setattr(Figure, "savefig", watched)
+    numbers = ["--noise-multiplier", "4", "--sampling-rate", "0.01"]
+    length = [] if "order=2:4:1" in asked else ["--epochs", "3"]
+    assert run(*numbers, *length, *asked, "--plot", str(tmp_path / "x.png")).exit_code == 0
+    (figure,) = seen
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.get_lines()] == drawn
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == drawn
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_figure_sixteen_shows_the_conjectured_bound() -> None:
+    found = table("--noise-multiplier", "1", "--sampling-rate", "0.06", "--over", "order=1.5:3.5:1")
+    assert [row["order"] for row in found] == ["1.5", "2.5", "3.5"]
+    assert float(found[2]["sampled"]) > float(found[2]["conjectured bound"])
+    assert float(found[2]["unsampled"]) == pytest.approx(1.75)
+
+
+def test_several_recipes_in_one_figure(tmp_path: Path) -> None:
+    first = recipe(tmp_path, SCHEDULES["uniform"])
+    second = str(Path(first).rename(tmp_path / "first.yaml"))
+    other = recipe(tmp_path, SCHEDULES["time"])
+    Path(other).write_text(Path(other).read_text().replace("name: shuffled", "name: decaying"))
+    picture = tmp_path / "figure13.pdf"
+    found = table(second, other, "--accountant", "zcdp", "--curve", "--plot", str(picture))
+    assert list(found[0])[1:] == ["shuffled rho", "shuffled zcdp", "decaying rho", "decaying zcdp"]
+    assert found[-1]["decaying rho"] == ""
+    assert picture.stat().st_size > 1000
 
 
 def test_a_gate_fails_when_no_bound_is_below_it() -> None:
@@ -149,6 +241,62 @@ def test_trials_of_flags_and_recipes(tmp_path: Path) -> None:
     assert rows(path, "--accountant", "zcdp", "--trials", "all")["zcdp"]["rho"] == pytest.approx(3 * 0.78125)
 
 
+def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
+    one = rows(*ABADI, "--accountant", "rdp")["rdp"]["epsilon"]
+    best = rows(*ABADI, "--best-of", "10")["rdp"]["epsilon"]
+    everything = rows(*ABADI, "--accountant", "rdp", "--trials", "10")["rdp"]["epsilon"]
+    assert one < best < everything
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "nothing to account for"),
+        (["--noise-multiplier", "4"], "nothing to account for"),
+        (["--noise-multiplier", "4", "--sampling-rate", "0.01"], "give --steps or --epochs"),
+        (["--sampling-rate", "0.01", "--steps", "5"], "give --noise-multiplier or --noise-over-clip, or a budget"),
+        ([*ABADI, "--epochs", "5"], "--steps or --epochs, not both"),
+        ([*ABADI, "--delta", "0"], "--delta is 0"),
+        ([*ABADI, "--delta", "nan"], "--delta is nan"),
+        (["--noise-multiplier", "-1", "--sampling-rate", "0.01", "--steps", "5"], "--noise-multiplier is -1"),
+        (["--noise-multiplier", "1", "--sampling-rate", "1.5", "--steps", "5"], "--sampling-rate is 1.5"),
+        (["--noise-multiplier", "1", "--sampling-rate", "5/0", "--steps", "5"], "'5/0' is no number, nor a batch size"),
+        (["--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "0"], "--steps is 0"),
+        ([*ABADI, "--accountant", "pdl"], "unknown accountant 'pdl'"),
+        ([*ABADI, "--accountant", "rdp@posson"], "unknown batching 'posson'"),
+        ([*ABADI, "--accountant", "zcdp"], "not amplified by sampling"),
+        ([*SHUFFLED, "--accountant", "moments"], "not Poisson sampling"),
+        ([*SHUFFLED, "--adjacency", "add-remove"], "changes N"),
+        ([*ABADI, "--batching", "random-allocation", "--adjacency", "replace-one"], "add-remove"),
+        ([*ABADI, "--target-epsilon", "1"], "leaves nothing to solve for"),
+        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "-1"], "must be positive"),
+        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "give one budget"),
+        ([*ABADI, "--over", "order"], "NAME=FROM:TO:STEP"),
+        ([*ABADI, "--over", "noise-multiplier=5:1:1"], "FROM must not be above TO"),
+        (["--noise-multiplier", "4", "--sampling-rate", "0.01", "--over", "order=1:5:1"], "orders are above 1"),
+        ([*ABADI, "--plot", "x.png"], "give --curve or --over"),
+        (["--batch-size", "6", "--noise-multiplier", "1", "--steps", "5"], "--batch-size 6 is a share of --records"),
+        (["--batch-size", "6", "--records", "5", "--noise-multiplier", "1", "--steps", "5"], "at most --records (5)"),
+        ([*ABADI, "--batch-size", "6", "--records", "60"], "not both"),
+        (["--records", "60", "--noise-multiplier", "1", "--steps", "5"], "or --batch-size and --records"),
+        ([*SHUFFLED, "--records", "60", "--solve", "batch-size", "--target-epsilon", "9"], "solve for batch-size"),
+        ([*ABADI, "privacy.delta=3"], "name one"),
+        ([*ABADI, "--trials", "0"], "--trials is '0'"),
+        ([*ABADI, "--trials", "all"], "no trials of their own"),
+        ([*ABADI, "--best-of", "0.2"], "at least 1"),
+        ([*ABADI, "--best-of", "5", "--accountant", "zcdp"], "priced by rdp"),
+        (["quickstart", "--steps", "5"], "says that already"),
+        (["no-such-recipe"], "no such file"),
+    ],
+)
+def test_wrong_usage_is_explained_with_exit_code_two(args: list[str], words: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
 def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"mechanism": "gaussian"}\n')
@@ -169,6 +317,45 @@ def test_a_ledger_cannot_be_changed(tmp_path: Path) -> None:
         assert run(str(path), *change).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("args", "heavy", "answer"),
+    [
+        (
+            [*ABADI, "--accountant", "moments", "--accountant", "rdp"],
+            {"torch", "scipy", "pandas", "pydantic", "sklearn", "matplotlib", "dp_accounting"},
+            "1.2586",
+        ),
+        (["quickstart"], {"torch"}, "pld"),
+        (
+            [f"lee2018/{name}" for name in ("privgene", "majority", "output-perturbation", "objective-perturbation")],
+            {"torch"},
+            "privgene",
+        ),
+    ],
+)
+def test_answers_load_no_more_than_they_need(args: list[str], heavy: set[str], answer: str) -> None:
+    script = (
+        f"import sys; from dpsgd_cli.main import main; sys.argv = ['dpsgd', 'account', *{args!r}]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_what_a_free_number_needs_is_said_where_it_stands(tmp_path: Path) -> None:
+    recipe = tmp_path / "free.yaml"
+    recipe.write_text(
+        "name: free\ndata: {name: digits}\nmodel: {kind: linear}\nmethod: {kind: dp-sgd, batch_size: 100}\n"
+        "privacy:\n  schedule: {kind: uniform, initial: auto}\n  delta: 1e-5\nepochs: 3\n"
+    )
+    result = run(str(recipe))
+    assert result.exit_code == 2
+    assert f"{recipe}:6: privacy.schedule.initial: auto is solved for; give privacy.budget" in result.stderr
+
+
 def test_a_gate_judges_every_source_however_it_is_called(tmp_path: Path) -> None:
     for name, epochs in (("cheap", 1), ("dear", 400)):
         (tmp_path / name).mkdir()
@@ -184,6 +371,12 @@ def test_a_gate_judges_every_source_however_it_is_called(tmp_path: Path) -> None
     assert "#2 gaussian" in curve
 
 
+@pytest.mark.parametrize("option", [["--curve"], ["--at-epsilon", "1"], ["--over", "steps=1:3:1"]])
+def test_a_gate_beside_what_shows_no_price_is_refused(option: list[str]) -> None:
+    told = run(*ABADI, *option, "--max-epsilon", "99")
+    assert (told.exit_code, "--max-epsilon judges prices" in told.stderr) == (2, True)
+
+
 def test_what_no_price_covers_is_said_and_passes_no_gate(write_recipe: WriteRecipe, train: Train) -> None:
     path = write_recipe(data={"path": "tiny.npz", "classes": [0, 1, 2], "preprocess": [{"scale": {"by": "standard"}}]})
     directory = train(path)
@@ -194,10 +387,3 @@ def test_what_no_price_covers_is_said_and_passes_no_gate(write_recipe: WriteReci
         gate = run(str(source), "--max-epsilon", "99")
         assert (gate.exit_code, "does not cover it" in gate.stderr) == (1, True)
     assert "NOT covered" in result_text(store.read_document(directory), directory)
-
-
-def test_figure_sixteen_shows_the_conjectured_bound() -> None:
-    found = table("--noise-multiplier", "1", "--sampling-rate", "0.06", "--over", "order=1.5:3.5:1")
-    assert [row["order"] for row in found] == ["1.5", "2.5", "3.5"]
-    assert float(found[2]["sampled"]) > float(found[2]["conjectured bound"])
-    assert float(found[2]["unsampled"]) == pytest.approx(1.75)

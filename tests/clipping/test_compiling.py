@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsgd_cli.clipping import compiling
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.run import Clipping, sum_clipped
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
@@ -107,6 +108,16 @@ def test_programs_follow_new_batches_and_new_weights(name: str, clips: str) -> N
         assert bool(slow.sums.any())
 
 
+def test_copies_of_an_example_are_one_example() -> None:
+    build, shape = NETWORKS["cnn"]
+    fast, slow = pack_of(build), pack_of(build)
+    x, y, _ = batch_of(shape, 6, 0)
+    batch = (x, y[:, :2], torch.tensor([[True, True], [True, False]]))
+    Compiled("eager")(fast, batch, cross_entropy, bounds(len(fast.layers), True))
+    sum_clipped(slow, batch, cross_entropy, bounds(len(slow.layers), True))
+    torch.testing.assert_close(fast.sums, slow.sums, rtol=1e-10, atol=1e-13)
+
+
 @pytest.mark.parametrize("clips", [True, False])
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
 def test_examples_that_are_not_finite_add_nothing(backend: str, clips: bool) -> None:
@@ -184,6 +195,56 @@ def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: t
         assert float(pack.sums.double().norm()) <= 1 + 1e-4
 
 
+@needs_compiler
+def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sine and its derivative are computed once, and read where norms are taken and where sums are.
+
+    Two kernels that compute them may differ in the last bit, by a fused multiply-add or by another library function,
+    and that bit is all there is of a derivative near zero. Left to itself the compiler computes each several times.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    def kernels() -> list[int]:
+        pack = Pack(
+            lambda: nn.Sequential(nn.Linear(20, 33), Of(lambda m, x: x.sin()), nn.Linear(33, 3)), [0], Placement(CPU)
+        )
+        x, y, _ = batch_of((20,), 9, 0)
+        rows = (x[:1].float(), y[:1], None)
+        torch._dynamo.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, codes = run_and_get_code(Compiled(), pack, rows, cross_entropy, Clipping(torch.ones(1, 1)))
+        # a loop is written twice, for whole vectors and for the rest
+        loops = [part for code in codes for part in code.split("for(int64_t x0=")]
+        return [sum(f"{function}(" in part for part in loops) for function in ("sin", "cos")]
+
+    assert kernels() == [1, 1]
+    monkeypatch.setattr(compiling, "_ONCE", {})
+    assert kernels()[1] > 1
+
+
+def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:
+    """Tracing binds layers to other tensors for a while."""
+    build, shape = NETWORKS["residual"]
+    pack, other = pack_of(build), pack_of(build)
+    Compiled("eager")(pack, batch_of(shape, 4, 0), cross_entropy, None)
+    assert not any(layer.inputs or layer.gradients for layer in pack.members)
+    for one in (pack, other):
+        one.sums.zero_()
+        add_clipped_sums(one, batch_of(shape, 3, 1), cross_entropy, None, Diagnostics(2, CPU))
+    assert torch.equal(pack.sums, other.sums)
+
+
+def test_shapes_beyond_the_most_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_MOST_PROGRAMS", 2)
+    build, shape = NETWORKS["mlp"]
+    pack, other, compiled = pack_of(build), pack_of(build), Compiled("eager")
+    for count in (1, 2, 3, 4, 3):
+        compiled(pack, batch_of(shape, count, count), cross_entropy, None)
+        sum_clipped(other, batch_of(shape, count, count), cross_entropy, None)
+    torch.testing.assert_close(pack.sums, other.sums)
+    assert len(compiled._programs) == 2
+
+
 ASKS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "decides by a number of the batch": lambda m, x: x if float(x.detach().abs().max()) > 1e-9 else 2 * x,
     "scales by the largest number, by way of Python": lambda m, x: torch.stack(
@@ -206,6 +267,20 @@ def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: Callable[
     assert not pack.sums.any()
 
 
+@pytest.mark.parametrize("trials", [1, 2])
+def test_one_program_serves_pieces_of_batches_of_any_width(trials: int) -> None:
+    """The first 4 columns of masks drawn ahead: as wide as the largest batch, which changes from epoch to epoch."""
+    build, shape = NETWORKS["cnn"]
+    pack, other = (Pack(build, list(range(trials)), Placement(CPU, torch.float64)) for _ in range(2))
+    compiled = Compiled("eager")
+    for width in range(4, 16):
+        x, y, mask = (part[:trials] for part in batch_of(shape, width, width, masked=True) if part is not None)
+        piece = (x[:, :4], y[:, :4], mask[:, :4])
+        compiled(pack, piece, cross_entropy, None)
+        sum_clipped(other, piece, cross_entropy, None)
+    torch.testing.assert_close(pack.sums, other.sums)
+
+
 def test_what_a_model_keeps_is_there_afterwards() -> None:
     """What it needs for a shape is made when it first meets it."""
     kept: dict[int, Tensor] = {}
@@ -217,6 +292,16 @@ def test_what_a_model_keeps_is_there_afterwards() -> None:
     batch = batch_of((4,), 5, 0)
     Compiled("eager")(pack, batch, cross_entropy, None)
     assert bool(pack(batch[0]).isfinite().all())
+
+
+def test_bounds_of_another_kind_get_a_program_of_their_own() -> None:
+    build, shape = NETWORKS["mlp"]
+    pack, other, compiled = pack_of(build), pack_of(build), Compiled("eager")
+    for flat in (False, True):
+        clipping = Clipping(torch.tensor([[0.3, 0.05]], dtype=torch.float64), flat)
+        compiled(pack, batch_of(shape, 4, 0), cross_entropy, clipping)
+        sum_clipped(other, batch_of(shape, 4, 0), cross_entropy, clipping)
+    torch.testing.assert_close(pack.sums, other.sums)
 
 
 def test_rounded_passes_are_not_compiled() -> None:

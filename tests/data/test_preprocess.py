@@ -99,6 +99,12 @@ def test_scaling_by_bounds_names_every_column_without_bounds() -> None:
         run({"scale": {}}, np.zeros((1, 3)), Layout((3,)))
 
 
+def test_scaling_is_per_record() -> None:
+    alone, _ = run({"scale": {}}, ROWS[:1], TABLE)
+    together, _ = run({"scale": {}}, ROWS, TABLE)
+    assert alone[0].tolist() == together[0].tolist()
+
+
 def test_unit_norm() -> None:
     rows = np.array([[3.0, 4], [0, 0], [0.3, 0.4]])
     layout = Layout((2,), bounds=(0.0, 5.0))

@@ -23,7 +23,10 @@ from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
-USES: dict[str, dict[str, Any]] = {"hash": {"columns": {"id": {"hash": 64}}}, "text": {"columns": {"id": {"text": 16}}}}
+USES: dict[str, dict[str, Any]] = {
+    "hash": {"columns": {"id": {"hash": 64}}},
+    "text": {"columns": {"id": {"text": 16}}},
+}
 BERLIN = pd.Timestamp("2020-01-01 01:00", tz="Europe/Berlin")
 IDS = [2**60 + 3 * number for number in range(20)]
 
@@ -84,6 +87,16 @@ def test_arrow_tables_in_memory_keep_their_integers() -> None:
     found = memory.table_of(pa.table({"id": pa.array([None, *IDS], pa.int64()), "n": pa.array([1, *IDS], pa.uint64())}))
     assert found is not None
     assert found["id"].texts()[1:] == found["n"].texts()[1:] == list(map(str, IDS))
+
+
+def test_a_line_with_too_many_fields_is_refused_in_parts_too(tmp_path: Path) -> None:
+    """A comma in a cell that is not quoted would put values into other columns."""
+    lines = ["a,b,y", *["1,2,u"] * 8, "1,5,u,v", *["1,2,v"] * 3]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    told = {"path": "t.csv", "target": "y", "classes": ["u", "v"], "bounds": {"a": [0, 9]}, "drop": ["b"]}
+    for more in ({}, {"on_disk": True}):
+        with pytest.raises(DataError, match="row 10 has 4 cells, not 3"):
+            opening.load_raw(Data.model_validate(told | more), tmp_path)
 
 
 def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Step
+from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Step, length_of
 from dpsgd_cli.data.features import EXTRACTORS
 from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, Pipeline, norm_bound
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.step_settings import PREPROCESS, Features
+from dpsgd_cli.data.step_settings import (
+    PREPROCESS,
+    Features,
+)
 from dpsgd_cli.errors import DataError
 
 COLUMNS = (
@@ -113,6 +116,22 @@ def test_no_row_is_longer_than_the_stated_bound(kind: str, layout: Layout, given
         assert float(np.linalg.norm(made.reshape(len(made), -1).astype(np.float64), axis=1).max()) <= bound * (1 + 1e-5)
 
 
+@pytest.mark.parametrize(("kind", "bound"), [("unit-norm", 1.0), ("bin", 1.0), ("bias", None), ("scale", 1.0)])
+def test_bounds_by_hand(kind: str, bound: float | None) -> None:
+    """Two numeric columns: cosines and unit rows are of norm 1, [0, 1]^2 of root 2, and bounds of their ends' root."""
+    step = step_of(kind, {})
+    found = norm_bound([step], [NUMBERS, step.plan(NUMBERS)])
+    ends = (90.0**2 + 0.5**2 + 1.0) ** 0.5
+    assert found == pytest.approx({"scale": 2**0.5, "bias": ends}.get(kind, bound))
+
+
+def test_whitened_rows_have_no_bound() -> None:
+    for kind, layout, chosen in CASES:
+        if chosen.get("whiten"):
+            step = step_of(kind, chosen)
+            assert length_of(step.bounded(Length(1.0, 0.0), layout), step.plan(layout)) is None
+
+
 class Plain(Step, stated=False):
     """A step that keeps the mean of what it is fitted on."""
 
@@ -171,3 +190,9 @@ def test_a_model_in_use_never_fits_on_new_records_what_was_fitted_in_training(
         return
     with pytest.raises(DataError, match="lacks what step 0"):
         pipeline_of(data, Path(), layout, {})
+
+
+@pytest.mark.parametrize("kind", EXTRACTORS)
+def test_extractors_act_on_each_record_alone(kind: str) -> None:
+    """What they are made of is public (`tests/data/test_features.py`); of records they are fitted on none."""
+    assert EXTRACTORS[kind].fitted_on == "nothing"  # type: ignore[attr-defined]

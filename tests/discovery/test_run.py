@@ -47,6 +47,11 @@ def test_a_number_is_in_the_cell_between_whose_ends_it_lies(number: float) -> No
     assert EDGES[cell] <= within < EDGES[cell + 1]
 
 
+def test_the_cells_are_public_and_as_documented() -> None:
+    ends = [s * 2.0**k * (1 + j / 4) for s in (-1, 1) for k in range(-20, 40) for j in range(4)] + [-(2.0**40), 2.0**40]
+    assert sorted(ends) == EDGES.tolist()
+
+
 def test_what_is_missing_or_infinite_is_in_no_cell() -> None:
     values = np.array([math.nan, math.inf, -math.inf, 3.0])
     assert counts_of_numbers(values).sum() == 1
@@ -81,12 +86,29 @@ def test_bounds_hold_what_noise_leaves_clear() -> None:
         assert high - low <= 2 * np.ptp(np.quantile(values, [0.005, 0.995]))
 
 
+def test_powers_that_are_clear_together_only_are_found_together() -> None:
+    """500 values over 4 powers: each count is some 3 deviations of its noise, all together some 6."""
+    random = np.random.default_rng(1)
+    counts = counts_of_numbers(2.0 ** random.uniform(3, 7, 500))
+    found = [bounds_of(counts + 20 * random.standard_normal(len(counts)), 20.0, 0.01) for _ in range(50)]
+    assert sum(clear and 2 <= low <= 16 and 64 <= high <= 512 for (low, high), clear in found) >= 45
+
+
 @given(st.integers(0, 10**9), st.sampled_from([0.1, 1.0, 10.0]), st.sampled_from([0.0, 0.01, 0.49]))
 def test_any_counts_give_bounds_in_order_at_ends_of_cells(seed: int, scale: float, outside: float) -> None:
     random = np.random.default_rng(seed)
     counts = counts_of_numbers(random.standard_cauchy(int(random.integers(0, 60))) * 10.0 ** random.integers(-8, 14))
     (low, high), _ = bounds_of(counts + scale * random.standard_normal(len(counts)), scale, outside)
     assert low < high and {low, high} <= {*EDGES.tolist(), 0.0, 1.0}
+
+
+def test_bounds_of_noise_alone_are_called_a_guess() -> None:
+    noise = np.random.default_rng(3).standard_normal(run.CELLS)
+    (low, high), clear = bounds_of(noise, 1.0, 0.01)
+    assert low < high and not clear
+    found = Found({"income": (low, high)}, {"job": []}, ["income"])
+    assert "income: no count is clear" in found.warnings[0] and "job: no category" in found.warnings[0]
+    assert not Found({"income": (0.0, 2.0)}, {"job": ["a"]}).warnings
 
 
 def test_categories_above_the_threshold_are_named_in_alphabetical_order_and_at_most_so_many() -> None:
@@ -137,3 +159,9 @@ def test_a_missing_value_is_what_the_recipe_says() -> None:
     assert made.tolist() == [[0.2, 1]]
     unknown = (columns[0], Column("job", filling="z", private="categories"))
     assert STEP.transform(Layout((2,), unknown), kept)(np.array([[math.nan, math.nan]])).tolist() == [[0.2, 4]]
+
+
+@given(st.lists(st.text(max_size=5), max_size=3, unique=True), st.floats(-1e300, 1e300))
+def test_what_was_found_is_kept_to_the_bit(texts: list[str], number: float) -> None:
+    found = Found({"a": (number, math.nextafter(number, math.inf))}, {"b": texts}, ["a"])
+    assert Found.from_array(found.to_array()) == found

@@ -12,7 +12,7 @@ from sklearn import metrics
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation import run, strategy
-from dpsgd_cli.evaluation.estimates import Estimate, Noised, mean_of
+from dpsgd_cli.evaluation.estimates import Estimate, Noised, fieller, mean_of
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 
 ALMOST_NONE = Release(GaussianSum(1e-3, "add-remove"))
@@ -109,6 +109,11 @@ def test_few_records_have_an_interval_and_no_point() -> None:
     found = run.measure_classes(y, margin[:, None], release, SeededStreams(0), 100).metrics
     assert {one.value for one in found.values()} == {None}
     assert found["accuracy"].high - found["accuracy"].low > 0.2
+
+
+def test_a_ratio_whose_denominator_may_be_zero_says_nothing() -> None:
+    assert fieller(1.0, 2.0, 4.0, 0.0, 4.0, 0.0, 1.0) == (0.0, 1.0)
+    assert fieller(1.0, -20.0, 1.0, 0.0, 1.0, 0.0, 1.0) == (0.0, 1.0)
 
 
 def test_the_linear_estimate_is_unbiased_and_its_noise_is_known() -> None:

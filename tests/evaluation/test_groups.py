@@ -162,6 +162,30 @@ def test_f1_scores_are_covered_as_stated(count: int) -> None:
     assert (held >= 108).all()
 
 
+def test_the_calibration_gap_of_many_classes_is_covered_as_stated() -> None:
+    """Four classes with logits 1.6 times too large; 100 draws of 500 records, epsilon 2: at least 89% hold."""
+    rng, release = (
+        np.random.default_rng(0),
+        held_out_releases(held_out_release("gaussian", 2.0, 1e-5, "add-remove"), False),
+    )
+
+    def drawn(n: int) -> tuple[np.ndarray, np.ndarray, float]:
+        y = rng.integers(0, 4, n)
+        outputs = 1.6 * (rng.normal(0, 1, (n, 4)) + 1.2 * np.eye(4)[y])
+        shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+        return y, outputs, float(((outputs.argmax(axis=1) == y) - shares.max(axis=1)).mean())
+
+    truth, held, values = drawn(500_000)[2], 0, []
+    assert truth < -0.05
+    for seed in range(100):
+        y, outputs, _ = drawn(500)
+        found = run.measure_classes(y, outputs, release, SeededStreams(seed), 500).metrics["calibration_gap"]
+        held += found.low <= truth <= found.high
+        values.append((found.low + found.high) / 2)
+    assert 89 <= held <= 99
+    assert abs(np.mean(values) - truth) < 0.01
+
+
 def test_the_interval_of_a_calibration_gap_holds_the_noise_of_both_sums() -> None:
     """500 records that are all right and certain, so that all is noise; of 100 releases at least 89 hold 0."""
     release = held_out_releases(held_out_release("gaussian", 1.0, 1e-5, "add-remove"), False)
@@ -187,3 +211,22 @@ def test_the_stated_noise_of_counts_is_that_of_repeated_releases() -> None:
     stated = groups.of_value(3, 2, 0.76) * ONE.noise_multiplier * math.sqrt(float(plan.covariance.sum()))
     assert stated == pytest.approx(alone * math.sqrt(2 * 6 / 4))
     assert np.std(group) == pytest.approx(stated, rel=0.2)
+
+
+def test_an_average_precision_is_covered_as_stated() -> None:
+    """A fifth is of the second class; 200 draws of 1,000 records at epsilon 2: at least 90%."""
+    rng, release = (
+        np.random.default_rng(0),
+        held_out_releases(held_out_release("gaussian", 2.0, 1e-5, "add-remove"), False),
+    )
+
+    def drawn(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = (rng.random(n) < 0.2).astype(int)
+        return y, rng.normal(2.0 * y - 2, 1.3)
+
+    truth, held = plain.average_precision_score(*drawn(500_000)), 0
+    for seed in range(200):
+        y, margin = drawn(1000)
+        found = run.measure_classes(y, margin[:, None], release, SeededStreams(seed), 1000).metrics["average_precision"]
+        held += found.low <= truth <= found.high
+    assert held >= 180

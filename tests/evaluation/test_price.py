@@ -18,6 +18,12 @@ from dpsgd_cli.noise import run as noise
 STRATEGIES = [strategy.for_two_classes, strategy.for_many_classes, strategy.for_errors]
 
 
+@pytest.mark.parametrize(("epsilon", "noise"), [(0.5, 7.03), (1.0, 3.73), (3.0, 1.39), (8.0, 0.60)])
+def test_noise_is_that_of_one_gaussian_at_delta_1e_5(epsilon: float, noise: float) -> None:
+    """Values to the digits shown: Balle and Wang 2018, Theorem 8, solved in high precision."""
+    assert held_out_release("gaussian", epsilon, 1e-5, "add-remove").noise_multiplier == pytest.approx(noise, abs=0.005)
+
+
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp"])
 def test_the_accountant_of_the_training_prices_it_at_no_more_than_epsilon(accountant: str) -> None:
     release = held_out_release(accountant, 1.0, 1e-5, "add-remove")

@@ -123,10 +123,27 @@ def test_another_held_out_record_changes_one_release_only() -> None:
     assert 0 < moved <= 2 + 1e-9
 
 
+def test_the_interval_holds_the_exact_accuracy() -> None:
+    directory, document = train("out")
+    new = table(20_000)
+    new.to_csv("new.csv", index=False)
+    told = json.loads(run("evaluate", str(directory), "new.csv", "--format", "json").stdout)
+    value, low, high = document["evaluation"][0]["metrics"]["accuracy"]
+    assert low <= told["metrics"]["accuracy"]["mean"] <= high and low < value < high
+
+
 def test_the_held_out_records_are_never_measured_without_noise() -> None:
     directory, _ = train("out")
     done = run("evaluate", str(directory))
     assert done.exit_code == 2 and "held-out records of this result are private" in done.stderr
+
+
+def test_trials_together_add_up_part_by_part() -> None:
+    """Two trials of mu each on both parts: sqrt(2) mu, whose epsilon is 1.4652 (scipy, Balle and Wang)."""
+    directory, _ = train("out", repeats=2)
+    lines = run("account", str(directory), "--trials", "all", "--accountant", "gaussian", "--format", "json").stdout
+    (row,) = json.loads(lines)
+    assert row["epsilon"] == pytest.approx(1.4652, abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +176,15 @@ def test_a_private_choice_among_such_runs_is_refused() -> None:
         done = run("sweep", "sweep.yaml", *more)
         assert done.exit_code != 0 and "a private choice among runs whose held-out records are private" in done.stderr
     assert not list(Path().glob("swept/**/result.json"))
+
+
+def test_the_report_says_how_the_metrics_were_measured() -> None:
+    directory, document = train("out")
+    told = (directory / "report.md").read_text()
+    value, low, high = document["evaluation"][0]["metrics"]["accuracy"]
+    assert "held-out records, which are private, by one noisy release" in told
+    assert f"| accuracy | {value:.4f} | {low:.4f} to {high:.4f} |" in told
+    assert "Measured without noise" not in told and "declared public" not in told.split("## How good")[1].split("##")[0]
 
 
 def test_a_choice_by_both_parts_has_no_price_and_a_group_in_both_costs_its_dearest_split() -> None:

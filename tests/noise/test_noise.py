@@ -18,6 +18,33 @@ def source(seeds: list[int], size: int, dtype: torch.dtype = torch.float64) -> N
     return NoiseSource([SeededStreams(seed) for seed in seeds], size, CPU, dtype)
 
 
+@pytest.mark.parametrize(("size", "steps"), [(1, 70), (7, 130), (9000, 59), (300_000, 2)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_trial_draws_the_same_alone_and_in_a_pack(size: int, steps: int, threads: int) -> None:
+    """Over more steps than a block holds, whichever threads fill it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seeds = list(range(20 if size < 1000 else 5))
+        pack, alone = source(seeds, size), source([3], size)
+        for step in range(steps):
+            assert torch.equal(pack.draw(step)[3], alone.draw(step)[0])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_change_nothing() -> None:
+    before = torch.get_num_threads()
+    try:
+        drawn = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            drawn.append(source([0, 1], 50_000).draw(12).clone())
+        assert torch.equal(*drawn)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_no_trial_step_or_coordinate_shares_a_normal() -> None:
     """4 trials x 200 steps x 11 coordinates, several blocks: 8800 different float64 numbers."""
     noise = source([0, 1, 2, 10**12], 11)
@@ -91,6 +118,15 @@ def test_noise_meets_the_sum_before_it_is_rounded() -> None:
 
 def paced(seeds: list[int]) -> TrialNoise:
     return TrialNoise([SeededStreams(seed) for seed in seeds], "test", 3, torch.empty(0, dtype=torch.float64))
+
+
+def test_a_trials_draws_do_not_depend_on_when_others_draw() -> None:
+    together, alone = paced([1, 2]), paced([2])
+    mine = []
+    for turn in range(200):
+        drawn = together.draw([0, 1] if turn % 3 == 0 else [1])
+        mine.append(drawn[-1].clone())
+    assert torch.equal(torch.stack(mine), torch.cat([alone.draw([0]) for _ in range(200)]))
 
 
 def test_no_draw_is_given_twice_and_a_resumed_source_goes_on() -> None:

@@ -80,6 +80,15 @@ def test_iterations_that_do_not_converge_give_way_to_all_eigenvalues(monkeypatch
     assert torch.equal(cut_of(matrix, 0.2), whole)
 
 
+def test_the_spread_is_that_of_the_eigenvalues_of_noise_alone() -> None:
+    """The largest eigenvalue of 400 x 400 noise is within 10% of the edge of the semicircle."""
+    from dpsgd_cli.preconditioning.second_moments import with_noise
+
+    draws = np.random.default_rng(0).standard_normal(400 * 401 // 2)
+    largest = np.linalg.eigvalsh(with_noise(np.zeros((400, 400)), lambda v: v + 7.0 * draws)).max()
+    assert spread(400, 7.0) == pytest.approx(largest, rel=0.1)
+
+
 @pytest.mark.parametrize("size", [20, 700])
 def test_no_row_is_longer_than_one(size: int) -> None:
     """In float64, of rows along directions that the root shrinks most, and among them."""
@@ -114,6 +123,14 @@ def test_weights_through_the_root_are_the_model_on_rows_with_factors() -> None:
         factors = table.factors[trial, numbers[trial]] if table.factors is not None else None
         assert factors is not None
         assert torch.equal(found[trial], x[numbers[trial]] * factors.unsqueeze(1))
+
+
+def test_rows_of_their_own_have_factors_of_their_own() -> None:
+    one, x = made()
+    own = torch.stack([x, 2 * x.flip(0)])
+    factors = one.factors(own, True)
+    assert torch.equal(factors[0], one.factors(x, False)[0])
+    assert torch.allclose(factors[1, :-4], one.factors(x, False)[1].flip(0)[:-4] / 2)
 
 
 @pytest.mark.parametrize("size", [1e-42, 2.6e-23, 1e-19, 1e19, 1e30])

@@ -132,6 +132,30 @@ def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given
         assert (np.linalg.norm(own - near, axis=1) <= 3 * others + 1e-5).all()
 
 
+@pytest.mark.parametrize("given", [{"waves": 8}, {"waves": 4, "products": True}, {"bins": [4, 16]}])
+def test_the_map_of_a_table_makes_rows_of_mean_square_length_1(given: dict[str, object]) -> None:
+    """Of columns that are independent, and values spread over their cells; the rest is for the worst values in them."""
+    rng = np.random.default_rng(0)
+    raw = np.stack([rng.normal(45, 12, 20_000), rng.integers(3, size=20_000), np.zeros(20_000),
+                    rng.lognormal(6, 1, 20_000)], axis=1)  # fmt: skip
+    made = step(**given)
+    rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
+    blocks = scaling(counted([rows], columns.cells), columns, len(rows), 1e-3)
+    assert sorted(np.concatenate([block.outputs for block in blocks]).tolist()) == list(range(rows.shape[1]))
+    assert 0.7 < (rows_of(blocks, rows) ** 2).sum(axis=1).mean() <= 1 + 1e-9
+
+
+def test_values_away_from_the_middles_of_cells_make_no_long_rows() -> None:
+    """Half of the records in one spot, as many hold 0: 32 cosines that differ within a cell only stay small."""
+    rng = np.random.default_rng(0)
+    raw = np.stack([np.full(5000, 45.0), rng.integers(3, size=5000), np.zeros(5000),
+                    np.where(rng.random(5000) < 0.5, 0.0, rng.lognormal(6, 1, 5000))], axis=1)  # fmt: skip
+    made = step(waves=32)
+    rows, columns = made.transform(LAYOUT, None)(raw).astype(np.float64), made.columns(LAYOUT)
+    moved = rows_of(scaling(counted([rows], columns.cells), columns, len(rows), 2e-4), rows)
+    assert np.linalg.norm(moved, axis=1).mean() < 1.2
+
+
 BOUNDS = st.one_of(
     st.sampled_from([(47.0, 48.0), (0.0, 1.0), (-1.0, 1.0), (0.0, 50.0), (0.0, 99999.0), (-1000.0, 1000.0)]),
     st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1])),
@@ -180,3 +204,22 @@ def test_no_values_in_the_cells_make_rows_longer_than_1(
         np.maximum.at(longest, own.of(every), squares)
         worst += longest[own.of(rows)].mean()
     assert total <= worst + 1e-9 and worst <= 1 + 1e-9
+
+
+def test_a_mark_has_two_cells() -> None:
+    """Of a missing age; a record that has one, and a record that has none."""
+    layout = Layout((2,), (AGE, Column("age is missing", (0.0, 1.0), indicator=True, marks="age")))
+    made = step()
+    mark = next(one for one in made.columns(layout).cells if len(one.values) == 2)
+    rows = made.transform(layout, None)(np.array([[30.0, 0.0], [17.0, 1.0]]))
+    assert mark.of(rows).tolist() == [0, 1] and (mark.values / mark.values.max()).tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_budget_next_to_nothing_still_leaves_shares() -> None:
+    """Noise of 1e17 hides a difference of 1."""
+    columns = Columns([Cells(np.arange(3), np.eye(3))])
+    assert np.isfinite(scaling(np.array([1e17, -1e17, 3e16]), columns, 10, 1e9)[0].matrix).all()
+
+
+def test_pairs_have_no_cells() -> None:
+    assert step(pairs=4).columns(LAYOUT) == Columns()

@@ -69,6 +69,14 @@ def test_the_sensitivities_are_reached() -> None:
     assert np.linalg.norm(released(covariance(5 * axes[0]))) == pytest.approx(sensitivity("add-remove"))
 
 
+def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).standard_normal((25, 2, 3)).astype(np.float32)
+    whole = covariance(rows)
+    monkeypatch.setattr(moments, "ROWS_AT_ONCE", 7)
+    np.testing.assert_allclose(covariance(rows), whole, rtol=1e-12)
+    assert whole.shape == (6, 6)
+
+
 @pytest.mark.parametrize(("factor", "accepted"), [(1, True), (2 / 3, False), (3 / 2, False)])
 def test_noise_has_the_stated_scale_and_is_symmetric(factor: float, accepted: bool) -> None:
     """Chi-square with 20,100 degrees of freedom at 5 standard deviations: false failure below 1e-6."""
@@ -79,6 +87,11 @@ def test_noise_has_the_stated_scale_and_is_symmetric(factor: float, accepted: bo
     assert (noise == noise.T).all()
     statistic = (released(noise) ** 2).sum() / scale**2
     assert bool(abs(statistic - count) < 5 * math.sqrt(2 * count)) is accepted
+
+
+def test_every_draw_is_used_once() -> None:
+    draws = np.arange(1.0, 7.0)
+    np.testing.assert_allclose(released(moments.with_noise(np.zeros((3, 3)), lambda exact: exact + draws)), draws)
 
 
 @EXACTLY

@@ -81,6 +81,11 @@ def test_all_trials_of_all_cells_are_charged_at_once_before_the_first_runs(
     assert books.read(Path("t.book")).released(charge["id"]) == 4
 
 
+def test_a_dry_run_charges_nothing(run: Run) -> None:
+    assert run("sweep", "sweep.yaml", "--dry-run").exit_code == 0
+    assert charges() == []
+
+
 def test_a_sweep_that_does_not_fit_as_a_whole_runs_no_cell(run: Run) -> None:
     found = run("sweep", "sweep.yaml", "repeats=20", "--out", "o")
     assert found.exit_code == 1 and "would pass the book's budget" in found.output
@@ -118,6 +123,12 @@ def test_a_sweep_that_goes_on_after_a_kill_is_not_charged_again(run: Run, monkey
     assert run("sweep", "sweep.yaml", "most_trials=2", "--out", "o").exit_code != 0
     assert run("sweep", "sweep.yaml", "most_trials=2", "--out", "o").exit_code == 0
     assert [line["trials"] for line in charges()] == [8]
+
+
+def test_cells_that_were_not_charged_stop_a_sweep(run: Run) -> None:
+    assert CliRunner().invoke(main, ["sweep", "sweep.yaml", "--out", "o"]).exit_code == 0
+    found = run("sweep", "sweep.yaml", "--out", "o")
+    assert found.exit_code == 1 and "was not charged to" in found.output
 
 
 def test_a_choice_from_a_seed_is_refused(run: Run) -> None:

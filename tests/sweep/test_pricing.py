@@ -6,8 +6,9 @@ import pytest
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.joint_composition import Records, Run
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.settings import RandomStopping, Sweep
@@ -40,6 +41,13 @@ def test_all_together_is_the_composition_of_every_trial() -> None:
     )
     assert told["all_trials"]["trials"] == 3
     assert told["each_trial"][0]["epsilon"] == max(spent(release(8, 3)).epsilon or 0, spent(release(5)).epsilon or 0)
+
+
+def test_no_choice_is_told_as_such() -> None:
+    assert (
+        "choosing among these trials is not covered" in statement([spent(release(8), trials=2)], SWEEP)["warnings"][0]
+    )
+    assert statement([spent(release(8))], SWEEP)["warnings"] == []
 
 
 def test_a_cell_that_spends_a_budget_is_priced_by_the_budget_in_every_statement() -> None:
@@ -92,6 +100,12 @@ def test_different_adjacencies_have_no_statement_together() -> None:
     assert [one["adjacency"] for one in told["each_trial"]] == ["add-remove", "zero-out"]
 
 
+def test_a_trial_without_privacy_leaves_nothing_to_state() -> None:
+    told = statement([spent(release(8)), None], SWEEP)
+    assert told["all_trials"] is None
+    assert "no privacy at all" in told["warnings"][0]
+
+
 @pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
 def test_the_best_of_unequal_cells_costs_what_the_dearest_order_by_order_says(law: str) -> None:
     """Equal cells cost what one trial does; others, more than the cheaper and at least what the dearer costs."""
@@ -102,6 +116,11 @@ def test_the_best_of_unequal_cells_costs_what_the_dearest_order_by_order_says(la
     assert mixed > best.epsilon([release(8)], 1e-5)
 
 
+def test_what_the_theorem_does_not_cover_has_no_price() -> None:
+    with pytest.raises(UnsupportedMechanism, match="no Renyi divergence"):
+        BestOfTrials(Choice(10)).of_any([[release(8)], [Release(ApproximateDP(0.1, 1e-9, "add-remove"))]])
+
+
 def test_random_stopping_is_stated_for_all_cells_not_for_those_drawn() -> None:
     sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
     drawn, dear = [spent(release(8))], spent(release(4))
@@ -109,3 +128,10 @@ def test_random_stopping_is_stated_for_all_cells_not_for_those_drawn() -> None:
     assert wide > narrow > (drawn[0].epsilon or 0)
     assert statement([], sweep, [*drawn, dear])["choice"]["epsilon"] == wide
     assert statement(drawn, sweep, None)["choice"]["epsilon"] is None
+
+
+def test_random_stopping_has_no_price_where_a_cell_has_none_or_another_guarantee() -> None:
+    sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
+    assert statement([], sweep, [spent(release(8)), None])["choice"]["epsilon"] is None
+    mixed = statement([], sweep, [spent(release(8)), spent(release(8, adjacency="zero-out"))])["choice"]
+    assert mixed["epsilon"] is None and "different adjacencies" in mixed["note"]

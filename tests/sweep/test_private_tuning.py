@@ -19,7 +19,7 @@ from dpsgd_cli.sweep.private_tuning import draw
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.sweep.settings import RandomStopping
 from dpsgd_cli.training import loop
-from tests.sweep.conftest import GRID, Sweep, result
+from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 
 RUN = Run("a", (None,), "replace-one", Records("mine", "tested on 20%"))
 STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
@@ -130,6 +130,19 @@ def test_no_run_at_all_is_an_answer_that_costs_the_same(
     assert nothing["privacy"]["choice"]["epsilon"] > some["privacy"]["each_trial"][0]["epsilon"] > 0
 
 
+def test_one_draws_for_all(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes that begin at once, the second finds that there is a draw when it would keep its own."""
+    assert sweep(STOPPING, "--dry-run").exit_code == 0
+    select = RandomStopping(law="poisson", mean=3)
+    session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
+    out.mkdir()
+    for counts in ([1, 0, 0, 0], [0, 0, 0, 7]):
+        monkeypatch.setattr(private_tuning, "draw", lambda select, cells, counts=counts: counts)
+        private_tuning.write_draw(session.folder, select, session.every)
+    assert runs_of(out) == [1, 0, 0, 0]
+    assert [path.name for path in out.iterdir()] == [f"{session.folder.stem}.draw.json"]
+
+
 def test_the_first_shard_draws_for_the_others(sweep: Sweep, out: Path) -> None:
     early = sweep(STOPPING, "--shard", "2/2")
     assert early.exit_code == 2 and "shard 1/2 draws the number of runs for all shards" in " ".join(
@@ -152,6 +165,35 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
     session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     with pytest.raises(DataError, match=r"draw\.json"):
         private_tuning.read_draw(session.folder, session.every)
+
+
+def test_a_dry_run_shows_every_cell_and_draws_nothing(sweep: Sweep, out: Path) -> None:
+    done = sweep(STOPPING, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("1 trial, 1 epoch, noise 4") == 4
+    assert "runs of cells are drawn when it begins, 3 on average" in done.stdout
+    assert "publishing the chosen" in done.stdout and "all trials together" not in done.stdout
+    assert not out.exists()
+
+
+def test_a_seeded_number_is_marked_as_an_experiment(sweep: Sweep, out: Path) -> None:
+    done = sweep(STOPPING.replace("mean: 3", "mean: 3, seed: 1"))
+    assert done.exit_code == 0, done.output
+    assert result(out)["privacy"]["choice"]["randomness"].startswith("seeded (experiment")
+    assert "an experiment: anybody who knows the seed can subtract the noise" in done.stdout
+    assert not list(out.glob("*.draw.json"))
+    assert sweep(STOPPING, out="unseeded").exit_code == 0
+    choice = result(out.parent / "unseeded")["privacy"]["choice"]
+    assert choice["randomness"].startswith("seeded (experiment"), "the recipe has a seed, whoever draws the number"
+    assert sweep(STOPPING, *SECURE, out="secure").exit_code == 0
+    assert result(out.parent / "secure")["privacy"]["choice"]["randomness"] == "secure"
+
+
+def test_cells_of_which_one_has_no_price_have_none(sweep: Sweep) -> None:
+    blocks = f"list:\n{FAST}  - {{epochs: 1, privacy: null, method: {{kind: sgd, batch_size: 100}}}}\n"
+    done = sweep(blocks + "select: {kind: random-stopping, mean: 2}\n", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "publishing the chosen     no statement: a cell without privacy may be drawn" in done.stdout
 
 
 def test_a_poisson_number_is_nought_as_often_as_it_should_be() -> None:

@@ -123,6 +123,18 @@ def test_a_sweep_that_has_published_is_never_drawn_again(
     assert everything(out) == before
 
 
+def test_no_run_at_all_is_released_as_such(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, [0, 0, 0, 0])
+    done = sweep(STOPPING, *SECURE)
+    assert done.exit_code == 0 and "no trial chosen" in done.stdout
+    nothing = next(out.glob("*.result.json")).read_text()
+    draws(monkeypatch, [1, 0, 0, 2])
+    assert sweep(STOPPING, *SECURE, out="other").exit_code == 0
+    some = next((out.parent / "other").glob("*.result.json")).read_text()
+    assert json.loads(nothing)["privacy"] == json.loads(some)["privacy"]
+    assert not list(out.glob("*.chosen"))
+
+
 def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +194,11 @@ def test_a_quiet_job_says_nothing_of_its_packs(out: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     PackJob((), out).say("warning: once a pack")
     assert capsys.readouterr().err == "warning: once a pack\n"
+
+
+def test_only_random_stopping_without_a_seed_is_secret(sweep: Sweep, out: Path) -> None:
+    assert sweep("grid: {method.learning_rate: [1, 2]}\n", *SECURE).exit_code == 0
+    assert list(out.glob("*.table.csv"))
 
 
 def test_a_split_that_differs_between_cells_is_refused_before_anything_is_drawn(sweep: Sweep, out: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
+from dpsgd_cli import library
 from dpsgd_cli.accounting.ledger import read_ledgers
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, from_record
 from dpsgd_cli.data.fingerprint import sha256
@@ -287,6 +288,20 @@ def test_a_finished_result_is_charged_no_more_and_must_be_of_the_book(
     (path.parent / "tiny.book").write_text(f"{empty}\n")
     with pytest.raises(RunError, match="old copy of the book"):
         train(path)
+
+
+def test_a_dry_run_charges_nothing(recipe: Callable[..., Path]) -> None:
+    path = recipe()
+    loop.rehearse(resolve_auto(load_recipe(str(path))))
+    assert charges(path) == []
+
+
+def test_python_charges_a_book_too(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recipe()
+    monkeypatch.chdir(path.parent)
+    result = library.train(path, {"privacy.book": None}, book="tiny.book", out=path.parent / "out")
+    assert result.privacy["book"]["book"] == books.read(path.parent / "tiny.book").identity
+    assert len(charges(path)) == 1
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

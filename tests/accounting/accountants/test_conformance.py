@@ -7,6 +7,7 @@ released and shrink with noise, and an upper bound must not be below the exact v
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -24,7 +25,7 @@ from dpsgd_cli.accounting.mechanism import (
     Release,
     ZeroConcentrated,
 )
-from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 
 BATCHINGS: dict[Batching, Adjacency] = {
     "full": "add-remove",
@@ -72,6 +73,19 @@ mechanisms = st.one_of(
 )
 
 
+def test_every_file_beside_the_registry_is_in_it() -> None:
+    folder = Path(accountants.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    assert {type(accountants.get(name)).__module__.rsplit(".", 1)[1] for name in accountants.NAMES} == modules
+
+
+def test_names_are_the_names() -> None:
+    assert [accountants.get(name).name for name in accountants.NAMES] == list(accountants.NAMES)
+    assert set(accountants.USUAL) < set(accountants.NAMES)
+    with pytest.raises(UsageError, match="pld"):
+        accountants.get("mments")
+
+
 @everyone
 def test_nothing_released_costs_nothing(name: str) -> None:
     accountant = accountants.get(name)
@@ -113,6 +127,16 @@ def test_no_noise_is_no_privacy(name: str) -> None:
             # A sampled release without noise harms nobody while the record is not drawn.
             drawn = 0.01 if batching in ("poisson", "fixed") else 1
             assert accountant.delta([Release(gaussian(batching, 0.0, 0.01))], 5.0) >= drawn
+
+
+@everyone
+@RELAXED
+@given(mechanism=mechanisms, count=st.integers(1, 3000), log_delta=st.floats(-25, -1))
+def test_more_uses_and_smaller_deltas_cost_more(name: str, mechanism: Mechanism, count: int, log_delta: float) -> None:
+    delta = math.exp(log_delta)
+    here = stated(name, [Release(mechanism, count)], delta)
+    assert no_more(here, stated(name, [Release(mechanism, 2 * count)], delta))
+    assert no_more(here, stated(name, [Release(mechanism, count)], delta / 3))
 
 
 @everyone
@@ -165,6 +189,29 @@ def test_one_release_more_never_costs_less(
 
 
 @everyone
+@RELAXED
+@given(noise=st.floats(0.7, 300), count=st.integers(1, 500))
+def test_an_upper_bound_is_above_the_exact_gaussian(name: str, noise: float, count: int) -> None:
+    accountant = accountants.get(name)
+    exact = accountants.get("gaussian")
+    for batching in ("full", "shuffle"):
+        releases = [Release(gaussian(batching, noise, 1.0), count)]
+        epsilon = stated(name, releases, 1e-6)
+        if epsilon is not None and accountant.bound == "upper":
+            assert epsilon >= exact.epsilon(releases, 1e-6) * (1 - 1e-9)
+
+
+@everyone
+@RELAXED
+@given(noise=st.floats(0.7, 30), rate=st.floats(1e-3, 0.3), count=st.integers(1, 2000))
+def test_an_upper_bound_is_above_the_loss_distribution(name: str, noise: float, rate: float, count: int) -> None:
+    releases = [Release(gaussian("poisson", noise, rate), count)]
+    epsilon = stated(name, releases, 1e-6)
+    if epsilon is not None and accountants.get(name).bound == "upper":
+        assert epsilon >= accountants.get("pld").epsilon(releases, 1e-6) * (1 - 1e-3)
+
+
+@everyone
 def test_curve_is_the_epsilon_of_every_prefix(name: str) -> None:
     accountant = accountants.get(name)
     for batching in BATCHINGS:
@@ -205,6 +252,12 @@ def test_mixed_adjacencies_have_no_common_statement(name: str) -> None:
 def test_a_leak_larger_than_delta_leaves_no_statement(name: str) -> None:
     epsilon = stated(name, [Release(ApproximateDP(0.1, 1e-4, "add-remove"))], 1e-5)
     assert epsilon in (None, math.inf)
+
+
+@pytest.mark.parametrize("name", ["moments", "zcdp-rs"])
+def test_poisson_accountants_say_that_shuffling_is_not_poisson_sampling(name: str) -> None:
+    with pytest.raises(UnsupportedMechanism, match="not Poisson sampling"):
+        accountants.get(name).epsilon([Release(GaussianSum(5.0, "zero-out", "shuffle"))], 1e-5)
 
 
 def test_zcdp_rs_refuses_what_lies_outside_its_region() -> None:

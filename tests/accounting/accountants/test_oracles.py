@@ -22,7 +22,7 @@ from scipy.stats import binom, norm
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import ACCOUNTANTS, AccountantEntry
 from dpsgd_cli.accounting.accountants.additive import Gaussian
-from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.adjacency import Adjacency, Batching
 from dpsgd_cli.accounting.mechanism import (
     KINDS,
     ApproximateDP,
@@ -30,6 +30,7 @@ from dpsgd_cli.accounting.mechanism import (
     GaussianSum,
     GroupSum,
     PureDP,
+    PureSource,
     Release,
     Threshold,
     ZeroConcentrated,
@@ -193,6 +194,15 @@ def stated(name: str, releases: tuple[Release, ...], delta: float) -> float | No
         return accountants.get(name).epsilon(releases, delta)
     except UnsupportedMechanism:
         return None
+
+
+def test_the_table_has_every_kind_of_mechanism_batching_source_and_neighbour() -> None:
+    """So that none is added without an oracle."""
+    made = [one.mechanism for ledger in TABLE for one in ledger.releases]
+    assert {type(one) for one in made} == {*KINDS.values(), GroupSum}
+    assert {one.batching for one in made if isinstance(one, GaussianSum)} == set(get_args(Batching))
+    assert {one.source for one in made if isinstance(one, PureDP)} == set(get_args(PureSource))
+    assert {one.adjacency for one in made} == set(get_args(Adjacency))
 
 
 @pytest.mark.parametrize("ledger", TABLE, ids=lambda ledger: ledger.told)
