@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from dpsgd_cli.accounting.mechanism import PureDP, Release
@@ -17,6 +16,8 @@ from dpsgd_cli.methods.descriptor import ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.perturbation import epsilon_delta, one_release
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dpsgd_cli.engine.tensors import Table
     from dpsgd_cli.recipe.schema import Recipe
 
@@ -73,6 +74,8 @@ class Majority(OneShot):
             values[trial, -1] = 1.0 if self._released(trial, difference) > 0 else -1.0
 
     def _released(self, trial: int, difference: float) -> float:
+        import numpy as np
+
         from dpsgd_cli.noise.run import laplace
 
         plan = self.context.plans[trial]

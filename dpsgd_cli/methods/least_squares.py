@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import replace_factor
@@ -43,10 +42,10 @@ from dpsgd_cli.intervals.price import INFERENCE, LABEL, Inference
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.price import one_gaussian
-from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from dpsgd_cli.engine.context import Context
@@ -133,13 +132,17 @@ class DpLeastSquares(OneShot):
         taken = slice(None) if table.held_out is None else ~table.held_out[:, trial]
         members = table.members[taken].cpu().numpy()
         there = members >= 0
-        return members[there], np.sqrt(shares_of_rows(members)[there])
+        return members[there], shares_of_rows(members)[there] ** 0.5
 
     def _pieces(self, trial: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield a trial's rows over their public bound, with the bias's 1, and targets of norm at most 1. Private.
 
         Rows of users are first scaled down to norm 1, then multiplied by the root of their weight in the user's mean.
         """
+        import numpy as np
+
+        from dpsgd_cli.preconditioning import second_moments as moments
+
         table, outputs, users = self.context.table, self.outputs, self._users(trial)
         x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         y, taken, roots = table.y.cpu().numpy(), None, np.ones(len(x))
@@ -153,22 +156,28 @@ class DpLeastSquares(OneShot):
             targets = np.eye(outputs)[own[:, 0]] if classes else np.nan_to_num(own).clip(-1, 1)
             yield bounded if users is None else moments.at_most_one(bounded) * root, targets * root
 
-    @np.errstate(**SILENT)
     def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return A (D, D), Z (D, K) and Y (K,) without noise. Private."""
+        import numpy as np
+
+        from dpsgd_cli.preconditioning import second_moments as moments
+
         width = self.context.pack.size // self.outputs
         products, squares = np.zeros((width, self.outputs)), np.zeros(self.outputs)
-        for rows, targets in self._pieces(trial):
-            products += moments.at_most_one(rows).T @ targets
-            squares += np.square(targets).sum(axis=0)
-        return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products, squares
+        with np.errstate(**SILENT):
+            for rows, targets in self._pieces(trial):
+                products += moments.at_most_one(rows).T @ targets
+                squares += np.square(targets).sum(axis=0)
+            return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products, squares
 
     def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray, squares: np.ndarray) -> Tensor:
         """Release A and Z (and Y) of a trial with noise, and return weights (D, K) for unscaled features."""
+        import numpy as np
         import torch
 
         from dpsgd_cli.intervals.run import SquaresRelease
         from dpsgd_cli.noise.run import gaussian
+        from dpsgd_cli.preconditioning import second_moments as moments
         from dpsgd_cli.preconditioning.maps import eigen, spread
 
         plan, settings = self.context.plans[trial], self.context.recipes[trial].method
