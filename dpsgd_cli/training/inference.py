@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,9 +64,6 @@ from dpsgd_cli.training.build_models import (
 )
 from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading_of
 from dpsgd_cli.training.start import Trials
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT = 3
 _AT_ONCE = 4096
