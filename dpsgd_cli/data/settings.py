@@ -188,8 +188,8 @@ class Augment(Section):
 
 
 @dataclass(frozen=True)
-class Use:
-    """What the other sections of a recipe decide about its records, so that code which reads or cuts them knows it.
+class RecordUse:
+    """Decisions of the other sections of a recipe about its records, for code that reads or cuts them.
 
     `unit` is the unit of privacy, a user with several rows; None for single records. `folds` are those of
     cross-validation, or None. `by_place`: a record's place decides its part (replace-one, zero-out), not its content.
@@ -205,7 +205,7 @@ class Use:
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
-    _use: Use = PrivateAttr(Use())
+    _use: RecordUse = PrivateAttr(RecordUse())
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -427,17 +427,17 @@ class Data(Section):
 
     @property
     def unit(self) -> Unit | None:
-        """Return the recipe's unit of privacy (`Use`)."""
+        """Return the recipe's unit of privacy (`RecordUse`)."""
         return self._use.unit
 
     @property
     def folds(self) -> int | None:
-        """Return the recipe's number of folds (`Use`)."""
+        """Return the recipe's number of folds (`RecordUse`)."""
         return self._use.folds
 
     @property
     def by_place(self) -> bool:
-        """Return True if a record's place decides its part (`Use`)."""
+        """Return True if a record's place decides its part (`RecordUse`)."""
         return self._use.by_place
 
     @property
@@ -492,9 +492,9 @@ class Data(Section):
     def protecting(
         self, unit: Unit | None, folds: int | None = None, by_place: bool = False, private: bool = False
     ) -> Data:
-        """Return a copy of which `Use` is what the arguments say."""
+        """Return a copy of which `RecordUse` is what the arguments say."""
         made = self.model_copy()
-        made._use = Use(unit, folds, by_place, private)
+        made._use = RecordUse(unit, folds, by_place, private)
         return made
 
     @property

@@ -33,7 +33,7 @@ Units = Callable[[int], Sequence[Tensor | float]]
 
 
 class AroundNoise(Protocol):
-    """What happens to a step's sums beside their noise: processes add them up, an audit looks at them."""
+    """Hook around the noise of a step's sums: processes add them up, an audit looks at them."""
 
     def before_noise(self, beside: Sequence[Tensor]) -> None:
         """Take the sums of the pack, and those (R, n) that are released `beside` them, without noise."""
