@@ -117,8 +117,9 @@ class Pack(nn.Module):
         rule = rule_for(module, name)
         if rule is not None:
             layer = self._taken(rule(module, self.session), name)
-            for own, described in {} if self.trusted else layer._parameters.items():
-                described.lend = partial(self._lent, module, name, own)
+            for key, described in {} if self.trusted else layer._parameters.items():
+                if isinstance(described, Described):
+                    described.lend = partial(self._lent, module, name, key)
             return layer
         if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
             raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
@@ -140,8 +141,8 @@ class Pack(nn.Module):
         self._places[id(layer)] = name
         return layer
 
-    def _lent(self, source: nn.Module, name: str, own: str) -> Tensor | None:
-        """Return one example's copy of parameter `own` of a layer that has a rule, for code that uses it by itself.
+    def _lent(self, source: nn.Module, name: str, key: str) -> Tensor | None:
+        """Return one example's copy of parameter `key` of a layer that has a rule, for code that uses it by itself.
 
         The first use makes the copies' rule, and joins it with that of the layer: both add up to one gradient
         (`tied.py`), and are one clipping group as before. Returns None outside of a pass.
@@ -151,12 +152,12 @@ class Pack(nn.Module):
         if source not in self._beside:
             with self.session.passes.outside():
                 made = self._beside[source] = Own(source, self.session, nn.Module())
-            for layer in (made, *(product for products in made.products.values() for product in products.values())):
-                self._taken(layer, name)
-                layer.bind(self._views_of(self.values, layer), self._views_of(self.sums, layer))
+            for one in (made, *(product for products in made.products.values() for product in products.values())):
+                self._taken(one, name)
+                one.bind(self._views_of(self.values, one), self._views_of(self.sums, one))
             self.layers[:] = self._groups()
             made.lend()
-        lent: Tensor = vars(self._beside[source].clone[0])[own]
+        lent: Tensor = vars(self._beside[source].clone[0])[key]
         return lent
 
     def _check_all_taken(self, source: nn.Module) -> None:

@@ -335,7 +335,7 @@ class Described(Tensor):
         if func in _TELLS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        func = Tensor.detach if func == Tensor.data.__get__ else func
+        func = Tensor.detach if func == Tensor.data.__get__ else func  # type: ignore[attr-defined]
         return func(*tree_map(Described._copied, args), **tree_map(Described._copied, kwargs or {}))
 
     @staticmethod
