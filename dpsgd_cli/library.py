@@ -22,6 +22,8 @@ from torch import Tensor, from_numpy, nn
 from dpsgd_cli.common.plugins import IN_MEMORY, InMemory, content_of, standing_for, trusting
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cells import Table
+from dpsgd_cli.engine import huggingface
+from dpsgd_cli.engine.settings import HuggingFaceModel
 from dpsgd_cli.engine.weights import digest, held, redrawn
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
@@ -309,6 +311,16 @@ class Result:
         """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`."""
         with self._opened():
             return self.trained.module(trial)
+
+    def save_pretrained(self, folder: str | Path, trial: int = 0) -> None:
+        """Write a model of transformers for `from_pretrained`; with adapters, for `peft.PeftModel.from_pretrained`.
+
+        The classes are its labels. Raises UsageError for another model, or another kind of adapter.
+        """
+        with self._opened():
+            loaded = self.trained.loaded
+            own = loaded.recipe.model if isinstance(loaded.recipe.model, HuggingFaceModel) else None
+            huggingface.save(self.trained.module(trial), own, loaded.base, self.trained.classes or (), Path(folder))
 
     def shapes(self, trial: int = 0) -> pd.DataFrame:
         """Return the effect of each value of each column on the model's output, as `dpsgd explain` writes it."""
