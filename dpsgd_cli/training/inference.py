@@ -181,8 +181,8 @@ class Trained:
         for name, known in self.bundle.about["made_from"].items():
             path = self.loaded.base / name
             if not is_there(path):
-                where = "dpsgd.load(folder, model=...) gives it again" if IN_MEMORY in name else f"restore {path}"
-                raise DataError(f"{self.directory}: the model is made of {name}, which is not there; {where}")
+                how = "give it again: dpsgd.load(folder, model=...)" if IN_MEMORY in name else "restore it"
+                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; {how}")
             if sha256(path) != known:
                 raise self._changed([name])
 
