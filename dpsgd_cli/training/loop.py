@@ -28,8 +28,8 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.errors import RunError, UsageError
+from dpsgd_cli.methods.experiment import Runtime
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
-from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.results import mlflow, provenance, store
 from dpsgd_cli.training import charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
