@@ -37,18 +37,35 @@ def command() -> None:
     """
 
 
+SHELVES = {"": "to begin with", "tabular": "tables", "finetune": "texts", "frontier": "images"}
+"""Headings of recipes to begin with, by folder; the others reproduce papers."""
+
+
 @command.command("list")
-def list_() -> None:
+@click.option("--all", "every", is_flag=True, help="Also list the recipes that reproduce papers.")
+def list_(every: bool) -> None:
     """List the shipped recipes and their questions.
 
     \b
-    Example:
+    Examples:
       dpsgd recipe list
+      dpsgd recipe list --all
     """
     recipes = shipped_recipes()
-    width = max(map(len, recipes), default=0)
-    for name, file in recipes.items():
-        click.echo(f"{name:<{width}}  {question(file)}")
+    shelves: dict[str, list[str]] = {heading: [] for heading in SHELVES.values()}
+    for name in recipes:
+        shelves.setdefault(SHELVES.get(name.rpartition("/")[0], "papers"), []).append(name)
+    papers = shelves.get("papers", [])
+    if not every:
+        shelves.pop("papers", None)
+    width = max((len(name) for shelf in shelves.values() for name in shelf), default=0)
+    for heading, names in shelves.items():
+        click.echo(f"{heading}:")
+        for name in names:
+            click.echo(f"  {name:<{width}}  {question(recipes[name])}")
+    if papers and not every:
+        folders = ", ".join(dict.fromkeys(name.partition("/")[0] for name in papers))
+        click.echo(f"papers: {len(papers)} more, of {folders}; `dpsgd recipe list --all` lists them")
 
 
 @command.command()

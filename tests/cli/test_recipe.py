@@ -34,10 +34,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_list_names_every_shipped_recipe_with_its_question() -> None:
-    result = run("list")
-    assert result.exit_code == 0
-    rows = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
-    assert rows == [[name, question(file)] for name, file in shipped_recipes().items()]
+    brief, whole = run("list"), run("list", "--all")
+    assert (brief.exit_code, whole.exit_code) == (0, 0)
+    rows = [line.split(maxsplit=1) for line in whole.stdout.splitlines() if line.startswith("  ")]
+    assert dict(rows) == {name: question(file) for name, file in shipped_recipes().items()} and len(rows) == len(
+        dict(rows)
+    )
+    assert "  quickstart " in brief.stdout and "yu2019/" not in brief.stdout
+    assert f"papers: {len(rows) - len(brief.stdout.splitlines()) + 5} more" in brief.stdout
 
 
 def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
