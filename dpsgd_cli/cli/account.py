@@ -14,7 +14,7 @@ from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
 from dpsgd_cli.account.options import HEADINGS, OPTIONS, RANGES, Asked, Option, flag
 from dpsgd_cli.account.question import cases_of, exported, rows_of, series_of
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 
 _HINTS = {
     "--sigma": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
@@ -97,7 +97,9 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("account", cls=Command, short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
-@click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
+@click.argument(
+    "arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...", shell_complete=complete
+)
 @_with_options
 @TRUST_CODE
 def command(**given: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
@@ -69,7 +69,7 @@ def list_(every: bool) -> None:
 
 
 @command.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with its defaults filled in.
@@ -88,7 +88,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
 
 @command.command("copy")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def copy(recipe: str, overrides: tuple[str, ...], out: Path | None) -> None:
@@ -225,7 +225,7 @@ def schema() -> None:
 
 @command.command("check-model")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
     """Show for each layer of the model of RECIPE how it is clipped, its cost, and whether it is refused.

@@ -10,7 +10,7 @@ import click
 from tqdm import tqdm
 
 from dpsgd_cli.accounting.statement import warnings_of
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.package_files import MODEL
@@ -24,8 +24,8 @@ from dpsgd_cli.training.plans import declarations, resolve_auto
 
 
 @click.command("train")
-@click.argument("recipe")
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.argument("recipe", shell_complete=complete)
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
               help="Where the result directory goes.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Number of trials, trained together; short for repeats=N.")

@@ -509,6 +509,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
         f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
+        "# yaml-language-server: $schema=recipe.schema.json",
         *_about(drafted),
         f"name: {name[:80]}",
         "data:",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from dpsgd_cli.cli import complete
 from dpsgd_cli.cli.recipe import implied_settings
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
@@ -42,6 +44,12 @@ def test_list_names_every_shipped_recipe_with_its_question() -> None:
     )
     assert "  quickstart " in brief.stdout and "yu2019/" not in brief.stdout
     assert f"papers: {len(rows) - len(brief.stdout.splitlines()) + 5} more" in brief.stdout
+
+
+def test_a_shell_is_offered_recipes_and_keys() -> None:
+    command = click.Context(click.Command("train"))
+    for typed, offered in (("quick", "quickstart"), ("privacy.budget.e", "privacy.budget.epsilon=")):
+        assert [one.value for one in complete(command, click.Argument(["recipe"]), typed)] == [typed, offered]
 
 
 def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
