@@ -1,7 +1,8 @@
 """Subcommands, one file each: a file defines `command` and is imported only when that command is called.
 
 `complete` offers recipes and their keys to a shell. `TRUST_CODE` is the option `--trust-code` of each command that
-would run Python files named by a recipe or a result. The list of trusted files and the refusal are in `common/plugins.py`.
+would run Python files named by a recipe or a result. The list of trusted files and the refusal are in
+`common/plugins.py`.
 """
 
 from __future__ import annotations
