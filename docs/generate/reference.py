@@ -116,9 +116,9 @@ def whole_recipe() -> str:
 
 LEGEND = (
     "The column *guarantee* says whether a key can change what is guaranteed. **stated**: the key is a part of the"
-    " statement or its price. *by the plan*: the key may enter the price or what is declared public, such as sampling,"
-    " length, bounds; `dpsgd account RECIPE KEY=VALUE` shows it. *no*: it cannot. Examples are from shipped recipes"
-    " where one has the key."
+    " statement or its price. *possibly*: the key may change the price or what is declared public, as sampling, length"
+    " and bounds do; `dpsgd account RECIPE KEY=VALUE` shows the price with another value. *no*: it cannot. Examples are"
+    " from shipped recipes where one has the key."
 )
 
 
@@ -230,7 +230,7 @@ def _default(schema: Schema) -> str:
 
 def _guarantee(dotted: str) -> str:
     first = dotted.partition(".")[0]
-    return "**stated**" if first == "privacy" else "no" if first in NO_GUARANTEE else "by the plan"
+    return "**stated**" if first == "privacy" else "no" if first in NO_GUARANTEE else "possibly"
 
 
 def _example(dotted: str, schema: Schema) -> str:

@@ -520,7 +520,11 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    steps = (
+        []
+        if drafted.is_array
+        else ["  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"]
+    )
     whole = [name for name, use in drafted.named("number").items() if use.whole]
     if whole:
         steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]
