@@ -201,7 +201,7 @@ def outside(privacy: Privacy) -> list[str]:
         " results, a look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
         *([f"It was charged to {book_words(privacy['book'])}."] if "book" in privacy else []),
         "Side channels: the duration of training, the memory of the machine, and the rounding of noise by computers.",
-        f"The noise is {privacy['noise_source']}.",
+        *([] if privacy["noise_source"] == "secure" else [f"The noise is {privacy['noise_source']}."]),
     ]
 
 

@@ -184,6 +184,15 @@ def blocks(explained: Explained) -> list[Block]:
     return told
 
 
+def quality(explained: Explained) -> list[Block]:
+    """Return a heading and one picture of quality on public test records; nothing without them."""
+    for name, told in (("roc", "Telling the classes apart"), ("predicted", "Predicted against true")):
+        if points := getattr(explained.curves, name):
+            alone = TestCurves.model_validate({name: points})
+            return [Heading(told), Picture(_draw_curves(alone), f"{told}, on public test records")]
+    return []
+
+
 def _value(value: float | str) -> str:
     return f"{value:g}" if isinstance(value, float) else value or "(missing)"
 
