@@ -329,7 +329,7 @@ def _roc(found: _Read) -> list[Block]:
     if not points:
         return []
     known = [(1 - of[0], one) for _, one, of in points if one[0] is not None and of[0] is not None]
-    known = sorted([*known, (0.0, (0.0, 0.0, 0.0)), (1.0, (1.0, 1.0, 1.0))])
+    known = [(0.0, (0.0, 0.0, 0.0)), *sorted(known, key=lambda point: point[0]), (1.0, (1.0, 1.0, 1.0))]
     chart = Chart(460, 320, "false positive rate", "true positive rate (with 95% intervals)", low_legend=True)
     chart.line((0, 1), (0, 1), "#888888", "guessing", "dashed")
     places, values = [at for at, _ in known], [value for _, value in known]
