@@ -56,6 +56,3 @@ Method = Annotated[
 
 METHODS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(Method)[0])}
 """Section classes of all methods, by kind."""
-
-FORMER_METHODS = {"sgd-ma": "rdp-markov", "sgd-adv": "strong-composition"}
-"""Accountants of DP-SGD that were kinds of methods, by that kind."""
