@@ -11,7 +11,7 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, listed, quoted
 from dpsgd_cli.data.cells import PLAIN, Cells, is_gap, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import Data, positive_last
 from dpsgd_cli.data.table import target_scale, to_numbers
 from dpsgd_cli.errors import DataError
 
@@ -31,7 +31,9 @@ def read_labels(
         if data.task != "regression" and found is None:
             for cells in columns:
                 _refuse_gaps(cells, cells.gaps(data.format or PLAIN) & (filling is None))
-            found = found_classes(columns, data.format or PLAIN, filling)
+            found = tuple(positive_last([*found_classes(columns, data.format or PLAIN, filling)], data.positive))
+            if data.positive is not None and str(data.positive) not in map(str, found[1:]):
+                raise DataError(f"data.positive: is {data.positive!r}, but must be one of two classes, {listed(found)}")
         for cells in columns:
             if data.task == "regression":
                 numbers = to_numbers(cells, filling, data.format or PLAIN, is_target=True)

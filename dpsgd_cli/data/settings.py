@@ -25,19 +25,56 @@ LOG_FROM, LOG_FROM_0 = 100, 10_000
 """Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
 
+_POSITIVE = (
+    "true",
+    "yes",
+    "ja",
+    "oui",
+    "si",
+    "s\u00ed",
+    "sim",
+    "da",
+    "\u0434\u0430",
+    "tak",
+    "evet",
+    "positive",
+    "positiv",
+)
+"""Public words by which one of two classes is the positive one, in lower case."""
+
+
+def positive_last(classes: list[Any], positive: object = None) -> list[Any]:
+    """Return two classes with the positive one second: `positive`, else the only one that is a word for yes.
+
+    >>> positive_last(["ja", "nein"]), positive_last(["b", "c"]), positive_last(["a", "b"], "a")
+    (['nein', 'ja'], ['b', 'c'], ['b', 'a'])
+    """
+    texts = [str(one).casefold() for one in classes]
+    words = ("1", *_POSITIVE) if "0" in texts else _POSITIVE
+    are = [
+        word in words if positive is None else str(one) == str(positive)
+        for word, one in zip(texts, classes, strict=True)
+    ]
+    return classes[::-1] if are == [True, False] else classes
+
+
+def _are_two(classes: list[Any], positive: object) -> bool:
+    return len(classes) == 2 and str(positive) in map(str, classes)
+
+
 class Balanced(Section):
     """Weights of two classes' losses by which both count alike in sum, from a public prior."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Public share of the second class, from outside the data: it is declared, not counted."
+        description="Public share of the positive class, from outside the data: it is declared, not counted."
     )
 
 
 class Costs(Section):
-    """Costs of the two mistakes about two classes; the second is the positive one. Only their ratio counts."""
+    """Costs of the two mistakes about two classes, one of which is `positive`. Only their ratio counts."""
 
-    miss: Positive = Field(alias="false-negative", description="Of a record of the second class that is missed.")
-    alarm: Positive = Field(alias="false-positive", description="Of a record of the first class taken for the second.")
+    miss: Positive = Field(alias="false-negative", description="Of a record of the positive class that is missed.")
+    alarm: Positive = Field(alias="false-positive", description="Of another record that is taken for a positive one.")
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -244,6 +281,12 @@ class Data(Section):
         " class; next-token: the token that follows each place. A negative label at a place does not count.",
     )
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    positive: str | int | float | bool | None = Field(
+        None,
+        description="Which of two classes is the positive one, of which sensitivity, costs and `balanced` speak. Left"
+        " out, the one that is a word for yes (ja, yes, true, 1, positive), else the second that is listed or sorted.",
+        examples=["yes"],
+    )
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
         None,
         description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
@@ -327,11 +370,23 @@ class Data(Section):
     )
 
     @model_validator(mode="after")
+    def _positive_last(self) -> Data:
+        """Put the positive one of two listed classes, and its weight, second, as everything that reads them expects."""
+        held = self.classes if self.task == "classification" else None
+        if held is not None and positive_last(held, self.positive) != held:
+            for key in ("classes", "class_weights"):
+                if (own := getattr(self, key)) is not None:
+                    object.__setattr__(self, key, own[::-1])  # the section is frozen
+        return self
+
+    @model_validator(mode="after")
     def _card_or_file(self) -> Data:
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = "test_path target test_target categorical classes drop target_bounds missing target_transform"
+            own = (
+                "test_path target test_target categorical classes drop target_bounds missing target_transform positive"
+            )
             extra = [key for key in (*own.split(), "format", "on_disk") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
@@ -351,7 +406,9 @@ class Data(Section):
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
-        given = [key for key in ("class_weights", "balanced", "costs") if getattr(self, key) is not None]
+        if self.positive is not None and self.classes and not _are_two(self.classes, self.positive):
+            raise ValueError(f"positive: is {self.positive!r}, but must be one of two classes")
+        given = [key for key in ("positive", "class_weights", "balanced", "costs") if getattr(self, key) is not None]
         if (
             given
             and self.task != "classification"

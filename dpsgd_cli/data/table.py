@@ -262,7 +262,8 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     said = []
     if classes is not None:
         how = "recipe" if data.classes is not None else "read from the data"
-        said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
+        which = f"; {classes[1]} is the positive one" if len(classes) == 2 and data.task == "classification" else ""
+        said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}{which}.")
     private = data.private_columns
     if data.bounds is not None and any(column.bounds and not column.indicator for column in columns):
         other = "other " if False in private.values() else ""

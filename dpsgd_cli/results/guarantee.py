@@ -56,7 +56,8 @@ def price_terms(privacy: Privacy) -> Terms:
     """Return what the guarantee says in numbers, as terms with their descriptions."""
     if privacy["accountant"] is None:
         return [("privacy", f"none: {NO_PRIVACY}")]
-    found = [("epsilon", f"{epsilon_words(privacy)}{_rho_words(privacy['rho'], ', rho ')}")]
+    epsilon = f"{epsilon_words(privacy)}{_rho_words(privacy['rho'], ', rho ')}"
+    found = [("protected", whom(privacy)), ("epsilon", epsilon)]
     found += _part_terms(privacy.get("parts", {}))
     if (spent := privacy.get("spent")) is not None:
         epsilon = "none" if spent["epsilon"] is None else metric_text(spent["epsilon"])
@@ -134,6 +135,12 @@ def gaussian_words(mu: float | None, regret: float) -> str:
 def percent(share: float) -> str:
     """Return `share` as a percentage, rounded up because it bounds an attack: `3.42%`."""
     return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
+
+
+def whom(privacy: Privacy) -> str:
+    """Return who is protected, in a few words."""
+    unit = privacy.get("unit")
+    return "each row by itself" if unit is None else f"each user: all rows with one value of {unit['column']} together"
 
 
 def protected(privacy: Privacy) -> str:
