@@ -22,6 +22,8 @@ DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 TO_FILL_IN = ("LOW", "HIGH")
 """Placeholders that `dpsgd recipe new` writes for bounds that only the user knows."""
+WHOSE = "WHOSE"
+"""First entry of the list that `dpsgd recipe new` writes for `privacy.unit`, before the columns that it may be."""
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from dpsgd_cli.accounting.budget import usual_delta
-from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE
 from dpsgd_cli.common.text_format import count, quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data import opening, own_arrays, table_files
@@ -74,10 +74,16 @@ _DAYS_OF_EXCEL = range(20_000, 60_000)
 _SHORT_YEARS = ("%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
 _PERSON = (
     r"user|customer|client|patient|person|member|subject|household|employee|student|driver|visitor|kunde|patientin"
+    r"|cust|emp|account|acct"
 )
 _ID = re.compile(
-    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
+    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|mrn|e-?mail)$"
+    rf"|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
 )
+LEAST_REPEATED, LEAST_DIFFERENT = 1.1, 20
+"""A column may name persons if it has more rows per value, on average, and more different values than this."""
+ONE_ROW = ""
+"""The answer that no person has several rows, in place of the column that tells persons apart."""
 _OF_A_DAY = re.compile(r"date|day|datum|tag|jour|fecha|born|since|when|time")
 _AFFIX = re.compile(r"[\d.,'\u2019+\-\u2212()]+")
 _A_NUMBER = re.compile(r"[^\w]{0,3}\d[\d.,'\u2019\s]*\D{0,8}")
@@ -86,7 +92,10 @@ _AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2
 
 @dataclass(frozen=True)
 class Use:
-    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm."""
+    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm.
+
+    `repeated`: rows per value, on average and at most, of a column that may tell persons apart. Private.
+    """
 
     kind: str
     role: Role
@@ -95,6 +104,7 @@ class Use:
     form: str = ""
     gaps: bool = False
     whole: bool = False
+    repeated: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,8 @@ class Drafted:
     """The apparent content of a file.
 
     `uses` are those of its columns but the target (none for an array). `classes` is None if the targets are numbers.
-    `units` is the number of records, or of users if a column names them.
+    `units` is the number of records, or of users if a column names them. `open_units` are the columns that may name
+    them, until that is answered; `one_row`: the answer is that no person has several rows.
     """
 
     records: int
@@ -115,6 +126,8 @@ class Drafted:
     integers: bool = False
     private: bool = False
     on_disk: bool = False
+    open_units: tuple[str, ...] = ()
+    one_row: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
         """Return the columns of some roles."""
@@ -136,8 +149,12 @@ def draft(
     shown: str,
     text: Sequence[str] = (),
     private: Sequence[str] | None = None,
+    unit: str | None = None,
 ) -> Draft:
     """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
+
+    `unit` is the column that tells persons apart, or `ONE_ROW`. Without an answer, the recipe of a table that has
+    candidates (`_may_name_persons`) holds the question, and is refused until it is answered.
 
     With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
     names of the columns, the number of records and the target, and on no value of any other column.
@@ -146,7 +163,7 @@ def draft(
     """
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
-        return Draft(_text(_of_arrays(path, target, task), target, shown))
+        return Draft(_text(_answered(_of_arrays(path, target, task), unit, ()), target, shown))
     if kind not in table_files.KINDS:
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
@@ -155,18 +172,27 @@ def draft(
     rows, labels = _rows(path, kind, written, target)
     wrong = [
         f"{path}: --{option} names {quoted(name)}, which is no column{known_columns(name, rows.names)}"
-        for option, given in (("target", [target]), ("text", text), ("categorical", private or ()))
+        for option, given in (
+            ("target", [target]),
+            ("text", text),
+            ("categorical", private or ()),
+            ("unit", [unit] if unit else ()),
+        )
         for name in given
-        if name not in rows or (name == target and option == "categorical")
+        if name not in rows or (name == target and option in ("categorical", "unit"))
     ]
     if wrong:
         raise DataError("\n".join(wrong))
     if private is not None:
         uses = {name: Use("", "category" if name in (*private, *text) else "number", "") for name in rows.names}
         del uses[target]
+        named = [name for name in uses if _ID.match(name.lower())]
         drafted = Drafted(len(labels), len(labels), uses, _classes(labels, task, path, PLAIN), private=True)
-        return Draft(_text(drafted, target, shown))
+        drafted = _answered(drafted, unit, named)
+        return Draft(_text(drafted, target, shown), _question(drafted))
     drafted = _of_table(path, kind, rows, labels, with_numbers(rows, written), task, text)
+    asked = [name for name, use in drafted.uses.items() if use.repeated]
+    drafted = _answered(drafted, unit, asked, rows)
     return Draft(_text(drafted, target, shown), _told(drafted, path, target))
 
 
@@ -200,16 +226,34 @@ def _of_table(
                 to_numbers(rows[name], 0.0, written)
         except DataError as error:
             problems.append(str(error) if name == labels.name else f"{path.name}: {error}")
-    if not problems and all(use.role in ("drop", "unit") for use in uses.values()):
+    if not problems and all(use.role == "drop" for use in uses.values()):
         reasons = ", ".join(f"{quoted(name)} ({use.kind})" for name, use in uses.items())
         problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
     if problems:
         raise DataError("\n".join(problems))
-    uses |= _other_units(uses)
-    records, users = len(labels), [name for name, use in uses.items() if use.role == "unit"]
-    on_disk = records * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS) and not users
-    units = len({*rows[users[0]].distinct[0]} - {None}) if users and records == len(rows) else records
-    return Drafted(records, units, uses, classes, written, on_disk=on_disk)
+    on_disk = len(labels) * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS)
+    return Drafted(len(labels), len(labels), uses, classes, written, on_disk=on_disk)
+
+
+def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: Table | None = None) -> Drafted:
+    """Return a draft with the column `unit` as unit of privacy, or with the question about the columns `asked`.
+
+    Until it is answered, identifiers are left out, so that either answer is an edit of one line.
+    """
+    uses = dict(drafted.uses)
+    if unit is None:
+        for name in asked:
+            if drafted.private or uses[name].kind.startswith("identifier"):
+                uses[name] = replace(uses[name], role="drop", confirm="whether it names persons")
+        asked = sorted(asked, key=lambda name: (not re.search(_PERSON, name.lower()), not _ID.match(name.lower())))
+        return replace(drafted, uses=uses, open_units=tuple(asked))
+    if unit == ONE_ROW:
+        return replace(drafted, one_row=True)
+    found = uses.get(unit, Use("", "unit", ""))
+    uses[unit] = replace(found, kind="identifier", role="unit", confirm="that it names whose rows these are")
+    whole = rows is not None and len(rows) == drafted.records
+    units = len({*rows[unit].distinct[0]} - {None}) if rows is not None and whole else drafted.units
+    return replace(drafted, uses=uses, units=units, on_disk=False)
 
 
 def format_of(path: Path, kind: str, target: str) -> TableFormat:
@@ -368,10 +412,22 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
         if not bad.any() and np.isfinite(numbers).any():
             use = _of_numbers(cells.name, numbers[~empty], different)
             if use is not None:
-                return replace(use, gaps=with_gaps)
+                return replace(_asked(use, cells, empty), gaps=with_gaps)
         elif bad.any():
             _refuse_mixed(cells, texts, written)
-    return _of_texts(cells.name, texts, rows, coded)
+    return _asked(_of_texts(cells.name, texts, rows, coded), cells, empty)
+
+
+def _asked(use: Use, cells: Cells, empty: np.ndarray) -> Use:
+    """Return a use with the rows per value, if the column may tell persons apart: see `LEAST_REPEATED`.
+
+    Not asked about are numbers that are measured, few categories, and dates: `_of_numbers` and `_of_texts` take what
+    may name persons for an identifier, a hash or text.
+    """
+    times = np.bincount(cells.take(~empty).distinct[1])
+    times = times[times > 0]
+    named = use.role in ("hash", "text") and len(times) > LEAST_DIFFERENT and times.mean() > LEAST_REPEATED
+    return replace(use, repeated=(float(times.mean()), int(times.max()))) if named else use
 
 
 def _to_confirm(form: str, texts: Sequence[str]) -> str:
@@ -391,7 +447,8 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
     whole = bool((numbers == np.floor(numbers)).all())
     if whole and len(numbers) > 2 and (np.diff(numbers) == 1).all():
         return Use("row numbers", "drop", "they tell nothing")
-    if whole and different > 2 and _ID.match(name.lower()) and (use := _of_names(different, len(numbers))) is not None:
+    numbered = len(numbers) > LEAST_REPEATED * different and _numbered(numbers)
+    if whole and (_ID.match(name.lower()) or numbered) and (use := _of_names(different, len(numbers))) is not None:
         return use
     if different <= 2:
         return None
@@ -402,13 +459,29 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
     return Use("whole numbers" if whole else "numbers", "number", "least and largest value", whole=whole)
 
 
+def _numbered(numbers: np.ndarray) -> bool:
+    """Return True if whole numbers look given, not measured: all have the same number of digits, at least four.
+
+    Numbers of four or five digits also have to lie evenly between the least and the largest, and no year is one. If
+    half of the different numbers end in one digit, they are prices or rounded.
+    """
+    different = np.unique(numbers)
+    digits = {len(str(int(one))) for one in different[[0, -1]]}
+    if different[0] < 1000 or len(digits) > 1 or 1900 <= different[0] <= different[-1] <= 2100:
+        return False
+    ends = np.bincount((different % 10).astype(int))
+    places = (different - different[0]) / (different[-1] - different[0])
+    even = np.abs(places - np.linspace(0, 1, len(different))).max() < 0.1
+    return bool(2 * ends.max() < len(different) and (even or different[0] >= 100_000))
+
+
 def _of_names(different: int, rows: int) -> Use | None:
-    """Return the use of a column that names something; None if it repeats too often to name persons."""
+    """Return the use of a column that names something; None if its values are too few to name persons."""
     if different == rows:
         return Use("identifier", "drop", "different in each row, so nothing can be learnt from it")
-    if different < 10 or rows > MOST_CATEGORIES * different:
+    if different <= LEAST_DIFFERENT:
         return None
-    return Use("identifier, repeated", "unit", "that it names whose rows these are")
+    return Use("identifier, repeated", "hash", "that it names no person; if it does, privacy.unit should name it")
 
 
 def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
@@ -417,9 +490,11 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
     addresses = all(_AN_ADDRESS.fullmatch(one) for one in some)
     if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == rows and rows >= 10)):
         return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
+    shape = {re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", one)) for one in some}
+    numbered = len(shape) == 1 and min(shape).count("0") >= 3
     if (
         rows >= 10
-        and (different == rows or _ID.match(name.lower()))
+        and (different == rows or _ID.match(name.lower()) or numbered)
         and (use := _of_names(different, rows)) is not None
     ):
         return use
@@ -464,14 +539,6 @@ def _refuse_mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> N
                 f"column {quoted(cells.name)} holds dates in several forms, or cells that are none: not {day} in data"
                 f" row {row}{advice}"
             )
-
-
-def _other_units(uses: dict[str, Use]) -> dict[str, Use]:
-    """Return other uses for all repeated identifiers but one: the first that names persons, else the first."""
-    units = [name for name, use in uses.items() if use.role == "unit"]
-    units.sort(key=lambda name: not re.search(_PERSON, name.lower()))
-    confirm = "that it names no person; if it does, privacy.unit should name it"
-    return {name: Use("identifier, repeated", "hash", confirm) for name in units[1:]}
 
 
 def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
@@ -527,11 +594,15 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")
     ]
+    if drafted.open_units:
+        unit = [f"  unit: {_yaml([WHOSE, *drafted.open_units])}     # open: say whose rows these are"]
+    if drafted.one_row:
+        unit = ["  unit: null     # you said: one row a person"]
     measured = [
         "  split: {test: 0.2}",
         "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
     ]
-    of = "records" if not unit else "users"
+    of = "users" if drafted.named("unit") else "records"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
@@ -581,7 +652,12 @@ def _target_lines(drafted: Drafted) -> list[str]:
             f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
             "  target_transform: auto     # log if these bounds span orders of magnitude, as prices do; else null",
         ]
-    return ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
+    which = f"  positive: {_yaml(drafted.classes[-1])}     # to confirm: sensitivity and costs are of this class"
+    return [
+        "  task: classification",
+        f"  classes: {_yaml(drafted.classes)}     # {READ}",
+        *[which] * (len(drafted.classes) == 2),
+    ]
 
 
 def _column_lines(drafted: Drafted) -> list[str]:
@@ -635,6 +711,8 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
     """Return the table of columns, below how the file is written."""
     kind = "numbers" if drafted.classes is None else f"{len(drafted.classes)} classes"
     confirm = "least and largest value" if drafted.classes is None else "its classes, read from the file"
+    if drafted.classes is not None and len(drafted.classes) == 2:
+        confirm += f", and that {drafted.classes[1]} is the positive one"
     rows = [("column", "kind", "use", "to confirm"), (target, kind, "the target", confirm)]
     for name, use in drafted.uses.items():
         rows.append((name, use.kind + ", with gaps" * use.gaps, _USES[use.role], use.confirm))
@@ -649,7 +727,23 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
         f"{looked} looked at, on this machine and outside of any guarantee. Training detects nothing.",
         "",
         *aligned,
+        *_question(drafted),
     ]
+
+
+def _question(drafted: Drafted) -> list[str]:
+    """Return the rows per value of the columns that may tell persons apart, and the question that is open."""
+    told = [
+        f"rows per value of {name}: {use.repeated[0]:.2f}, at most {use.repeated[1]}"
+        for name, use in drafted.uses.items()
+        if use.repeated
+    ]
+    if drafted.open_units:
+        told += [
+            "Whose rows are these? All rows of a person have to be protected together. Answer before you train: --unit"
+            f" {drafted.open_units[0]} (or another column), --one-row-a-person, or privacy.unit in the recipe."
+        ]
+    return ["", *told] if told else []
 
 
 def _said(written: TableFormat) -> list[str]:

@@ -152,3 +152,85 @@ def test_the_command_says_what_it_used_of_a_file_with_private_bounds(tmp_path: P
     assert yaml.safe_load(out.read_text())["data"]["categorical"] == {"job": "private"}
     refused = CliRunner().invoke(main, [*asked, "--categorical", "job"])
     assert refused.exit_code == 2 and "goes with --private-bounds" in refused.output
+
+
+def exported(name: str = "", n: int = 300) -> dict[str, Any]:
+    """The columns of a table as it is exported, all drawn at random; forms are those of real exports."""
+    rng = np.random.default_rng(11)
+    person = rng.integers(0, n // 3, n)
+    label = np.where(rng.random(n) < 0.4, "ja", "nein")
+    tables: dict[str, dict[str, Any]] = {
+        "persons": {
+            "MRN": 700_000 + person,
+            "emp_no": 1000 + person,
+            "account": [f"A{p:05d}" for p in person],
+            "nhs_number": 4_000_000_000 + 7 * person,
+            "msisdn": [f"+44 7{p:09d}" for p in person],
+            "Versichertennr": [f"K{p:09d}" for p in person],
+            "cust_no": 50_000 + 3 * person,
+        },
+        "measured": {
+            "kwh": rng.integers(100, 999, n),
+            "price": rng.choice(np.arange(1099, 9999, 100), n),
+            "rent": rng.integers(300, 700, n) * 10,
+            "house": rng.integers(100, 180, n) * 1000,
+            "birth weight": rng.normal(3400, 400, n).round(-1).astype(int),
+            "grams": rng.permutation(np.repeat(rng.normal(3400, 400, n // 2).round().astype(int), 2)),
+            "born": rng.integers(1930, 2005, n),
+            "height": rng.normal(170, 9, n).round(1),
+        },
+    }
+    few = {"age": 20 + person % 60, "ward": rng.choice(["A", "B", "C"], n), "y": label}
+    return tables.get(name, {}) | few
+
+
+def test_whose_rows_these_are_is_asked_of_every_column_that_may_say_so(tmp_path: Path) -> None:
+    """Whatever it is called; no number of the answer is in the recipe, and nothing trains before it is given."""
+    columns = exported("persons")
+    frame = pd.DataFrame(columns)
+    frame.to_csv(tmp_path / "ids.csv", index=False)
+    made = command("recipe", "new", tmp_path / "ids.csv", "--target", "y", "-o", tmp_path / "open.yaml")
+    for name in {*columns} - {"age", "ward", "y"}:
+        times = frame[name].value_counts()
+        assert f"rows per value of {name}: {times.mean():.2f}, at most {times.max()}\n" in made.output
+    assert "rows per value of age" not in made.output and "--one-row-a-person" in made.output
+    text = (tmp_path / "open.yaml").read_text()
+    asked = yaml.safe_load(text)["privacy"]["unit"]
+    assert asked[0] == "WHOSE" and {*asked[1:]} == {*columns} - {"age", "ward", "y"}
+    assert f"{frame['MRN'].value_counts().mean():.2f}" not in text and "at most 1e-5" in text
+    refused = command("train", tmp_path / "open.yaml", "data.bounds.age=[0, 120]")
+    assert refused.exit_code == 2 and not (tmp_path / "results").exists()
+    assert re.search(
+        r"privacy\.unit: is an open question: whose rows .*\{column: '\w+', most_rows: 10\}.* null", refused.stderr
+    )
+    for answer, unit in (("null", None), ("{column: MRN, most_rows: 10}", "MRN")):
+        loaded = load_recipe(str(tmp_path / "open.yaml"), ["data.bounds.age=[0, 120]", f"privacy.unit={answer}"])
+        assert (loaded.recipe.privacy.unit and loaded.recipe.privacy.unit.column) == unit
+
+
+def test_the_answer_of_whose_rows_these_are_is_an_option(tmp_path: Path) -> None:
+    pd.DataFrame(exported("persons")).to_csv(tmp_path / "ids.csv", index=False)
+
+    def drafted(*options: str) -> dict[str, Any]:
+        made = command("recipe", "new", tmp_path / "ids.csv", "--target", "y", *options)
+        assert made.exit_code == 0, made.output
+        return yaml.load(made.stdout, Loader=yaml.BaseLoader)
+
+    of_mrn, of_rows = drafted("--unit", "MRN"), drafted("--one-row-a-person")
+    assert of_mrn["privacy"]["unit"] == {"column": "MRN", "most_rows": "10"}
+    assert "MRN" not in {**of_mrn["data"]["bounds"], **of_mrn["data"]["columns"]}
+    assert of_rows["privacy"]["unit"] == "null" and "MRN" in of_rows["data"]["columns"]
+    assert command("recipe", "new", tmp_path / "ids.csv", "--target", "y", "--unit", "MRM").exit_code == 2
+    named = draft(tmp_path / "ids.csv", "y", None, "ids.csv", private=["ward"])
+    assert yaml.safe_load(named.recipe)["privacy"]["unit"] == [
+        "WHOSE",
+        "emp_no",
+        "account",
+        "cust_no",
+        "MRN",
+    ]  # by names alone
+
+
+def test_numbers_that_are_measured_are_not_asked_about(tmp_path: Path) -> None:
+    pd.DataFrame(exported("measured")).to_csv(tmp_path / "m.csv", index=False)
+    assert yaml.safe_load(draft(tmp_path / "m.csv", "y", None, "m.csv").recipe)["privacy"].get("unit") is None
