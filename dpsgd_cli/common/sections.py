@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -26,6 +27,11 @@ WHOSE = "WHOSE"
 """First entry of the list that `dpsgd recipe new` writes for `privacy.unit`, before the columns that it may be."""
 
 
+def composed(name: str) -> str:
+    """Return the name of a column in Unicode's normal form C, as tables are read; a file's name as it is."""
+    return name if name.endswith(".npy") else unicodedata.normalize("NFC", name)
+
+
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
     if not pair[0] < pair[1]:
         raise ValueError(f"is {list(pair)}, but must be [low, high] with low < high")
@@ -45,6 +51,7 @@ def _countable(number: int) -> int:
     return number
 
 
+Name = Annotated[str, AfterValidator(composed)]
 Count = Annotated[int, Field(ge=1), AfterValidator(_countable)]
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Values = Annotated[list[Any], AfterValidator(_distinct)]

@@ -24,16 +24,16 @@ import numpy as np
 import yaml
 
 from dpsgd_cli.accounting.budget import usual_delta
-from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE
+from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE, composed
 from dpsgd_cli.common.text_format import count, quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data import opening, own_arrays, table_files
-from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, number_of, numbers_in
+from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, below_limit, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
-from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.labels import found_classes, read_labels
+from dpsgd_cli.data.settings import Data, positive_last
 from dpsgd_cli.data.table import to_numbers
-from dpsgd_cli.data.table_files import known_columns
+from dpsgd_cli.data.table_files import TITLES, known_columns
 from dpsgd_cli.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -45,29 +45,11 @@ MOST_CELLS = 1 << 25
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
 _LINES = 200
-_TITLES = 30
-"""Lines in which the header is looked for."""
 _TEXTS_TRIED = 5000
 _MOST_SHARE = 0.9
 """Share of a column's different texts that have to look alike before the others count as faults."""
-_MARKS = (
-    "-",
-    "--",
-    "---",
-    "\u2013",
-    ".",
-    "..",
-    "*",
-    "n/a",
-    "na",
-    "n.a.",
-    "N.A.",
-    "k.A.",
-    "#N/A",
-    "#NV",
-    "none",
-    "NONE",
-)
+_MARKS = ("unknown", "Unknown", "unbekannt", "-", "--", "---", "\u2013", ".", "..", "*", "n/a", "na", "n.a.", "N.A.",
+          "k.A.", "#N/A", "#NV", "none", "NONE")  # fmt: skip
 _WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
 _DAYS_OF_EXCEL = range(20_000, 60_000)
 """Days since 1900, as Excel counts them: 1954 to 2064."""
@@ -94,7 +76,8 @@ _AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2
 class Use:
     """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm.
 
-    `repeated`: rows per value, on average and at most, of a column that may tell persons apart. Private.
+    `repeated`: rows per value, on average and at most, of a column that may tell persons apart. `odd`: which cells do
+    not fit the use, and what may be said of them. Both are private, and are printed only.
     """
 
     kind: str
@@ -105,6 +88,7 @@ class Use:
     gaps: bool = False
     whole: bool = False
     repeated: tuple[float, int] | None = None
+    odd: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +110,7 @@ class Drafted:
     integers: bool = False
     private: bool = False
     on_disk: bool = False
+    odd: tuple[str, ...] = ()
     open_units: tuple[str, ...] = ()
     one_row: bool = False
 
@@ -168,16 +153,14 @@ def draft(
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
         )
+    target, unit, text = composed(target), unit and composed(unit), [*map(composed, text)]
+    private = private and [*map(composed, private)]
     written = PLAIN if private is not None else format_of(path, kind, target)
     rows, labels = _rows(path, kind, written, target)
+    told = [unit] if unit else []
     wrong = [
         f"{path}: --{option} names {quoted(name)}, which is no column{known_columns(name, rows.names)}"
-        for option, given in (
-            ("target", [target]),
-            ("text", text),
-            ("categorical", private or ()),
-            ("unit", [unit] if unit else ()),
-        )
+        for option, given in {"target": [target], "text": text, "categorical": private or (), "unit": told}.items()
         for name in given
         if name not in rows or (name == target and option in ("categorical", "unit"))
     ]
@@ -215,24 +198,37 @@ def _rows(path: Path, kind: str, written: TableFormat, target: str) -> tuple[Tab
 def _of_table(
     path: Path, kind: str, rows: Table, labels: Cells, written: TableFormat, task: Task | None, text: Sequence[str]
 ) -> Drafted:
-    uses, problems, classes = dict[str, Use](), [], None
+    spelled = [] if task == "regression" else _spelled(labels, written)
+    empty, odd = labels.gaps(written, spelled), list[str]()
+    if empty.any():
+        where = f"{count(int(empty.sum()), 'row')} without a label, first data row {labels.row(empty.argmax())}"
+        odd = [f"{labels.name}: {where}; data.rows: labelled leaves such rows out"]
+        rows = rows.take(~rows[labels.name].gaps(written, spelled))
+    if spelled:
+        word, remedy = ", ".join(map(quoted, spelled)), "take it out of data.classes, and say data.rows: labelled"
+        odd += [f"{labels.name}: {word} is taken for a class; if it means no label, {remedy}"]
+    classes, uses = _classes(labels.take(~empty), task, path, written, spelled), dict[str, Use]()
     for name in rows.names:
-        try:
-            if name == labels.name:
-                classes = _classes(labels, task, path, written)
-                continue
-            uses[name] = use_of(rows[name], written, name in text)
-            if uses[name].role == "number":
+        if name == labels.name:
+            continue
+        uses[name] = use_of(rows[name], written, name in text)
+        if uses[name].role == "number" and not uses[name].odd:
+            try:
                 to_numbers(rows[name], 0.0, written)
-        except DataError as error:
-            problems.append(str(error) if name == labels.name else f"{path.name}: {error}")
-    if not problems and all(use.role == "drop" for use in uses.values()):
+            except DataError as error:
+                uses[name] = replace(uses[name], odd=str(error))
+    if all(use.role == "drop" for use in uses.values()):
         reasons = ", ".join(f"{quoted(name)} ({use.kind})" for name, use in uses.items())
-        problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
-    if problems:
-        raise DataError("\n".join(problems))
+        raise DataError(f"{path.name} has no column to learn from; its others are {reasons}")
     on_disk = len(labels) * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS)
-    return Drafted(len(labels), len(labels), uses, classes, written, on_disk=on_disk)
+    odd += [use.odd for use in uses.values() if use.odd]
+    return Drafted(len(labels), len(labels), uses, classes, written, on_disk=on_disk, odd=tuple(odd))
+
+
+def _spelled(labels: Cells, written: TableFormat) -> list[str]:
+    """Return the words for missing values that are classes: those in labels of which any other is a word, too."""
+    texts = {text for text in labels.distinct[0] if text is not None and text.strip()}
+    return sorted(texts & {*MISSING}) if any(number_of(text, written) is None for text in texts) else []
 
 
 def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: Table | None = None) -> Drafted:
@@ -251,8 +247,8 @@ def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: Ta
         return replace(drafted, one_row=True)
     found = uses.get(unit, Use("", "unit", ""))
     uses[unit] = replace(found, kind="identifier", role="unit", confirm="that it names whose rows these are")
-    whole = rows is not None and len(rows) == drafted.records
-    units = len({*rows[unit].distinct[0]} - {None}) if rows is not None and whole else drafted.units
+    known = rows is not None and len(rows) == drafted.records
+    units = len({*rows[unit].distinct[0]} - {None}) if rows is not None and known else drafted.units
     return replace(drafted, uses=uses, units=units, on_disk=False)
 
 
@@ -261,7 +257,7 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     if kind == ".xlsx":
         sheets = table_files.sheets_of(path)
         for name in sheets:
-            for skip, first in enumerate(table_files.rows_of_sheet(path, name, rows=_TITLES)):
+            for skip, first in enumerate(table_files.rows_of_sheet(path, name, rows=TITLES)):
                 if target in table_files.named(first):
                     return TableFormat(sheet=name if len(sheets) > 1 else None, skip=skip)
         return TableFormat(sheet=sheets[0]) if len(sheets) > 1 else PLAIN
@@ -279,7 +275,7 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
             for cells in reader:
                 rows.append((before, cells))
                 before = reader.line_num
-        heads = [at for at, (_, cells) in enumerate(rows[:_TITLES]) if len(cells) > 1 and _holds(cells, target)]
+        heads = [at for at, (_, cells) in enumerate(rows[:TITLES]) if len(cells) > 1 and _holds(cells, target)]
         at = heads[0] if heads else 0
         body = [cells for _, cells in rows[at + 1 : len(rows) - (len(lines) == _LINES)] if cells]
         if rows and len(rows[at][1]) > 1:
@@ -293,8 +289,10 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     blank = any(name.startswith(" ") for name in cells) or not any(
         cell.startswith(" ") and cell.strip() for row in body for cell in row
     )
-    skip = before * is_head + int(told is not None)
-    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip)
+    skip, extra = before * is_head + int(told is not None), None
+    if is_head and body and all(len(row) == len(cells) + 1 for row in body):
+        extra = "first" if any(row[-1].strip() for row in body) else "last"
+    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip, extra=extra)
 
 
 def _holds(cells: Sequence[str], target: str) -> bool:
@@ -321,21 +319,34 @@ def _encoding(path: Path) -> str:
 
 def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
     """Return the format with the decimal mark, groups, symbols and marks of missing values of most number columns."""
-    columns = [texts for name in rows.names if (texts := _texts(rows[name])) and not _all_numbers(texts, written)]
+    columns = [texts for name in rows.names if (texts := _texts(rows[name])) and not _are_numbers(texts, written, 1.0)]
     signs = sorted({sign for texts in columns for sign in _signs(texts)})
-    best, most = written, 0
+    best, most = written, _fit(columns, written)
     for decimal, thousands in sorted(_WRITTEN, key=lambda pair: (pair[0] == ",") != (written.separator == ";")):
-        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS))
-        fitting = [texts for texts in columns if _all_numbers(texts, tried)]
-        if len(fitting) > most:
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS), parts=True)
+        if (fit := _fit(columns, tried)) > most:
+            fitting = [texts for texts in columns if _are_numbers(texts, tried)]
             seen = {text for texts in fitting for text in texts}
-            symbols = [one for one in signs if any(one in text for text in seen)]
+            symbols = [one for one in signs if any(text.startswith(one) or text.endswith(one) for text in seen)]
             marks = [one for one in _MARKS if one in seen]
-            best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
+            plain = tried.changed(symbols=symbols, missing=marks or None, parts=False)
+            best, most = plain if _fit(columns, plain) == fit else plain.changed(parts=True), fit
     dated = {
         one for texts in columns if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS
     }
     return best.changed(missing=[one for one in _MARKS if one in {*best.marks, *dated}] or None)
+
+
+def _fit(columns: Sequence[Sequence[str]], written: TableFormat) -> tuple[int, int, int]:
+    """Return how well a format fits: columns of numbers, texts read there, and (below 0) decimals that are all 0.
+
+    So 1,000 and 10,000 are thousands, and 1,00 is 1.
+    """
+    fitting = [texts for texts in columns if _are_numbers(texts, written)]
+    read = [[number for one in texts if (number := number_of(one, written)) is not None] for texts in fitting]
+    marked = [any(written.decimal in one for one in texts) for texts in fitting]
+    whole = [all(number != number or number == int(number) for number in numbers) for numbers in read]
+    return len(fitting), sum(map(len, read)), -sum(map(all, zip(marked, whole, strict=True)))
 
 
 def _texts(cells: Cells) -> list[str]:
@@ -347,22 +358,26 @@ def _texts(cells: Cells) -> list[str]:
 
 
 def _signs(texts: Sequence[str]) -> set[str]:
-    """Return the one sign or unit beside nearly all numbers, as $, % or kg.
+    """Return the one sign or unit beside nearly all numbers, as $, %, kg or the + of 10,000+; none of codes.
 
-    >>> _signs(["70 kg", "80 kg"]), _signs(["70B", "80B"]), _signs(["$70", "$8"])
-    ({'kg'}, set(), {'$'})
+    >>> _signs(["70 kg", "80 kg"]), _signs(["70M", "80M"]), _signs(["$70", "$8"]), _signs(["A007", "A070"])
+    ({'kg'}, {'M'}, {'$'}, set())
     """
-    beside = [_AFFIX.sub("", one) for one in texts if any(map(str.isdigit, one))]
-    signs = Counter(one.strip() for one in beside)
-    sign, times = signs.most_common(1)[0] if signs else ("", 0)
-    behind = all(re.search(rf"\d\s+{re.escape(sign)}$", one) for one in texts[:20] if sign in one)
-    is_sign = not sign.isalpha() or behind or re.fullmatch("[A-Z]{3}", sign) is not None  # as EUR
+    numbers = [one for one in texts if any(map(str.isdigit, one))]
+    beside = [_AFFIX.sub("", one).strip() or one[-1:].strip("0123456789.,'") for one in numbers]
+    sign, times = Counter(beside).most_common(1)[0] if beside else ("", 0)
+    some = [one for one in numbers[:_TEXTS_TRIED] if sign in one]
+    behind = all(re.search(rf"\d\s*{re.escape(sign)}$", one) for one in some)
+    codes = any(re.search(r"(^|[^\d.,])0\d", one) for one in some)
+    is_sign = not sign.isalpha() or (not codes and (behind or re.fullmatch("[A-Z]{3}", sign) is not None))  # as EUR
     return {sign} if 0 < len(sign) <= 8 and is_sign and times >= _MOST_SHARE * len(beside) else set()
 
 
-def _all_numbers(texts: list[str], written: TableFormat) -> bool:
+def _are_numbers(texts: Sequence[str], written: TableFormat, least: float = _MOST_SHARE) -> bool:
+    """Return True if at least that share of texts are numbers or gaps, and at least one is a number."""
     numbers = [number_of(text, written) for text in texts]
-    return None not in numbers and any(number == number for number in numbers)
+    told = [number for number in numbers if number is not None]
+    return len(told) >= least * len(texts) and any(number == number for number in told)
 
 
 def date_form(texts: Sequence[str]) -> str:
@@ -391,10 +406,7 @@ def _forms(text: str) -> list[str]:
 
 
 def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
-    """Return the apparent use of a column. `told_text`: its cells are codes, whatever they look like.
-
-    Raises DataError, naming the first row, for a column of numbers or dates in several forms.
-    """
+    """Return the apparent use of a column. `told_text`: its cells are codes, whatever they look like."""
     if cells.is_nested:
         return Use("lists or objects", "drop", "write plain values, a column for each")
     empty = cells.gaps(written)
@@ -409,13 +421,23 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
     coded = told_text or any(re.fullmatch(r"0\d+", one) for one in texts)
     if not coded and not {*map(str.casefold, texts)} <= {"true", "false"}:
         numbers, bad = numbers_in(cells, written)
-        if not bad.any() and np.isfinite(numbers).any():
-            use = _of_numbers(cells.name, numbers[~empty], different)
+        odd = [one for one in texts if number_of(one, written) is None] if bad.any() else []
+        if np.isfinite(numbers).any() and (not odd or _are_numbers(texts[:_TEXTS_TRIED], written)):
+            use = _of_numbers(cells.name, numbers[~empty & ~bad], different)
+            if use is not None and use.role == "number" and not cells.is_typed:
+                use = replace(use, confirm=use.confirm + _read_as(texts, written))
             if use is not None:
-                return replace(_asked(use, cells, empty), gaps=with_gaps)
-        elif bad.any():
-            _refuse_mixed(cells, texts, written)
+                told = _offers(cells, odd, "number") if odd else ""
+                return replace(_asked(use, cells, empty), gaps=with_gaps or bool(odd), odd=told)
+        elif odd and (use := _mixed(cells, texts, written)) is not None:
+            return use
     return _asked(_of_texts(cells.name, texts, rows, coded), cells, empty)
+
+
+def _read_as(texts: Sequence[str], written: TableFormat) -> str:
+    """Return how the first number with a unit, a mark or several parts is read, "" if none has."""
+    found = ((one, number_of(one, written)) for one in texts if number_of(one, PLAIN) is None)
+    return next((f" ({quoted(one.strip())} is read as {number:g})" for one, number in found if number is not None), "")
 
 
 def _asked(use: Use, cells: Cells, empty: np.ndarray) -> Use:
@@ -460,19 +482,20 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
 
 
 def _numbered(numbers: np.ndarray) -> bool:
-    """Return True if whole numbers look given, not measured: all have the same number of digits, at least four.
+    """Return True if whole numbers look given, not measured: nearly all have as many digits, at least four.
 
     Numbers of four or five digits also have to lie evenly between the least and the largest, and no year is one. If
     half of the different numbers end in one digit, they are prices or rounded.
     """
-    different = np.unique(numbers)
-    digits = {len(str(int(one))) for one in different[[0, -1]]}
-    if different[0] < 1000 or len(digits) > 1 or 1900 <= different[0] <= different[-1] <= 2100:
+    every = np.unique(numbers)
+    digits = np.array([len(str(abs(int(one)))) for one in every])
+    common = int(np.bincount(digits).argmax())
+    different = every[digits == common]
+    if common < 4 or len(different) < max(2, _MOST_SHARE * len(every)) or 1900 <= different[0] <= different[-1] <= 2100:
         return False
-    ends = np.bincount((different % 10).astype(int))
     places = (different - different[0]) / (different[-1] - different[0])
     even = np.abs(places - np.linspace(0, 1, len(different))).max() < 0.1
-    return bool(2 * ends.max() < len(different) and (even or different[0] >= 100_000))
+    return bool(2 * np.bincount((different % 10).astype(int)).max() < len(different) and (even or common > 5))
 
 
 def _of_names(different: int, rows: int) -> Use | None:
@@ -490,8 +513,9 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
     addresses = all(_AN_ADDRESS.fullmatch(one) for one in some)
     if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == rows and rows >= 10)):
         return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
-    shape = {re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", one)) for one in some}
-    numbered = len(shape) == 1 and min(shape).count("0") >= 3
+    shapes = Counter(re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", one)) for one in some)
+    shape, times = shapes.most_common(1)[0] if shapes else ("", 0)
+    numbered = shape.count("0") >= 3 and times >= _MOST_SHARE * len(some)
     if (
         rows >= 10
         and (different == rows or _ID.match(name.lower()) or numbered)
@@ -506,39 +530,47 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
     return Use(f"{kind}, {different} different", "hash", told)
 
 
-def _refuse_mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> None:
-    """Raise DataError, naming the first odd row, for a column most of whose cells are numbers or dates of one form."""
+def _mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> Use | None:
+    """Return the use of a column most of whose cells are numbers or dates of one form, with what is odd; else None."""
     import pandas as pd
 
     few = texts[:_TEXTS_TRIED]
     if len(few) < 5:
-        return
-    advice = f"; mend those cells, or say that it holds codes: --text {quoted(cells.name)}"
+        return None
     if sum(_A_NUMBER.fullmatch(one) is not None for one in few) >= _MOST_SHARE * len(few):
         every = {"symbols": sorted({*written.symbols, *_signs(few)}), "missing": list(_MARKS)}
         forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
         fits = [sum(number_of(one, form) is not None for one in few) for form in forms]
         form = forms[int(np.argmax(fits))]
         if 2 * max(fits) > len(few):
-            marks = f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}"
-            bad = numbers_in(cells, form)[1]
-            if not bad.any():
-                raise DataError(
-                    f"column {quoted(cells.name)} holds numbers in another form ({marks}) than other columns do{advice}"
-                )
-            raise DataError(
-                f"column {quoted(cells.name)} holds numbers in several forms: not so ({marks}) in data row"
-                f" {cells.row(bad.argmax())}{advice}"
-            )
+            odd = [one for one in few if number_of(one, form) is None]
+            kind = f"numbers in another form (decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)})"
+            told = _offers(cells, odd, "number of that form") if odd else ""
+            return Use(kind, "drop", "write them as those of other columns, to use them", odd=told)
     for day in dict.fromkeys(form for one in few[:20] for form in _forms(one) if "%Y" in form):
         fit = pd.to_datetime(pd.Series(few, dtype=object), format=day, errors="coerce", utc=True).notna()
         if 0.5 <= fit.mean() < 1:
-            odd = {one for one, fits in zip(few, fit, strict=True) if not fits}
-            row = cells.row(cells.mapped(odd.__contains__, bool).argmax())
-            raise DataError(
-                f"column {quoted(cells.name)} holds dates in several forms, or cells that are none: not {day} in data"
-                f" row {row}{advice}"
-            )
+            odd = [one for one, fits in zip(few, fit, strict=True) if not fits]
+            told = _offers(cells, odd, f"date of the form {day}")
+            if not any(map(str.isdigit, "".join(odd))):
+                return Use("dates", "date", "first and last day", form=day, gaps=True, odd=told)
+            return Use("dates in several forms", "drop", "write them in one form, to use them", odd=told)
+    return None
+
+
+def _offers(cells: Cells, odd: Sequence[str], wanted: str) -> str:
+    """Return which cells are no number (or date), and each remedy that fits one, in the words of the file."""
+    known = {*odd}
+    which = cells.mapped(lambda text: text is not None and (text in known or text.strip() in known), bool)
+    limits = [one for one in odd if below_limit(one) is not None]
+    marks = [one for one in odd if one in limits or not any(map(str.isdigit, one))]
+    offers = [f"data.format.below: limit reads {quoted(limits[0])} as {below_limit(limits[0])}"] if limits else []
+    offers += [f"data.format.missing: [{', '.join(map(quoted, marks[:3]))}] as a missing value"] if marks else []
+    if len(marks) < len(odd):
+        offers.append(f"mend the others, or say that the column holds codes: --text {quoted(cells.name)}")
+    shown = ", ".join(map(quoted, odd[:3])) + ", ..." * (len(odd) > 3)
+    number = f"{count(int(which.sum()), 'cell')} {'is' if which.sum() == 1 else 'are'} no {wanted}"
+    return f"{cells.name}: {number}, first in data row {cells.row(which.argmax())}: {shown}; {', '.join(offers)}"
 
 
 def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
@@ -554,8 +586,10 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=pixels, integers=whole)
 
 
-def _classes(labels: Cells, task: Task | None, path: Path, written: TableFormat) -> list[Any] | None:
-    """Return the classes, spelled as in the file; None if the targets are numbers.
+def _classes(
+    labels: Cells, task: Task | None, path: Path, written: TableFormat, spelled: Sequence[str] = ()
+) -> list[Any] | None:
+    """Return the classes, spelled as in the file; None if the targets are numbers. `spelled`: see `_spelled`.
 
     Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
     """
@@ -565,9 +599,10 @@ def _classes(labels: Cells, task: Task | None, path: Path, written: TableFormat)
     except DataError:
         many = False
     asked: Task = task or ("regression" if many else "classification")
-    settings = Data(path=path.name, target=labels.name, task=asked, format=written)
-    classes = read_labels(settings, [labels], [path], None)[1]
-    return None if classes is None else list(classes)
+    if asked == "regression":
+        read_labels(Data(path=path.name, target=labels.name, task=asked, format=written), [labels], [path], None)
+        return None
+    return positive_last([*found_classes([labels], written, listed=spelled)])
 
 
 def _text(drafted: Drafted, target: str, shown: str) -> str:
@@ -727,6 +762,7 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
         f"{looked} looked at, on this machine and outside of any guarantee. Training detects nothing.",
         "",
         *aligned,
+        *(["", *drafted.odd] if drafted.odd else []),
         *_question(drafted),
     ]
 

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Name, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
 from dpsgd_cli.data.step_settings import Features, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
@@ -25,21 +26,7 @@ LOG_FROM, LOG_FROM_0 = 100, 10_000
 """Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
 
-_POSITIVE = (
-    "true",
-    "yes",
-    "ja",
-    "oui",
-    "si",
-    "s\u00ed",
-    "sim",
-    "da",
-    "\u0434\u0430",
-    "tak",
-    "evet",
-    "positive",
-    "positiv",
-)
+_POSITIVE = re.compile("true|yes|ja|oui|si|s\u00ed|sim|da|\u0434\u0430|tak|evet|positive?")
 """Public words by which one of two classes is the positive one, in lower case."""
 
 
@@ -50,16 +37,10 @@ def positive_last(classes: list[Any], positive: object = None) -> list[Any]:
     (['nein', 'ja'], ['b', 'c'], ['b', 'a'])
     """
     texts = [str(one).casefold() for one in classes]
-    words = ("1", *_POSITIVE) if "0" in texts else _POSITIVE
-    are = [
-        word in words if positive is None else str(one) == str(positive)
-        for word, one in zip(texts, classes, strict=True)
-    ]
-    return classes[::-1] if are == [True, False] else classes
-
-
-def _are_two(classes: list[Any], positive: object) -> bool:
-    return len(classes) == 2 and str(positive) in map(str, classes)
+    if positive is not None:
+        return classes[::-1] if str(positive) in map(str, classes[:-1]) and len(classes) == 2 else classes
+    first, *others = [_POSITIVE.fullmatch(text) is not None or (text == "1" and "0" in texts) for text in texts]
+    return classes[::-1] if first and others == [False] else classes
 
 
 class Balanced(Section):
@@ -210,7 +191,7 @@ Cut = Split | ValidationSet | PublicSet
 class ByGroup(Section):
     """Private evaluation, also by group."""
 
-    by: Annotated[list[str], Field(min_length=1, max_length=5)] = Field(
+    by: Annotated[list[Name], Field(min_length=1, max_length=5)] = Field(
         description="Columns with public categories: metrics are also those of the records with each value."
     )
 
@@ -258,7 +239,7 @@ class Data(Section):
     test_path: str | None = Field(
         None, description="A second file that holds the test rows; otherwise see `split`.", examples=["later.csv"]
     )
-    target: str | None = Field(
+    target: Name | None = Field(
         None, description="Label column (of a table), array (npz: default `y`) or file (npy).", examples=["late"]
     )
     format: TableFormat | None = Field(
@@ -304,12 +285,12 @@ class Data(Section):
         " are those that cost least. Left out, class weights count as costs, or the likelier class is predicted.",
         examples=[{"false-negative": 10, "false-positive": 1}],
     )
-    categorical: dict[str, Values | Private] | list[str] | None = Field(
+    categorical: dict[Name, Values | Private] | list[Name] | None = Field(
         None,
         description="Categorical columns, with their public values, or `private` (see `discovery`); a bare list reads"
         " and declares the values.",
     )
-    bounds: dict[str, Interval | Private] | Interval | None = Field(
+    bounds: dict[Name, Interval | Private] | Interval | None = Field(
         None,
         description="Public [low, high] of numeric columns by name, or `private` (see `discovery`), or (own files) one"
         " pair for all. With a card they take the place of its own; values outside are clamped.",
@@ -329,14 +310,17 @@ class Data(Section):
         " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them. auto:"
         f" log if the bounds alone say so, low above 0 and high {LOG_FROM} times it, or 0 and {LOG_FROM_0:,} or more.",
     )
-    missing: dict[str, float | str | Missing] | None = Field(
+    missing: dict[Name, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
-    columns: dict[str, ColumnUse] | None = Field(
+    columns: dict[Name, ColumnUse] | None = Field(
         None,
         description="Columns of dates, of many categories (hash) and of text, which become numbers by public rules.",
     )
-    drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    drop: list[Name] = Field(default_factory=list, description="Columns to leave out.")
+    rows: Literal["labelled"] | None = Field(
+        None, description="labelled: rows without a label are left out, each by itself; for add-remove."
+    )
     fitted_before: list[str] | None = Field(
         None,
         description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
@@ -372,11 +356,14 @@ class Data(Section):
     @model_validator(mode="after")
     def _positive_last(self) -> Data:
         """Put the positive one of two listed classes, and its weight, second, as everything that reads them expects."""
-        held = self.classes if self.task == "classification" else None
-        if held is not None and positive_last(held, self.positive) != held:
+        if (
+            self.task == "classification"
+            and self.classes
+            and positive_last(self.classes, self.positive) != self.classes
+        ):
             for key in ("classes", "class_weights"):
-                if (own := getattr(self, key)) is not None:
-                    object.__setattr__(self, key, own[::-1])  # the section is frozen
+                own = getattr(self, key)
+                object.__setattr__(self, key, own and own[::-1])  # the section is frozen
         return self
 
     @model_validator(mode="after")
@@ -384,10 +371,8 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = (
-                "test_path target test_target categorical classes drop target_bounds missing target_transform positive"
-            )
-            extra = [key for key in (*own.split(), "format", "on_disk") if getattr(self, key)]
+            own = "test_path target test_target categorical classes drop target_bounds missing target_transform"
+            extra = [k for k in (*own.split(), "format", "on_disk", "positive", "rows") if getattr(self, k)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
@@ -406,7 +391,7 @@ class Data(Section):
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
-        if self.positive is not None and self.classes and not _are_two(self.classes, self.positive):
+        if self.positive is not None and self.classes and str(self.positive) not in map(str, self.classes[1:2]):
             raise ValueError(f"positive: is {self.positive!r}, but must be one of two classes")
         given = [key for key in ("positive", "class_weights", "balanced", "costs") if getattr(self, key) is not None]
         if (

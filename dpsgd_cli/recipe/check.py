@@ -159,9 +159,8 @@ FILL_IN = (
     " public knowledge and not from the data"
 )
 ANSWER_WHOSE = (
-    "is an open question: whose rows are these? Cells repeat in {columns}. If a person has several rows, name the"
-    " column that tells persons apart, as {{column: {first}, most_rows: 10}}; if no person has, write null (one row a"
-    " person)"
+    "is an open question: whose rows are these? Cells repeat in {}. If a person has several rows, name the column that"
+    " tells persons apart, as {{column: {}, most_rows: 10}}; if no person has, write null (one row a person)"
 )
 MOST_ROUNDS = 10
 Model = TypeVar("Model", bound=BaseModel)
@@ -308,8 +307,9 @@ class _ErrorExplainer:
             node.value = schema.get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
             return
         if isinstance(node.value, list) and node.plain()[:1] == [WHOSE]:
-            columns = [str(name) for name in node.plain()[1:]] or ["COLUMN"]
-            self._report(node.place, path, ANSWER_WHOSE.format(columns=", ".join(columns), first=quoted(columns[0])))
+            columns = [*map(str, node.plain()[1:]), "COLUMN"]
+            told = ANSWER_WHOSE.format(", ".join(columns[:-1]) or "some column", quoted(columns[0]))
+            self._report(node.place, path, told)
             node.value = None
             return
         options = alternatives(schema)

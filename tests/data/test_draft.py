@@ -13,7 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.data.draft import draft
+from dpsgd_cli.data import opening
+from dpsgd_cli.data.draft import ONE_ROW, draft
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
@@ -86,16 +87,15 @@ def test_what_the_target_is(tmp_path: Path, target: str, task: Any, classes: lis
     assert (data.get("classes"), data.get("target_bounds")) == (classes, None if classes else ["LOW", "HIGH"])
 
 
-def test_all_that_keeps_a_file_from_being_trained_on_is_said_together(tmp_path: Path) -> None:
+def test_what_keeps_a_file_from_being_trained_on_is_said(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text("a,b,y\n1,2,u\ninf,3,\n2,-inf,v\n")
-    with pytest.raises(DataError) as caught:
-        draft(path, "y", None, "bad.csv")
-    assert [re.findall("column '(.)' has 1 missing", line) for line in str(caught.value).splitlines()] == [
-        ["a"],
-        ["b"],
-        ["y"],
-    ]
+    path.write_text("a,b,y\n1,2,u\ninf,3,v\n2,-inf,\n3,inf,u\n")
+    told = "\n".join(draft(path, "y", None, "bad.csv").told)
+    for said in (
+        "y: 1 row without a label, first data row 3",
+        *(f"'{a}' has 1 missing or infinite value, first in data row {b}" for a, b in ("a2", "b4")),
+    ):
+        assert said in told
     with pytest.raises(DataError, match=r"--target names 'Y', which is no column; did you mean 'y'"):
         draft(path, "Y", None, "bad.csv")
     path.write_text("n,y\n1,u\n2,v\n3,u\n")
@@ -231,6 +231,113 @@ def test_the_answer_of_whose_rows_these_are_is_an_option(tmp_path: Path) -> None
     ]  # by names alone
 
 
+def test_one_odd_cell_hides_no_column_that_tells_persons_apart(tmp_path: Path) -> None:
+    frame = pd.DataFrame(exported("persons")).astype(object)
+    for name, odd in {"MRN": "unknown", "emp_no": 0, "account": "test", "cust_no": "<7", "msisdn": ""}.items():
+        frame.loc[5, name] = odd
+    frame.to_csv(tmp_path / "ids.csv", index=False)
+    asked = yaml.safe_load(draft(tmp_path / "ids.csv", "y", None, "ids.csv").recipe)["privacy"]["unit"]
+    assert {*asked} == {"WHOSE", *frame.columns} - {"age", "ward", "y"}
+
+
 def test_numbers_that_are_measured_are_not_asked_about(tmp_path: Path) -> None:
     pd.DataFrame(exported("measured")).to_csv(tmp_path / "m.csv", index=False)
     assert yaml.safe_load(draft(tmp_path / "m.csv", "y", None, "m.csv").recipe)["privacy"].get("unit") is None
+
+
+def csv_of(columns: dict[str, Any], after: str = "", before: str = "") -> str:
+    rows = "".join(",".join(map(str, row)) + "\n" for row in zip(*columns.values(), strict=True))
+    return f"{before}{','.join(columns)}\n{rows}{after}"
+
+
+N = 40
+SOLD = [("no", "yes")[k % 3 == 0] for k in range(N)]
+NUMBERS = [f"{1 + k * 7 % 23}.{k % 10}" for k in range(N)]
+EXPORTS: dict[str, tuple[str, str, list[str], dict[str, Any]]] = {
+    "a detection limit": (
+        csv_of({"creatinine": [*NUMBERS[:7], "<0.2", *NUMBERS[8:]], "y": SOLD}),
+        "first in data row 8: '<0.2'; data.format.below: limit reads '<0.2' as 0.2, data.format.missing: ['<0.2']",
+        ["data.bounds.creatinine=[0, 30]", "data.format.below=half"],
+        {"rows": 40, "x": {7: 0.1, 8: float(NUMBERS[8])}},
+    ),
+    "a word among numbers": (
+        csv_of({"rooms": [*NUMBERS[:3], "unknown", *NUMBERS[4:]], "y": SOLD}),
+        "missing 'unknown'",
+        ["data.bounds.rooms=[0, 30]"],
+        {"rows": 40, "x": {3: 15.0, 4: float(NUMBERS[4])}},
+    ),
+    "a word that no list has": (
+        csv_of({"size": [*NUMBERS[:3], "Varies", "Varies", *NUMBERS[5:]], "y": SOLD}),
+        "size: 2 cells are no number, first in data row 4: 'Varies'; data.format.missing: ['Varies']",
+        ["data.bounds.size=[0, 30]", "data.format.missing=[Varies]"],
+        {"rows": 40, "x": {3: 15.0}},
+    ),
+    "a row of sums": (
+        csv_of({"kwh": NUMBERS, "y": SOLD}, after="Summe,\n"),
+        "y: 1 row without a label, first data row 41; data.rows: labelled",
+        ["data.bounds.kwh=[0, 30]", "data.rows=labelled"],
+        {"rows": 40, "x": {39: float(NUMBERS[39])}},
+    ),
+    "a blank label": (
+        csv_of({"a": NUMBERS, "y": [*SOLD[:9], " ", *SOLD[10:]]}),
+        "y: 1 row without a label, first data row 10; data.rows: labelled",
+        ["data.bounds.a=[0, 30]", "data.rows=labelled"],
+        {"rows": 39, "x": {9: float(NUMBERS[10])}, "classes": ("no", "yes")},
+    ),
+    "gaps of blanks": (
+        csv_of({"a": [*NUMBERS[:5], " ", *NUMBERS[6:]], "y": SOLD}),
+        "a       numbers, with gaps",
+        ["data.bounds.a=[0, 30]"],
+        {"rows": 40, "x": {5: 15.0}},
+    ),
+    "a class called None": (
+        csv_of({"hours": NUMBERS, "y": [("None", "Insomnia", "Apnea")[k % 3] for k in range(N)]}),
+        "'None' is taken for a class",
+        ["data.bounds.hours=[0, 30]"],
+        {"rows": 40, "classes": ("Apnea", "Insomnia", "None")},
+    ),
+    "magnitudes": (csv_of({"a": [f"{k * 7 % 41}M" for k in range(N)], "y": SOLD}), "('0M' is read as 0)",
+                   ["data.bounds.a=[0, 99]"], {"x": {1: 7.0}}),
+    "pounds": (csv_of({"a": [f"{130 + k * 7 % 41}lbs" for k in range(N)], "y": SOLD}), "('130lbs' is read as 130)",
+               ["data.bounds.a=[0, 999]"], {"x": {1: 137.0}}),
+    "durations": (csv_of({"a": [f"{1 + k % 9}h {k}m" for k in range(N)], "y": SOLD}), "('1h 0m' is read as 1)",
+                  ["data.bounds.a=[0, 24]"], {"x": {30: 4.5}}),
+    "times of a day": (csv_of({"a": [f"{k % 24:02d}:{k:02d}" for k in range(N)], "y": SOLD}), "is read as 0)",
+                       ["data.bounds.a=[0, 24]"], {"x": {30: 6.5}}),
+    "more than": (csv_of({"a": [f'"{10 ** (k % 3)},000+"' for k in range(N)], "y": SOLD}), "('1,000+' is read as 1000)",
+                  ["data.bounds.a=[0, 999999]"], {"x": {2: 100_000.0}}),
+    "feet and inches": (csv_of({"a": [f"{5 + k % 2}'{k % 12}" for k in range(N)], "y": SOLD}), "is read as 5)",
+                        ["data.bounds.a=[3, 8]"], {"x": {6: 5.5}}),
+    "names of rows": (
+        '"a","y"\n' + "".join(f'"{k}",{k * 7 % 23},{SOLD[k]}\n' for k in range(N)),
+        "row names  row numbers",
+        ["data.bounds.a=[0, 30]"],
+        {"x": {1: 7.0}},
+    ),
+    "a separator at the end": (
+        "a,y\n" + "".join(f"{k * 7 % 23},{SOLD[k]},\n" for k in range(N)),
+        "after the last separator  empty throughout",
+        ["data.bounds.a=[0, 30]"],
+        {"x": {1: 7.0}},
+    ),
+    "decomposed names and cells": (
+        csv_of({"Gro\u0308\u00dfe": NUMBERS, "Ort": ["K\u00f6ln", "Ko\u0308ln"] * (N // 2), "y": SOLD}),
+        "Gr\u00f6\u00dfe  ",
+        ["data.bounds={Gro\u0308\u00dfe: [0, 30]}", "data.drop=[Ort]"],
+        {"x": {1: float(NUMBERS[1])}},
+    ),
+}  # fmt: skip
+"""A file, what is said of it, what a person then adds to the recipe, and what training reads."""
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_an_odd_cell_does_not_stop_a_draft_and_what_it_offers_trains(tmp_path: Path, case: str) -> None:
+    content, said, added, wanted = EXPORTS[case]
+    (tmp_path / "t.csv").write_text(content)
+    drafted = draft(tmp_path / "t.csv", "y", None, "t.csv", unit=ONE_ROW)
+    assert said in "\n".join(drafted.told)
+    (tmp_path / "t.yaml").write_text(drafted.recipe)
+    data = load_recipe(str(tmp_path / "t.yaml"), added).recipe.data
+    read: Any = opening.load_raw(data, tmp_path)
+    assert len(read.train.x) == wanted.get("rows", N) and read.classes == wanted.get("classes", ("no", "yes"))
+    assert {row: read.train.x[row, 0] for row in wanted.get("x", {})} == pytest.approx(wanted.get("x", {}))
