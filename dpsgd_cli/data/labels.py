@@ -119,10 +119,10 @@ def labelled(rows: Table, data: Data) -> Table:
     the public number of records is that of rows with a label. By place (replace-one, zero-out) a row that loses its
     label would move all others, so that is refused (`agreement.py`).
     """
-    if data.rows is None or data.target not in rows:
+    if data.rows is None or str(data.target) not in rows:
         return rows
     known = [str(text_of(one)) for one in data.classes or ()]
-    return rows.take(~rows[data.target].gaps(data.format or PLAIN, known))
+    return rows.take(~rows[str(data.target)].gaps(data.format or PLAIN, known))
 
 
 def found_classes(

@@ -235,6 +235,7 @@ def test_one_odd_cell_hides_no_column_that_tells_persons_apart(tmp_path: Path) -
     frame = pd.DataFrame(exported("persons")).astype(object)
     for name, odd in {"MRN": "unknown", "emp_no": 0, "account": "test", "cust_no": "<7", "msisdn": ""}.items():
         frame.loc[5, name] = odd
+    frame["few"] = [f"P{k % 30:04d}" for k in range(len(frame))]
     frame.to_csv(tmp_path / "ids.csv", index=False)
     asked = yaml.safe_load(draft(tmp_path / "ids.csv", "y", None, "ids.csv").recipe)["privacy"]["unit"]
     assert {*asked} == {"WHOSE", *frame.columns} - {"age", "ward", "y"}
