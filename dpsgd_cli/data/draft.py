@@ -139,7 +139,7 @@ def draft(
     """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
 
     `unit` is the column that tells persons apart, or `ONE_ROW`. Without an answer, the recipe of a table that has
-    candidates (`_may_name_persons`) holds the question, and is refused until it is answered.
+    candidates (`_asked`) holds the question, and is refused until it is answered.
 
     With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
     names of the columns, the number of records and the target, and on no value of any other column.
@@ -169,13 +169,11 @@ def draft(
     if private is not None:
         uses = {name: Use("", "category" if name in (*private, *text) else "number", "") for name in rows.names}
         del uses[target]
-        named = [name for name in uses if _ID.match(name.lower())]
         drafted = Drafted(len(labels), len(labels), uses, _classes(labels, task, path, PLAIN), private=True)
-        drafted = _answered(drafted, unit, named)
+        drafted = _answered(drafted, unit, [name for name in uses if _ID.match(name.lower())])
         return Draft(_text(drafted, target, shown), _question(drafted))
     drafted = _of_table(path, kind, rows, labels, with_numbers(rows, written), task, text)
-    asked = [name for name, use in drafted.uses.items() if use.repeated]
-    drafted = _answered(drafted, unit, asked, rows)
+    drafted = _answered(drafted, unit, [name for name, use in drafted.uses.items() if use.repeated], rows)
     return Draft(_text(drafted, target, shown), _told(drafted, path, target))
 
 
@@ -607,6 +605,8 @@ def _classes(
 
 def _text(drafted: Drafted, target: str, shown: str) -> str:
     """Return the recipe, with a comment beside everything that a person has to judge."""
+    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
+    told = {key: value for key, value in told.items() if value not in (None, [])}
     stem = Path(shown).name.partition(".")[0]
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
@@ -615,7 +615,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"name: {name[:80]}",
         "data:",
         f"  path: {_yaml(shown)}",
-        *_format_lines(drafted),
+        *[f"  format: {_yaml(told)}     # how the file is written: training reads it so, not otherwise"] * bool(told),
         *["  on_disk: true     # a large table: it is read in parts, and its rows stay on disk"] * drafted.on_disk,
         f"  target: {_yaml(target)}",
         *_target_lines(drafted),
@@ -633,16 +633,13 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         unit = [f"  unit: {_yaml([WHOSE, *drafted.open_units])}     # open: say whose rows these are"]
     if drafted.one_row:
         unit = ["  unit: null     # you said: one row a person"]
-    measured = [
-        "  split: {test: 0.2}",
-        "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
-    ]
     of = "users" if drafted.named("unit") else "records"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
             *lines,
-            *measured,
+            "  split: {test: 0.2}",
+            "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
             *steps,
             "model: {kind: linear}",
             "method: {kind: dp-sgd, batching: full}     # its settings by rule: --dry-run shows them",
@@ -652,15 +649,6 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
             "",
         ]
     )
-
-
-def _format_lines(drafted: Drafted) -> list[str]:
-    """Return the line that says how the file is written, with all that training would otherwise take by default."""
-    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
-    told = {key: value for key, value in told.items() if value not in (None, [])}
-    if drafted.written != PLAIN:
-        return [f"  format: {_yaml(told)}     # how the file is written: training reads it so, and not otherwise"]
-    return []
 
 
 def _about(drafted: Drafted) -> list[str]:
@@ -687,12 +675,9 @@ def _target_lines(drafted: Drafted) -> list[str]:
             f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
             "  target_transform: auto     # log if these bounds span orders of magnitude, as prices do; else null",
         ]
+    found = ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
     which = f"  positive: {_yaml(drafted.classes[-1])}     # to confirm: sensitivity and costs are of this class"
-    return [
-        "  task: classification",
-        f"  classes: {_yaml(drafted.classes)}     # {READ}",
-        *[which] * (len(drafted.classes) == 2),
-    ]
+    return found + [which] * (len(drafted.classes) == 2)
 
 
 def _column_lines(drafted: Drafted) -> list[str]:
@@ -769,16 +754,11 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
 
 def _question(drafted: Drafted) -> list[str]:
     """Return the rows per value of the columns that may tell persons apart, and the question that is open."""
-    told = [
-        f"rows per value of {name}: {use.repeated[0]:.2f}, at most {use.repeated[1]}"
-        for name, use in drafted.uses.items()
-        if use.repeated
-    ]
+    asked = {name: use.repeated for name, use in drafted.uses.items() if use.repeated}
+    told = [f"rows per value of {name}: {mean:.2f}, at most {most}" for name, (mean, most) in asked.items()]
     if drafted.open_units:
-        told += [
-            "Whose rows are these? All rows of a person have to be protected together. Answer before you train: --unit"
-            f" {drafted.open_units[0]} (or another column), --one-row-a-person, or privacy.unit in the recipe."
-        ]
+        told += ["Whose rows are these? All rows of a person have to be protected together. Answer before you train:"]
+        told += [f"--unit {drafted.open_units[0]} (or another), --one-row-a-person, or privacy.unit in the recipe."]
     return ["", *told] if told else []
 
 

@@ -247,11 +247,8 @@ class Tables(Source):
         if len(absent) > 1 and is_record(rows.names):  # said once, not of each
             absent = {next(iter(absent)): f"nor {len(absent) - 1} more that the model or the labels need"}
         if absent:
-            told = [
-                f"there is no column {quoted(name)}, {why}{known_columns(name, rows.names)}"
-                for name, why in absent.items()
-            ]
-            raise DataError("\n".join(f"{where}: {problem}" for problem in told))
+            told = (f"{quoted(name)}, {why}{known_columns(name, rows.names)}" for name, why in absent.items())
+            raise DataError("\n".join(f"{where}: there is no column {problem}" for problem in told))
         if not len(rows):
             raise DataError(f"{where} has no rows")
 

@@ -168,6 +168,8 @@ def exported(name: str = "", n: int = 300) -> dict[str, Any]:
             "msisdn": [f"+44 7{p:09d}" for p in person],
             "Versichertennr": [f"K{p:09d}" for p in person],
             "cust_no": 50_000 + 3 * person,
+            "ref": 1000 + person,
+            "Akte": 50_000 + 3 * person,
         },
         "measured": {
             "kwh": rng.integers(100, 999, n),
@@ -233,7 +235,14 @@ def test_the_answer_of_whose_rows_these_are_is_an_option(tmp_path: Path) -> None
 
 def test_one_odd_cell_hides_no_column_that_tells_persons_apart(tmp_path: Path) -> None:
     frame = pd.DataFrame(exported("persons")).astype(object)
-    for name, odd in {"MRN": "unknown", "emp_no": 0, "account": "test", "cust_no": "<7", "msisdn": ""}.items():
+    for name, odd in {
+        "MRN": "unknown",
+        "emp_no": 0,
+        "account": "test",
+        "cust_no": "<7",
+        "msisdn": "",
+        "ref": 0,
+    }.items():
         frame.loc[5, name] = odd
     frame["few"] = [f"P{k % 30:04d}" for k in range(len(frame))]
     frame.to_csv(tmp_path / "ids.csv", index=False)
