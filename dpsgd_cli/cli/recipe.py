@@ -13,7 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
@@ -37,22 +37,39 @@ def command() -> None:
     """
 
 
+SHELVES = {"": "to begin with", "tabular": "tables", "finetune": "texts", "frontier": "images"}
+"""Headings of recipes to begin with, by folder; the others reproduce papers."""
+
+
 @command.command("list")
-def list_() -> None:
+@click.option("--all", "every", is_flag=True, help="Also list the recipes that reproduce papers.")
+def list_(every: bool) -> None:
     """List the shipped recipes and their questions.
 
     \b
-    Example:
+    Examples:
       dpsgd recipe list
+      dpsgd recipe list --all
     """
     recipes = shipped_recipes()
-    width = max(map(len, recipes), default=0)
-    for name, file in recipes.items():
-        click.echo(f"{name:<{width}}  {question(file)}")
+    shelves: dict[str, list[str]] = {heading: [] for heading in SHELVES.values()}
+    for name in recipes:
+        shelves.setdefault(SHELVES.get(name.rpartition("/")[0], "papers"), []).append(name)
+    papers = shelves.get("papers", [])
+    if not every:
+        shelves.pop("papers", None)
+    width = max((len(name) for shelf in shelves.values() for name in shelf), default=0)
+    for heading, names in shelves.items():
+        click.echo(f"{heading}:")
+        for name in names:
+            click.echo(f"  {name:<{width}}  {question(recipes[name])}")
+    if papers and not every:
+        folders = ", ".join(dict.fromkeys(name.partition("/")[0] for name in papers))
+        click.echo(f"papers: {len(papers)} more, of {folders}; `dpsgd recipe list --all` lists them")
 
 
 @command.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with its defaults filled in.
@@ -71,7 +88,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
 
 @command.command("copy")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def copy(recipe: str, overrides: tuple[str, ...], out: Path | None) -> None:
@@ -217,7 +234,7 @@ def schema() -> None:
 
 @command.command("check-model")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
     """Show for each layer of the model of RECIPE how it is clipped, its cost, and whether it is refused.

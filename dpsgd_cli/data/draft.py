@@ -561,11 +561,13 @@ def _offers(cells: Cells, odd: Sequence[str], wanted: str) -> str:
     known = {*odd}
     which = cells.mapped(lambda text: text is not None and (text in known or text.strip() in known), bool)
     limits = [one for one in odd if below_limit(one) is not None]
-    marks = [one for one in odd if one in limits or not any(map(str.isdigit, one))]
+    marks = [one for one in odd if one in limits or not _A_NUMBER.match(one)]
     offers = [f"data.format.below: limit reads {quoted(limits[0])} as {below_limit(limits[0])}"] if limits else []
     offers += [f"data.format.missing: [{', '.join(map(quoted, marks[:3]))}] as a missing value"] if marks else []
     if len(marks) < len(odd):
-        offers.append(f"mend the others, or say that the column holds codes: --text {quoted(cells.name)}")
+        offers += [
+            f"{'mend the others' if offers else 'mend it'}, or say that these are codes: --text {quoted(cells.name)}"
+        ]
     shown = ", ".join(map(quoted, odd[:3])) + ", ..." * (len(odd) > 3)
     number = f"{count(int(which.sum()), 'cell')} {'is' if which.sum() == 1 else 'are'} no {wanted}"
     return f"{cells.name}: {number}, first in data row {cells.row(which.argmax())}: {shown}; {', '.join(offers)}"
@@ -611,6 +613,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
         f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
+        "# yaml-language-server: $schema=recipe.schema.json",
         *_about(drafted),
         f"name: {name[:80]}",
         "data:",
@@ -621,7 +624,11 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    steps = (
+        []
+        if drafted.is_array
+        else ["  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"]
+    )
     whole = [name for name, use in drafted.named("number").items() if use.whole]
     if whole:
         steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]

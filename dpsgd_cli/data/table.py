@@ -292,7 +292,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
         told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
-        said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
+        said.append(f"The values that stand for missing ones are public (recipe): {what}.")
     return tuple(said)
 
 

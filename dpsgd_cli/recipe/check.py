@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE
 from dpsgd_cli.common.text_format import any_of, quoted, shortened, similar
 from dpsgd_cli.common.yaml_tree import Key, Node, Path, Problem, SourceLocation, dotted, from_plain
-from dpsgd_cli.methods.settings import FORMER_METHODS
 
 Schema = dict[str, Any]
 
@@ -222,15 +221,6 @@ class _ErrorExplainer:
         choices, kind = kinds(schema), node.child("kind")
         if kind is None:
             self._report(node.place, (*path, "kind"), f"missing; give {any_of(list(choices))}")
-        elif path == ("method",) and isinstance(kind.value, str) and kind.value in FORMER_METHODS:
-            accountant = FORMER_METHODS[kind.value]
-            self._report(
-                kind.place,
-                (*path, "kind"),
-                f"{kind.value} is dp-sgd with another accountant; write kind: dp-sgd, and accountant: {accountant} in"
-                " privacy",
-            )
-            kind.value = "dp-sgd"
         elif not isinstance(kind.value, str) or kind.value not in choices:
             self._wrong({"type": "string", "enum": list(choices)}, kind, (*path, "kind"), guess=False)
         else:

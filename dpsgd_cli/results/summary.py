@@ -14,18 +14,58 @@ from dpsgd_cli.common.text_format import count, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS, is_of_class
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.guarantee import epsilon_words, price_terms, setting_terms
+from dpsgd_cli.results.guarantee import (
+    EXPERIMENT,
+    brief_protection,
+    epsilon_words,
+    price_terms,
+    rates_words,
+    setting_terms,
+)
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
 
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
-def result_text(document: Row, directory: Path) -> str:
-    """Return the summary of `result.json` for a terminal. It has no non-private value, so it may be shown."""
+def brief_text(document: Row, directory: Path) -> str:
+    """Return what decides about a result, for a terminal: who is protected, quality, price, attacks, and where it is.
+
+    What no budget covers is never left out. It has no non-private value, so it may be shown.
+    """
     document = public(document)
-    lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
-    metrics = document["metrics"]
+    privacy = document["privacy"]
+    lines = [_title(document), f"  protected   {brief_protection(privacy)}", *_quality_lines(document)]
+    if privacy["accountant"] is not None:
+        apart = "" if len(document["trials"]) == 1 else "; each trial on its own"
+        seeded = "" if privacy["noise_source"] == "secure" else f"; {EXPERIMENT}"
+        lines.append(f"  epsilon     {epsilon_words(privacy)}{apart}{seeded}")
+    if (attacker := privacy.get("attacker")) is not None:
+        rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
+        lines.append(f"  attacks     {rates_words(rates)}")
+    lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]
+    return "\n".join([*lines, f"  result      {directory}"])
+
+
+def _quality_lines(document: Row) -> list[str]:
+    """Return the first metric of a result beside its baseline; nothing if no rows were measured."""
+    released, metrics = document.get("evaluation"), document["metrics"]
+    if released:
+        return [f"  {line.strip()}" for line in _measured_lines(document)[1:2]]
+    name = next((name for name in _SHOWN if name in metrics), None)
+    if name is None:
+        return []
+    return [f"  {name.removeprefix('test_'):<11} {metric_over_trials(metrics[name])}{_beside(metrics, name)}"]
+
+
+def _title(document: Row) -> str:
+    return f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"
+
+
+def result_text(document: Row, directory: Path) -> str:
+    """Return the whole summary of `result.json` for a terminal. It has no non-private value, so it may be shown."""
+    document = public(document)
+    lines, metrics = [_title(document)], document["metrics"]
     shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
     lines += [
         f"  {name:<26}{metric_over_trials(metrics[name])}{_beside(metrics, name)}"
@@ -102,15 +142,15 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"  adjacency                 {adjacency_label(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
-        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
-        f"  rho                       {_rho_text(rho)}",
-        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
+        *([f"  noise multiplier          {_multipliers(plan.noise_multipliers)}"] if plan.noise_multipliers else []),
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
         *[f"  declared public           {said}" for said in declarations],
-        *(["  noise multiplier by epoch"] if plan.noise_multipliers else []),
+        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
+        f"  rho                       {_rho_text(rho)}",
+        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
     ]
-    return "\n".join([*lines, *_multiplier_lines(plan)])
+    return "\n".join(lines)
 
 
 def _rho_text(rho: float | None) -> str:
@@ -137,14 +177,10 @@ def _planned_length(plan: Plan) -> str:
     return f"at most {count(plan.most_epochs, 'epoch')} {steps}" if plan.most_epochs else "until the budget is spent"
 
 
-def _multiplier_lines(plan: Plan) -> list[str]:
-    """Return the noise multipliers by epoch, with equal neighbours on one line."""
-    lines: list[str] = []
-    start = 0
-    values = plan.noise_multipliers
-    for epoch in range(1, len(values) + 1):
-        if epoch == len(values) or values[epoch] != values[start]:
-            span = f"{start}" if epoch - start == 1 else f"{start}-{epoch - 1}"
-            lines.append(f"    {span:<11} {values[start]:.6g}")
-            start = epoch
-    return lines
+def _multipliers(values: Sequence[float]) -> str:
+    """Return the noise multipliers of the first and the last epoch as text, and where to read those between them."""
+    if len(values) == 1:
+        return f"{values[0]:.6g} in epoch 0"
+    if len(set(values)) == 1:
+        return f"{values[0]:.6g} in each epoch"
+    return f"{values[0]:.6g} in epoch 0, {values[-1]:.6g} in epoch {len(values) - 1} (`dpsgd account RECIPE --curve`)"

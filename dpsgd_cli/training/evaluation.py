@@ -46,7 +46,7 @@ from dpsgd_cli.evaluation.estimates import Estimate, Measured
 from dpsgd_cli.evaluation.groups import HeldOut
 from dpsgd_cli.evaluation.run import ClassCounts, measure_counts, measure_numbers
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Released, ResultContent, Unreleased
 from dpsgd_cli.training import assemble
@@ -72,7 +72,7 @@ class Models:
 
     pack: Pack
     values: Tensor
-    recipes: Sequence[Recipe]
+    recipes: Sequence[Experiment]
     labels: Sequence[object] | None
     most_rows: int
 
@@ -158,7 +158,7 @@ def _of_places(models: Models, table: Table, names: Sequence[object]) -> Columns
     return {name: [one[name] for one in found] for name in found[0]}
 
 
-def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
+def _answers(recipe: Experiment, labels: np.ndarray, outputs: np.ndarray) -> Answers:
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
         truth = target_scale(recipe.data).outward(labels.astype(np.float64))
@@ -171,13 +171,13 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
     return answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
 
 
-def reading_of(recipe: Recipe, classes: int) -> Reading:
+def reading_of(recipe: Experiment, classes: int) -> Reading:
     """Return how outputs of a model that a settled recipe trained are read."""
     data = recipe.data
     return Reading(residual_clip(recipe, classes), data.weights, None if data.costs is None else data.costs.of_classes)
 
 
-def residual_clip(recipe: Recipe, classes: int) -> float | None:
+def residual_clip(recipe: Experiment, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
     The bound is known if all rows have one norm, as second moments ensure; counts make it 1 in root mean square, and
@@ -302,7 +302,7 @@ def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:
     return used, HeldOut(weights, groupings, unit is not None)
 
 
-def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
+def scores(recipe: Experiment, outputs: np.ndarray) -> np.ndarray:
     """Return numbers (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
 
     With costs or class weights they are moved, so that the largest decides. Outputs of a loss without probabilities are

@@ -125,7 +125,7 @@ def test_units_that_differ_and_days_that_excel_counts_are_told(tmp_path: Path) -
     found = drafted("weight", kilograms)
     assert "symbols 'kg'" in found.output and re.search(r"\nweight +numbers", found.output)
     mixed = drafted("weight", [*kilograms[:9], "150,5 lb", *kilograms[9:]])
-    assert re.search("weight: 1 cell is no number, first in data row 10: '150,5 lb'; mend the others", mixed.stderr)
+    assert re.search("weight: 1 cell is no number, first in data row 10: '150,5 lb'; mend it", mixed.stderr)
     assert (
         "if Excel counted these days from 1900"
         in drafted("sold at day", [str(43000 + 9 * at) for at in range(12)]).output
