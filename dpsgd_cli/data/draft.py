@@ -317,21 +317,22 @@ def _encoding(path: Path) -> str:
 
 def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
     """Return the format with the decimal mark, groups, symbols and marks of missing values of most number columns."""
-    columns = [texts for name in rows.names if (texts := _texts(rows[name])) and not _are_numbers(texts, written, 1.0)]
-    signs = sorted({sign for texts in columns for sign in _signs(texts)})
+    fit = {name: _are_numbers(texts, written, 1.0) for name in rows.names if (texts := _texts(rows[name]))}
+    odd = [_texts(rows[name]) for name, fits in fit.items() if not fits]
+    marked = [_texts(rows[name])[:_LINES] for name, fits in fit.items() if fits]
+    columns = odd + [texts for texts in marked if any(written.decimal in one for one in texts)]
+    signs = sorted({sign for texts in odd for sign in _signs(texts)})
     best, most = written, _fit(columns, written)
     for decimal, thousands in sorted(_WRITTEN, key=lambda pair: (pair[0] == ",") != (written.separator == ";")):
         tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS), parts=True)
-        if (fit := _fit(columns, tried)) > most:
+        if odd and (found := _fit(columns, tried)) > most:
             fitting = [texts for texts in columns if _are_numbers(texts, tried)]
             seen = {text for texts in fitting for text in texts}
             symbols = [one for one in signs if any(text.startswith(one) or text.endswith(one) for text in seen)]
             marks = [one for one in _MARKS if one in seen]
             plain = tried.changed(symbols=symbols, missing=marks or None, parts=False)
-            best, most = plain if _fit(columns, plain) == fit else plain.changed(parts=True), fit
-    dated = {
-        one for texts in columns if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS
-    }
+            best, most = plain if _fit(columns, plain) == found else plain.changed(parts=True), found
+    dated = {one for texts in odd if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS}
     return best.changed(missing=[one for one in _MARKS if one in {*best.marks, *dated}] or None)
 
 
@@ -565,9 +566,8 @@ def _offers(cells: Cells, odd: Sequence[str], wanted: str) -> str:
     offers = [f"data.format.below: limit reads {quoted(limits[0])} as {below_limit(limits[0])}"] if limits else []
     offers += [f"data.format.missing: [{', '.join(map(quoted, marks[:3]))}] as a missing value"] if marks else []
     if len(marks) < len(odd):
-        offers += [
-            f"{'mend the others' if offers else 'mend it'}, or say that these are codes: --text {quoted(cells.name)}"
-        ]
+        what = "mend the others" if offers else "mend it"
+        offers += [f"{what}, or say that these are codes: --text {quoted(cells.name)}"]
     shown = ", ".join(map(quoted, odd[:3])) + ", ..." * (len(odd) > 3)
     number = f"{count(int(which.sum()), 'cell')} {'is' if which.sum() == 1 else 'are'} no {wanted}"
     return f"{cells.name}: {number}, first in data row {cells.row(which.argmax())}: {shown}; {', '.join(offers)}"

@@ -351,3 +351,16 @@ def test_an_odd_cell_does_not_stop_a_draft_and_what_it_offers_trains(tmp_path: P
     read: Any = opening.load_raw(data, tmp_path)
     assert len(read.train.x) == wanted.get("rows", N) and read.classes == wanted.get("classes", ("no", "yes"))
     assert {row: read.train.x[row, 0] for row in wanted.get("x", {})} == pytest.approx(wanted.get("x", {}))
+
+
+def test_a_column_of_several_forms_is_left_out_and_said(tmp_path: Path) -> None:
+    days = [f"{1 + k % 28:02d}.05.2021" for k in range(N)]
+    columns = {"a": NUMBERS, "b": NUMBERS, "c": [f'"{k},5"' for k in range(N)], "d": [*days[1:], "2020-01-31"]}
+    columns["y"] = SOLD
+    (tmp_path / "t.csv").write_text(csv_of(columns))
+    drafted = draft(tmp_path / "t.csv", "y", None, "t.csv", unit=ONE_ROW)
+    assert yaml.safe_load(drafted.recipe)["data"]["drop"] == ["c", "d"]
+    told = "\n".join(drafted.told)
+    assert "numbers in another form (decimal ',', thousands None)" in told
+    assert "d: 1 cell is no date of the form %d.%m.%Y, first in data row 40: '2020-01-31'; mend it" in told
+    assert "2020" not in drafted.recipe

@@ -86,7 +86,7 @@ def test_a_model_that_nothing_shows_to_be_better_than_a_constant_is_warned_of() 
     left = np.where(rng.random(800) < 0.06, "ja", "nein")
     pd.DataFrame({"a": rng.random(800), "y": left}).to_csv("own.csv", index=False)
     data = {"path": "own.csv", "target": "y", "classes": ["ja", "nein"], "bounds": {"a": [0, 1]}}
-    done = run("train", "--out", "out", data=data)
+    done = run("train", "--verbose", "--out", "out", data=data)
     assert done.exit_code == 0, done.output
     baseline = re.search(r"accuracy .*; baseline: (0\.\d+)\n", done.stdout)
     assert baseline is not None and abs(float(baseline[1]) - (left == "nein").mean()) < 0.1
