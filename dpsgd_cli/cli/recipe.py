@@ -155,6 +155,8 @@ def validate(recipes: tuple[str, ...]) -> None:
     help="Have bounds and categories released with noise; look at names only.",
 )
 @click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
+@click.option("--unit", metavar="COLUMN", help="The column that tells persons apart: all rows of one are protected.")
+@click.option("--one-row-a-person", is_flag=True, help="No person has several rows.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def new(
     data: Path,
@@ -163,6 +165,8 @@ def new(
     text: tuple[str, ...],
     private_bounds: bool,
     categorical: tuple[str, ...],
+    unit: str | None,
+    one_row_a_person: bool,
     out: Path | None,
 ) -> None:
     """Write a recipe for DATA: csv, tsv, json lines, parquet, xlsx or npz.
@@ -170,6 +174,9 @@ def new(
     The command detects how the file is written. It prints each column with its kind, its use and what you have to
     confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file
     is read, on this machine; no guarantee covers that.
+
+    A column whose values repeat may tell persons apart. The command then shows its rows per value, and asks: --unit or
+    --one-row-a-person. Training refuses a recipe in which that is open.
 
     With --private-bounds you need to know none of that: name the columns that hold categories, all others are numbers.
     Only column names, the number of records and the target are used. Training then releases bounds and categories with
@@ -181,13 +188,15 @@ def new(
       dpsgd recipe new visits.xlsx --target cost --text ward -o visits.yaml
       dpsgd recipe new patients.csv --target malignant --private-bounds --categorical ward -o patients.yaml
     """
-    from dpsgd_cli.data.draft import draft  # pandas
+    from dpsgd_cli.data.draft import ONE_ROW, draft  # pandas
 
     base = (out.parent if out is not None else Path()).resolve()
     if categorical and not private_bounds:
         raise UsageError("--categorical goes with --private-bounds; without it, kinds are read from the file")
-    private = categorical if private_bounds else None
-    made = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), text, private)
+    if unit is not None and one_row_a_person:
+        raise UsageError("--unit: says that persons have several rows, and --one-row-a-person that none has; give one")
+    private, shown = categorical if private_bounds else None, Path(os.path.relpath(data.resolve(), base)).as_posix()
+    made = draft(data, target, task, shown, text, private, ONE_ROW if one_row_a_person else unit)
     if made.told:
         click.echo("\n".join(made.told), err=out is None)
     if out is None:

@@ -70,6 +70,16 @@ def _evaluation(recipe: Experiment) -> list[str]:
     return problems
 
 
+def _rows(recipe: Experiment) -> list[str]:
+    """Refuse to leave rows out where a record's place decides its part: a row less would move all behind it."""
+    if recipe.data.rows is None or recipe.privacy is None or NEIGHBOURS[recipe.adjacency].counted:
+        return []
+    return [
+        f"data.rows: a row that is left out moves the places of others, which {recipe.adjacency} goes by; use"
+        " privacy.adjacency: add-remove, or leave such rows out of the file"
+    ]
+
+
 def _updates(recipe: Experiment) -> list[str]:
     """Refuse rates by step and groups of parameters where a method makes updates of its own."""
     method = recipe.method
@@ -507,5 +517,5 @@ def _folds(recipe: Experiment) -> list[str]:
 
 _CHECKS: tuple[Callable[[Experiment], list[str]], ...] = (
     *(_privacy, _epochs, _model, _folds, _validation, _public, _augment, _rounding, _compiling, _unit, _off_grid),
-    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _inference, calibration_problems),
+    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _rows, _inference, calibration_problems),
 )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE
 from dpsgd_cli.common.text_format import any_of, quoted, shortened, similar
 from dpsgd_cli.common.yaml_tree import Key, Node, Path, Problem, SourceLocation, dotted, from_plain
 
@@ -157,6 +157,10 @@ FILL_IN = (
     f"still to be filled in; replace [{', '.join(TO_FILL_IN)}] by the least and the largest value there can be, from"
     " public knowledge and not from the data"
 )
+ANSWER_WHOSE = (
+    "is an open question: whose rows are these? Cells repeat in {}. If a person has several rows, name the column that"
+    " tells persons apart, as {{column: {}, most_rows: 10}}; if no person has, write null (one row a person)"
+)
 MOST_ROUNDS = 10
 Model = TypeVar("Model", bound=BaseModel)
 Report = tuple[tuple[Key, ...], dict[str, Any]]
@@ -291,6 +295,12 @@ class _ErrorExplainer:
         if node.value in TO_FILL_IN:
             self._report(node.place, path[:-1], FILL_IN)
             node.value = schema.get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
+            return
+        if isinstance(node.value, list) and node.plain()[:1] == [WHOSE]:
+            columns = [*map(str, node.plain()[1:]), "COLUMN"]
+            told = ANSWER_WHOSE.format(", ".join(columns[:-1]) or "some column", quoted(columns[0]))
+            self._report(node.place, path, told)
+            node.value = None
             return
         options = alternatives(schema)
         meant = _likely(node.value, [name for option in options for name in literals(option)])

@@ -15,6 +15,7 @@ from dpsgd_cli.results import reading
 from dpsgd_cli.results.document import Block, Bullets, Card, Cards, Heading, TableBlock, Text, html_part
 from dpsgd_cli.results.guarantee import EXPERIMENT, NO_PRIVACY, one_unit, percent
 from dpsgd_cli.results.result import Row, public
+from dpsgd_cli.results.summary import of_constant
 
 STRONG, REASONABLE = 1.0, 10.0
 """Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
@@ -109,7 +110,11 @@ def _quality(document: Row) -> list[Card]:
         name, (point, low, high) = next(iter(first["metrics"].items()))
         value = "too noisy to say" if point is None else metric_text(point)
         within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private."
-        return [Card(about, f"{name.replace('_', ' ').capitalize()} {value}", within)]
+        constant, gain = of_constant(first, name), first["gain"]
+        within += f" The best constant answer has {constant}." if constant else ""
+        better = gain is None or gain[1] > 0
+        within += "" if better else " The measurement does not show that the model is better."
+        return [Card(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
     metrics = document["metrics"]
     usual = usual_metric(list(metrics))
     if usual is None or metrics[usual]["mean"] is None:

@@ -36,6 +36,7 @@ from dpsgd_cli.results.document import (
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import discovered, percent
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
+from dpsgd_cli.results.summary import of_constant
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
@@ -280,18 +281,24 @@ def _privately_measured(found: _Read) -> list[Block]:
         return []
     first, several = released[0], f" of trial 0 of {len(released)}" if len(released) > 1 else ""
     rows = [
-        [name.replace("_", " "), "too noisy to say" if point is None else metric_text(point), _interval(low, high)]
+        [
+            name.replace("_", " "),
+            "too noisy to say" if point is None else metric_text(point),
+            _interval(low, high),
+            of_constant(first, name),
+        ]
         for name, (point, low, high) in first["metrics"].items()
     ]
     unit = first["unit"]
     clamp = "" if first["clamp"] is None else f" No error counts as more than {metric_text(first['clamp'])}."
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
+    positive = f" The positive class is {first['classes'][1]}." if first["kind"] == "two-classes" else ""
     told = (
         f"Measured{several} on about {max(first['records'], 0):.0f} held-out {unit}, which are private, by one noisy"
         " release in parallel with the training. It costs nothing more. The intervals hold the metric on new records"
-        f" with probability 95%, noise included.{means}{clamp}"
+        f" with probability 95%, noise included.{means}{clamp}{positive}"
     )
-    table = TableBlock(("metric", "model", "95% interval"), rows)
+    table = TableBlock(("metric", "model", "95% interval", "baseline (best constant answer)"), rows)
     return [Heading("How good the model is"), Text(told), table, *_confusion(first), *_by_group(first)]
 
 

@@ -92,10 +92,22 @@ def _measured_lines(document: Row) -> list[str]:
     ]
     for name, (value, low, high) in first["metrics"].items():
         point = "" if value is None else f"{metric_text(value)}, "
-        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}")
+        beside = of_constant(first, name)
+        told = f"; baseline: {beside}" if beside else ""
+        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}{told}")
+    if first["kind"] == "two-classes":
+        lines.append(f"    {'positive class':<24}{first['classes'][1]}")
     if "groups" in first:
         lines.append(f"    by {', '.join(first['groups'])}: see the report")
     return lines
+
+
+def of_constant(measured: Row, name: str) -> str:
+    """Return a metric of the best constant answer on private held-out records, as text; empty if it is not known."""
+    if name not in measured["constants"]:
+        return ""
+    value = measured["constants"][name][0]
+    return "too noisy to say" if value is None else metric_text(value)
 
 
 def _lengths(trials: Sequence[Row]) -> str:

@@ -176,7 +176,7 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
     recipe, model, said = loaded.recipe, loaded.recipe.model, []
     if recipe.data.balanced is not None:
         rate = f"{recipe.data.balanced.rate:g}"
-        said.append(f"The rate {rate} of the second class, which decides the classes' weights, is declared public.")
+        said.append(f"The rate {rate} of the positive class, which decides the classes' weights, is declared public.")
     if isinstance(model, PythonModel) and model.weights is not None:
         file, constant = model.weights.file, model.weights.constant
         if file is not None:
