@@ -289,10 +289,12 @@ class _Operations(TorchFunctionMode):
     def _noise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         like, masks = still(func, args, kwargs), self.passes.masks
         masks.drew = True
-        if not masks.active:
-            return like
+        if not like.dim():
+            return like  # a coin for a whole batch (LayerDrop), which no example has
+        count, drawn = like.numel(), self.passes.fold(like).clone()
         with self.passes.outside():
-            drawn = masks.noise(NOISE[func][1], like.numel()).to(like.dtype).view(-1, *like.shape)
+            if masks.active:
+                drawn = masks.noise(NOISE[func][1], count).to(drawn.dtype).view(drawn.shape)
         return self.passes.unfold(drawn)
 
     def _embedding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +108,20 @@ def test_noise_is_its_mean_in_tests_and_predictions() -> None:
     with torch.random.fork_rng(devices=[]), Still():
         torch.manual_seed(0)
         torch.testing.assert_close(pack(X)[0], noisy().double().eval()(X[0]))
+
+
+@pytest.mark.parametrize(("shape", "refused"), [((), False), ((1,), True)])
+def test_a_layer_is_dropped_for_no_example_alone(shape: tuple[int, ...], refused: bool) -> None:
+    """A step goes one way for all examples: a coin for a whole batch is its mean, and an `if` on others is refused."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        z: Tensor = m.last(y if m.training and torch.rand(shape) < 0.1 else y.tanh())
+        return z
+
+    pack = Pack(lambda: Of(run, first=nn.Linear(3, 4), last=nn.Linear(4, 2)), [0], PLACE)
+    with pytest.raises(ModelError, match="asks for a number") if refused else contextlib.nullcontext():
+        check_model(pack, (3,), torch.empty(0, dtype=torch.float64))
 
 
 X = numbers(1, 6, 5, 3)
