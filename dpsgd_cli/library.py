@@ -140,7 +140,7 @@ def _trained(loaded: LoadedRecipe, options: loop.Options, finish: bool) -> Resul
 
 def own_model(model: Any, weights: str | None) -> tuple[dict[str, Any] | None, dict[str, InMemory]]:
     """Return the section `model` of a recipe of what `train` gets as `model`, and what stands for the files in it."""
-    if model is None:
+    if model is None and weights is None:
         return None, {}
     is_module = isinstance(model, nn.Module)
     if weights not in (("drawn", "public") if is_module else (None,)) or not callable(model):

@@ -278,6 +278,7 @@ class Gained(nn.Module):
         ({"model": Gained(resets=True), "weights": "drawn"}, r"Gained has no reset_parameters\(\) that draws all"),
         ({"model": network, "weights": "public"}, "a function that builds a module, or"),
         ({"model": lambda: copy.deepcopy(TRAINED)}, "is the same for every seed and no constant.*weights='public'"),
+        ({"weights": "public"}, "a function that builds a module, or"),
         ({"target": Y}, "the labels came with the features"),
     ],
 )
