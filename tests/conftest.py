@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common.plugins import OWN_FILES, trusting
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.methods.experiment import Experiment
+from dpsgd_cli.methods.experiment import Experiment, plan_for
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import ResultContent
 from dpsgd_cli.training import plans
@@ -158,7 +158,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 PLANTED = ("audit/", "discovery/", "evaluation/test_audited.py")
 """Tests that plant bugs in what a plan is made by, while they run."""
-_PLANNED = plans.plan_for
+_PLANNED = plan_for
 _PLANS: dict[tuple[str, str], Plan] = {}
 
 
