@@ -40,7 +40,7 @@ from dpsgd_cli.results.summary import of_constant
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
-_CONSTANT = "constant_"
+_CONSTANT, _GAPS = "constant_", "calibration_gap_"
 _MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
 _BASELINES = {"rmse": "mean", "mae": "median", "perplexity": "most-frequent-token"}
 """The constant that is best by a metric of numbers."""
@@ -288,7 +288,12 @@ def _privately_measured(found: _Read) -> list[Block]:
             of_constant(first, name),
         ]
         for name, (point, low, high) in first["metrics"].items()
+        if not name.startswith(_GAPS)
     ]
+    gaps = "; ".join(_cell(one) for name, one in first["metrics"].items() if name.startswith(_GAPS))
+    by_part = (
+        [Text(f"Calibration gap, by parts of the predicted probability from low to high: {gaps}.")] if gaps else []
+    )
     unit = first["unit"]
     clamp = "" if first["clamp"] is None else f" No error counts as more than {metric_text(first['clamp'])}."
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
@@ -299,7 +304,7 @@ def _privately_measured(found: _Read) -> list[Block]:
         f" with probability 95%, noise included.{means}{clamp}{positive}"
     )
     table = TableBlock(("metric", "model", "95% interval", "baseline (best constant answer)"), rows)
-    return [Heading("How good the model is"), Text(told), table, *_confusion(first), *_by_group(first)]
+    return [Heading("How good the model is"), Text(told), table, *by_part, *_confusion(first), *_by_group(first)]
 
 
 def _interval(low: float, high: float) -> str:

@@ -51,7 +51,11 @@ def _quality_lines(document: Row) -> list[str]:
     """Return the first metric of a result beside its baseline; nothing if no rows were measured."""
     released, metrics = document.get("evaluation"), document["metrics"]
     if released:
-        return [f"  {line.strip()}" for line in _measured_lines(document)[1:2]]
+        name, (value, low, high) = next(iter(released[0]["metrics"].items()))
+        point = "too noisy to say" if value is None else metric_text(value)
+        best = of_constant(released[0], name)
+        beside = f"; baseline: {best}" if best else ""
+        return [f"  {name:<11} {point} (95% interval {metric_text(low)} to {metric_text(high)}){beside}"]
     name = next((name for name in _SHOWN if name in metrics), None)
     if name is None:
         return []

@@ -60,6 +60,9 @@ def test_five_lines_say_who_is_protected_how_well_it_does_and_at_what_price() ->
         "  attacks     TPR at most 9.24% at FPR 1%",
         "  result      r",
     ]
+    measured = {"metrics": {"accuracy": [None, 0.7, 0.9]}, "constants": {"accuracy": [0.6, 0.5, 0.7]}}
+    held_out = brief_text(document() | {"evaluation": [measured]}, Path("r")).splitlines()[2]
+    assert held_out == "  accuracy    too noisy to say (95% interval 0.7000 to 0.9000); baseline: 0.6000"
     users = PRIVACY | {"unit": {"column": "person"}, "uncovered_steps": ["pca was fitted on the records"]}
     text = brief_text(document(users), Path("r"))
     assert "each user with all rows of one `person` together" in text
