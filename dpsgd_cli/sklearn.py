@@ -24,6 +24,7 @@ Columns of an array are called x0, x1, ... No message shows a cell of the record
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -72,9 +73,17 @@ class _Private(BaseEstimator):
     bounds: Any
     categories: Any
     missing: Any
+    columns: Any
+    drop: Any
     overrides: Any
     random_state: Any
     out: Any
+    classes: Any
+    target_bounds: Any
+
+    def _keep(self, given: dict[str, Any]) -> None:
+        """Hold the arguments of a constructor as they are, under their names."""
+        self.__dict__.update((name, given[name]) for name in self._get_param_names())
 
     def _fit(self, X: Any, y: Any, **target: Any) -> Self:
         """Train on features and the column y, and keep the result's content; what it needs of files stays in memory."""
@@ -86,7 +95,7 @@ class _Private(BaseEstimator):
         changes: dict[str, Any] = {"data.split": {"test": 0}}
         if self.random_state is not None:
             changes["seed"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with tempfile.TemporaryDirectory() as temporary, _as_value_errors():
+        with tempfile.TemporaryDirectory() as temporary, _hiding_cells():
             result = library.train(
                 table,
                 changes | dict(self.overrides or {}),
@@ -96,6 +105,8 @@ class _Private(BaseEstimator):
                 bounds=self.bounds,
                 categories=self.categories,
                 missing=self.missing,
+                columns=self.columns,
+                drop=tuple(self.drop or ()),
                 fitted_before=before,
                 name=type(self).__name__,
                 out=temporary if self.out is None else self.out,
@@ -147,7 +158,7 @@ class _Private(BaseEstimator):
         """Return the outputs (N, K) of the model."""
         check_is_fitted(self)
         table, _ = self._table(X)
-        with _as_value_errors():
+        with _hiding_cells():
             return self._trained.outputs(self._trained.source.rows(table), 0, exactly=True)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -164,10 +175,12 @@ class DPClassifier(ClassifierMixin, _Private):
 
     Args:
         epsilon, delta: The budget of one fit. `fit` refuses to run without.
-        bounds: Public [low, high] by column, or one pair for all numeric columns.
+        bounds: Public [low, high] by column, first and last day of a column of dates, or one pair for all numbers.
         categories: Public values by column of text.
         classes: Public classes; "public" declares that the labels in y are.
         missing: By column, what a missing value means (`data.missing` of a recipe).
+        columns: What codes of many values and free text become: {"code": {"hash": 64}, "note": {"text": 512}}.
+        drop: Columns to leave out.
         overrides: Further settings of the recipe by dotted key.
         random_state: None for secure noise. A seed makes the noise reproducible, for experiments alone.
         out: Folder that gets the result directory; None keeps no files.
@@ -184,19 +197,13 @@ class DPClassifier(ClassifierMixin, _Private):
         categories: Mapping[str, Sequence[Any]] | None = None,
         classes: Sequence[Any] | Literal["public"] | None = None,
         missing: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        drop: Sequence[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         random_state: Any = None,
         out: str | Path | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.categories = categories
-        self.classes = classes
-        self.missing = missing
-        self.overrides = overrides
-        self.random_state = random_state
-        self.out = out
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records X (N, D), a data frame or an array of numbers, and their labels y (N,)."""
@@ -240,7 +247,7 @@ class DPClassifier(ClassifierMixin, _Private):
         weights another class than the most probable one may be predicted.
         """
         outputs = self._outputs(X)
-        with _as_value_errors():
+        with _hiding_cells():
             shares = self._trained.probabilities(outputs)
         chosen = self._trained.chosen(outputs)
         equal = shares[np.arange(len(shares)), chosen] >= shares.max(axis=1) - 1e-12
@@ -264,19 +271,13 @@ class DPRegressor(RegressorMixin, _Private):
         categories: Mapping[str, Sequence[Any]] | None = None,
         target_bounds: Sequence[float] | None = None,
         missing: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        drop: Sequence[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         random_state: Any = None,
         out: str | Path | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.categories = categories
-        self.target_bounds = target_bounds
-        self.missing = missing
-        self.overrides = overrides
-        self.random_state = random_state
-        self.out = out
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on records X (N, D), a data frame or an array of numbers, and their targets y (N,)."""
@@ -305,28 +306,14 @@ def _numbered(rows: np.ndarray) -> Table:
     return Table.of({f"x{number}": column for number, column in enumerate(rows.T)})
 
 
-class _as_value_errors:
-    """Turn errors of dpsgd into ValueError, which users of scikit-learn expect."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DpsgdError):
-            raise ValueError(str(error)) from None
-
-
-class _hiding_cells:
-    """Replace messages of scikit-learn that may show a cell."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DpsgdError):
-            raise ValueError(str(error)) from None
-        if not isinstance(error, ValueError | TypeError):
-            return
+@contextlib.contextmanager
+def _hiding_cells() -> Iterator[None]:
+    """Turn errors of dpsgd into ValueError, which users of scikit-learn expect; hide messages that may show a cell."""
+    try:
+        yield
+    except DpsgdError as error:
+        raise ValueError(str(error)) from None
+    except (ValueError, TypeError) as error:
         text = str(error)
         if "Reshape your data" in text:
             raise ValueError("Expected 2D array, got another shape. Reshape your data to (records, columns)") from None

@@ -116,6 +116,26 @@ def test_from_texts_to_predictions_by_adapters(folder: Path, tmp_path: Path) -> 
 
 
 @NEEDS
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all layers"])
+def test_transformers_and_peft_load_a_result_to_the_same_logits(folder: Path, tmp_path: Path, lora: Any) -> None:
+    result = trained(folder, tmp_path, model={"lora": lora}, method={"learning_rate": 1})
+    x = result.inputs(pd.DataFrame({"text": ["a good film", "the plot is bad " * 9, ""]}))
+    given = {"input_ids": x.clamp_min(0), "attention_mask": (x >= 0).long()}
+    result.save_pretrained(tmp_path / "saved")
+    auto = transformers.AutoModelForSequenceClassification
+    if lora is None:
+        found = auto.from_pretrained(tmp_path / "saved")
+        assert found.config.id2label == {0: "bad", 1: "good"}
+    else:
+        base = auto.from_pretrained(folder / "bert", num_labels=2)
+        with torch.no_grad():
+            before = base.eval()(**given).logits
+        found = importlib.import_module("peft").PeftModel.from_pretrained(base, tmp_path / "saved")
+        assert float((found.eval()(**given).logits - before).abs().max()) > 1e-2
+    torch.testing.assert_close(found.eval()(**given).logits, result.module()(x))
+
+
+@NEEDS
 def test_a_table_json_lines_and_files_have_the_same_tokens(folder: Path) -> None:
     from dpsgd_cli.data.opening import load_raw
     from dpsgd_cli.data.settings import Data

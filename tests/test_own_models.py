@@ -96,6 +96,7 @@ def asked(recipe: Path) -> list[Result]:
 FINE: dict[str, tuple[str, dict[str, Any]]] = {
     "parameter of no dimension": ("scalar", {}),
     "frozen batch normalisation in eval mode": ("normed", {}),
+    "batch normalisation in eval mode": ("normed", {"frozen": False}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "compiled": ("compiled", {}, "the model: OptimizedModule is compiled, which hides the layers"),
@@ -104,7 +105,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scripted": ("scripted", {}, "layer '0': RecursiveScriptModule is compiled, which hides the layers"),
     "lazy": ("lazy", {}, "layer '0': LazyLinear learns its sizes from data that it sees"),
     "batch normalisation": ("normed", {"training": True}, "layer '1': BatchNorm1d mixes the examples"),
-    "batch normalisation whose weight is trained": ("normed", {"frozen": False}, "in eval mode keeps examples apart"),
     "numbers that no seed drew": ("table", {}, "0.table is the same for every seed and no constant"),
 }
 

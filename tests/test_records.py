@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpsgd_cli as dpsgd
+from dpsgd_cli.common.plugins import content_of
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cells import Table
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.errors import DataError, DpsgdError, RecipeError, RunError, UsageError
+from dpsgd_cli.engine.weights import digest
+from dpsgd_cli.errors import DataError, DpsgdError, ModelError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.of_records import StatedFacts, recipe_of_table
+from dpsgd_cli.results.store import public_copy
 
 FACTS: dict[str, Any] = {
     "bounds": {"age": (0, 100)},
@@ -74,7 +82,7 @@ def test_targets_from_python_have_the_transform_that_recipe_new_writes() -> None
 def test_the_same_name_with_other_records_is_no_finished_result(tmp_path: Path) -> None:
     first = train(people(), tmp_path)
     assert train(people(), tmp_path).directory == first.directory
-    with pytest.raises(RunError, match=r"another content of records\.parquet"):
+    with pytest.raises(RunError, match=r"another content of the records"):
         train(people().iloc[::-1].reset_index(drop=True).assign(age=7), tmp_path)
 
 
@@ -127,8 +135,7 @@ def test_what_is_not_stated_is_refused_with_the_columns(tmp_path: Path) -> None:
     for said in (
         "bounds: needed for 'age'",
         "categories: needed for 'job'",
-        "dates",
-        "for 'born'",
+        "bounds (first and last day), or drop: needed for 'born'",
         "say what 'churn' can",
     ):
         assert said in told
@@ -150,6 +157,187 @@ def test_what_was_fitted_before_is_named_in_the_statement(tmp_path: Path) -> Non
         "StandardScaler 'scale' was fitted to the records, without noise, before they were given"
     ]
     assert any("StandardScaler" in warning for warning in result.warnings)
+
+
+def network() -> nn.Module:
+    """Two dense layers; every number is 7."""
+    made = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, 7.0)
+    return made
+
+
+class Hub:
+    """What a Hugging Face dataset answers."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.column_names, self.columns = [*columns], columns
+
+    def with_format(self, kind: None) -> Hub:
+        assert kind is None
+        return self
+
+    def __getitem__(self, rows: slice) -> dict[str, Any]:
+        return {name: list(column[rows]) for name, column in self.columns.items()}
+
+
+X = np.random.default_rng(0).random((60, 3)).astype(np.float32)
+Y = np.arange(60) % 2
+OWN: dict[str, Any] = {"classes": [0, 1], **BUDGET}
+STILL = {"epochs": 1, "seed": 3, "runtime.device": "cpu", "method.learning_rate": 1e-30}
+"""Steps that move no weight."""
+FORMS: dict[str, tuple[Any, Any]] = {
+    "array": (X, Y),
+    "tensor": (torch.from_numpy(X), torch.from_numpy(Y)),
+    "pair": ((X, torch.from_numpy(Y)), None),
+    "data set": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_own_objects_train_and_predict_as_an_array_does(tmp_path: Path, form: str) -> None:
+    records, labels = FORMS[form]
+    own: dict[str, Any] = {"model": network(), "weights": "drawn"}
+    result = dpsgd.train(records, FAST, target=labels, out=tmp_path, **own, **OWN)
+    array = dpsgd.train(X, FAST, target=Y, out=tmp_path / "array", **own, **OWN)
+    assert all(np.array_equal(one, other) for one, other in zip(weights(result), weights(array), strict=True))
+    assert result.predict(records).tolist() == array.predict(X).tolist()
+    again = dpsgd.load(result.directory, **own)
+    assert again.predict(torch.from_numpy(X)).tolist() == array.predict(X).tolist()
+
+
+def test_a_model_in_memory_is_given_again_and_is_the_same(tmp_path: Path) -> None:
+    secure = {key: value for key, value in FAST.items() if key != "seed"}
+    result = dpsgd.train((X, Y), secure, model=network(), weights="drawn", out=tmp_path, **OWN)
+    with pytest.raises(DataError, match=r"made of Sequential \(in memory\).*dpsgd.load\(folder, model=...\)"):
+        dpsgd.load(result.directory).predict(X)
+    other = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
+    with pytest.raises(RunError, match=r"another content of Sequential \(in memory\)"):
+        dpsgd.load(result.directory, model=other, weights="drawn").predict(X)
+    with pytest.raises(RunError, match=r"another content of Sequential \(in memory\)"):
+        dpsgd.train((X, Y), secure, model=other, weights="drawn", out=tmp_path, **OWN)
+    with pytest.raises(UsageError, match="given in memory"):
+        public_copy(result.directory, tmp_path / "public")
+
+
+CODE = """
+width = 3
+class Part:
+    def size(self): return 5
+def build(): return [Part().size() for _ in "12"], width
+"""
+
+
+@pytest.mark.parametrize("change", [("5", "6"), ("12", "13"), ("width = 3", "width = 4"), (".size()", ".size() + 1")])
+def test_the_content_of_a_function_is_that_of_all_that_it_names(change: tuple[str, str]) -> None:
+    found = []
+    for code in (CODE, CODE, CODE.replace(*change)):
+        space: dict[str, Any] = {"__name__": "own_networks"}
+        exec(code, space)
+        found.append(content_of([space["build"]]))
+    assert found[0] == found[1] != found[2]
+
+
+def test_numbers_of_a_module_are_drawn_anew_or_declared(tmp_path: Path) -> None:
+    """A trained module's numbers reach no result without a declaration."""
+    given = network()
+    drawn = dpsgd.train((X, Y), STILL, model=given, weights="drawn", out=tmp_path / "drawn", **OWN)
+    for value in weights(drawn):
+        assert np.abs(value).max() < 1 and np.unique(value).size == value.size
+    kept = dpsgd.train((X, Y), STILL, model=given, weights="public", out=tmp_path / "kept", **OWN)
+    assert all((one == 7).all() for one in weights(kept)) and all((p == 7).all() for p in given.parameters())
+    told = [one for one in kept.privacy["declarations"] if "weights of Sequential (in memory)" in one]
+    assert len(told) == 1 and digest(given.state_dict()) in told[0]
+    assert not any("weights of" in one for one in drawn.privacy["declarations"])
+    built = dpsgd.train((X, Y), STILL, model=lambda: nn.Linear(3, 2), out=tmp_path / "built", **OWN)
+    assert {tuple(one.shape) for one in weights(built)} == {(2, 3), (2,)}
+
+
+TRAINED = nn.Linear(3, 2)
+
+
+class Gained(nn.Module):
+    """A gain that nothing draws anew, or something else is drawn."""
+
+    def __init__(self, resets: bool = False) -> None:
+        super().__init__()
+        self.gain, self.last = nn.Parameter(torch.ones(3)), nn.Linear(3, 2)
+        if resets:
+            self.reset_parameters = self.last.reset_parameters
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.gain * x)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": network()}, 'a module with weights="drawn"'),
+        ({"model": Gained(), "weights": "drawn"}, r"Gained has no reset_parameters\(\) that draws all"),
+        ({"model": Gained(resets=True), "weights": "drawn"}, r"Gained has no reset_parameters\(\) that draws all"),
+        ({"model": network, "weights": "public"}, "a function that builds a module, or"),
+        ({"model": lambda: copy.deepcopy(TRAINED)}, "is the same for every seed and no constant.*weights='public'"),
+        ({"weights": "public"}, "a function that builds a module, or"),
+        ({"target": Y}, "the labels came with the features"),
+    ],
+)
+def test_own_objects_that_cannot_be_priced_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    asked: dict[str, Any] = {"bounds": (0, 1), **OWN, "out": tmp_path, **changed}
+    with pytest.raises((UsageError, ModelError), match=said):
+        dpsgd.train((X, Y), FAST, **asked)
+
+
+class Reader(nn.Module):
+    """Takes two arrays by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4), nn.Linear(5, 2)
+
+    def forward(self, tokens: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.cat([self.table(tokens).mean(1), share.unsqueeze(-1)], -1))
+        return y
+
+
+def test_columns_are_a_table_or_arrays_by_name(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"tokens": np.arange(240).reshape(60, 4) % 9, "share": X[:, 0], "label": Y}
+    own: dict[str, Any] = {"model": Reader, "target": "label", **OWN}
+    mapped = dpsgd.train(columns, FAST, out=tmp_path / "dict", **own)
+    hub = dpsgd.train(Hub(columns), FAST, out=tmp_path / "hub", **own)
+    assert all(np.array_equal(one, other) for one, other in zip(weights(mapped), weights(hub), strict=True))
+    new = {"tokens": torch.from_numpy(columns["tokens"][:5]), "share": columns["share"][:5]}
+    assert mapped.predict(new).tolist() == hub.predict(Hub(columns)).tolist()[:5]
+    frame = people()
+    asked: dict[str, Any] = {"target": "churn", **BUDGET, **FACTS}
+    flat = {name: frame[name].tolist() for name in frame}
+    table = dpsgd.train(flat, FAST, out=tmp_path / "flat", **asked)
+    same = train(frame, tmp_path)
+    assert all(np.array_equal(one, other) for one, other in zip(weights(table), weights(same), strict=True))
+    with pytest.raises(DataError, match="lists of different lengths"):
+        dpsgd.train({**columns, "tokens": [[1]] * 59 + [[1, 2]]}, FAST, out=tmp_path, **own)
+
+
+@pytest.mark.parametrize("born", [lambda day: day.date(), lambda day: day, lambda day: str(day.date())])
+def test_dates_are_bounded_by_days(tmp_path: Path, born: Callable[[Any], Any]) -> None:
+    """Those of datetime, of pandas and texts become the same numbers, as those of a recipe's form do."""
+    days = [born(day) for day in pd.date_range("2000-01-01", periods=120)]
+    frame = people().assign(born=pd.Series(days, dtype=None if isinstance(days[0], pd.Timestamp) else object))
+    bounds = {"age": (0, 100), "born": (date(1999, 1, 1), pd.Timestamp("2001-12-31"))}
+    result = train(frame, tmp_path, bounds=bounds)
+    form = {"date": "%Y-%m-%d", "bounds": ["1999-01-01", "2001-12-31"]}
+    other = train(frame, tmp_path / "form", columns={"born": form})
+    assert all(np.array_equal(one, own) for one, own in zip(weights(result), weights(other), strict=True))
+
+
+def test_messages_name_arguments_and_no_file(tmp_path: Path) -> None:
+    frame = people().assign(code="x")
+    frame.loc[3, "age"] = None
+    with pytest.raises(DpsgdError) as caught:
+        train(frame, tmp_path, columns={"code": {"hash": 8}})
+    told = str(caught.value)
+    assert "missing" in told and "the records" in told
+    assert "data." not in told and ".parquet" not in told
 
 
 class Odd:

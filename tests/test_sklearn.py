@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 import warnings
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,24 @@ def test_classes_are_those_that_were_given() -> None:
     for wrong, said in ((None, 'say classes="public"'), ("all", "must be a list"), ([0], "more than one class")):
         with pytest.raises(ValueError, match=said):
             clone(CLASSIFIER).set_params(classes=wrong).fit(x, np.zeros(80, int) if wrong == [0] else y)
+
+
+def test_columns_are_dated_hashed_and_left_out_as_in_train(tmp_path: Any) -> None:
+    """Refusals name arguments, and no file: there is none."""
+    frame = people().assign(born=[date(2000, 1, 1 + row % 28) for row in range(120)], code="x", note="y")
+    x, y = frame.drop(columns="churn"), frame["churn"]
+    dated: dict[str, Any] = {"age": (0, 100), "born": (date(1999, 1, 1), date(2001, 12, 31))}
+    how: dict[str, Any] = {"bounds": dated, "columns": {"code": {"hash": 8}}, "drop": ["note"]}
+    model = clone(TABLE).set_params(**how, random_state=5, out=tmp_path).fit(x, y)
+    result = dpsgd.load(next(tmp_path.iterdir()))
+    assert {one.name for one in result.trained.layout.columns or ()} >= {"age", "job", "member"}
+    assert {one.source for one in result.trained.layout.columns or ()} == {"age", "job", "member", "born", "code"}
+    assert model.predict(x).tolist() == result.predict(x).tolist()
+    x.loc[3, "age"] = np.nan
+    for changed, said in (({}, "missing"), ({"drop": None}, "categories: needed for 'note'")):
+        with pytest.raises(ValueError, match=said) as caught:
+            clone(TABLE).set_params(**how | changed).fit(x, y)
+        assert "parquet" not in str(caught.value) and "data." not in str(caught.value)
 
 
 def test_predictions_lie_within_the_bounds_of_the_target() -> None:

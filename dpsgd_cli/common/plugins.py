@@ -6,7 +6,9 @@ before this user trusts it. Trust is in a content, by its SHA-256. To train is t
 inside `trusting()` (`--trust-code`, `trust_code=True`) any file, which is then remembered, too. Imports of a file are
 not covered.
 
-Callers check the attribute. `named` imports the package's own code that settings name, so that these need no torch.
+A model that is given in memory (`library.py`) stands for a file while `standing_for` is open; it is trusted, as its
+code runs already. Callers check the attribute. `named` imports the package's own code that settings name, so that these
+need no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,70 @@ _trusting: list[Logger | None] = []
 _FOLDER = "trusted-code"
 OWN_FILES = "dpsgd_recipe_"
 """How the names of modules of files that a recipe names begin."""
+IN_MEMORY = " (in memory)"
+"""How the name ends that a recipe has for something in memory; no file has it."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What stands for a file that a recipe names, and the SHA-256 of its content."""
+
+    held: Any
+    sha256: str
+
+
+_standing: ContextVar[Mapping[str, InMemory]] = ContextVar("standing", default={})  # noqa: B039, never changed in place
+
+
+@contextlib.contextmanager
+def standing_for(files: Mapping[str, InMemory]) -> Iterator[None]:
+    """Let what is in memory stand for files by their names, in this thread, until the block ends."""
+    token = _standing.set({**_standing.get(), **files})
+    try:
+        yield
+    finally:
+        _standing.reset(token)
+
+
+def in_memory(path: Path) -> InMemory | None:
+    """Return what stands for the file `path`; None if it is a file."""
+    return _standing.get().get(path.name)
+
+
+def content_of(things: Iterable[Any]) -> str:
+    """Return the SHA-256 of numbers, texts and the sources of functions and classes, and of all such that these name.
+
+    Installed packages are not covered, nor are other values of globals and closures.
+    """
+    texts: dict[Any, str] = {}
+    left = [*things]
+    while left:
+        one = left.pop()
+        if isinstance(one, bool | int | float | str):
+            texts[type(one), one] = repr(one)
+        if not isinstance(one, type | types.FunctionType) or one in texts or _is_installed(one):
+            continue
+        codes = [] if isinstance(one, type) else [one.__code__]
+        for code in codes:  # which grows by the functions inside of it
+            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
+        if isinstance(one, type):
+            left += [*one.__bases__, *vars(one).values()]
+        else:
+            named = {name for code in codes for name in code.co_names if not name.startswith("__")}
+            used = [one.__globals__.get(name) for name in named]
+            left += used + [vars(held).get(name) for held in used if inspect.ismodule(held) for name in named]
+            left += inspect.getclosurevars(one).nonlocals.values()
+        try:
+            texts[one] = inspect.getsource(one)
+        except (OSError, TypeError):  # typed at a prompt
+            texts[one] = str([(code.co_code, [c for c in code.co_consts if not inspect.iscode(c)]) for code in codes])
+    return hashlib.sha256("\0".join(sorted(texts.values())).encode()).hexdigest()
+
+
+def _is_installed(one: Any) -> bool:
+    root = one.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(one.__module__), "__file__", None) or ""
+    return root in sys.stdlib_module_names - {"__main__"} or root == "dpsgd_cli" or "site-packages" in file
 
 
 @contextlib.contextmanager
@@ -75,11 +143,13 @@ def named(name: str) -> Any:
 
 
 def load_attribute(path: Path, name: str) -> Any:
-    """Execute the Python file at `path` and return its attribute `name`.
+    """Execute the Python file at `path` and return its attribute `name`, or what stands for the file in memory.
 
     The content that runs is the content that was hashed, never a compiled file. Raises UsageError if it is not trusted,
     and RecipeError if the file is missing, fails to run, or has no such attribute.
     """
+    if (given := in_memory(path)) is not None:
+        return given.held
     if not path.is_file():
         raise RecipeError(f"{path}: no such Python file; `file:` is relative to the recipe")
     module_name = f"{OWN_FILES}{path.stem}_{abs(hash(str(path.resolve()))):x}"

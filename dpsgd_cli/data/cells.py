@@ -237,6 +237,8 @@ def _array_of(name: object, values: Any) -> pa.Array:
     if not pd.api.types.is_object_dtype(dtype):
         with contextlib.suppress(pa.ArrowException, ValueError, TypeError):
             return pa.array(values, from_pandas=True)
+    elif pd.api.types.infer_dtype(values) == "date":  # whose texts are the same
+        return pa.array(values, pa.date32(), from_pandas=True)
     texts: list[str | None] = []
     for value in values:
         try:

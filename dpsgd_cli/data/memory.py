@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dpsgd_cli.common import plugins
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.errors import DataError
@@ -26,7 +27,7 @@ TABLE, ARRAYS = ".parquet", ".npz"
 
 @dataclass(frozen=True)
 class Held:
-    """Records in memory, private: a `table`, or `arrays` by name; and the SHA-256 of their content."""
+    """Records in memory, private: a `table`, or `arrays` by name; neither for a model. `sha256` is of the content."""
 
     sha256: str
     table: Table | None = None
@@ -67,13 +68,53 @@ def table_of(records: Any) -> Table | None:
     )
 
 
+def array_of(values: Any) -> np.ndarray:
+    """Return a tensor, a list or an array as an array."""
+    values = values.detach().cpu() if hasattr(values, "detach") else values
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"lists of different lengths, or of no plain numbers ({type(error).__name__})") from None
+
+
+def records_of(records: Any) -> tuple[Table | np.ndarray | dict[str, np.ndarray] | None, Any]:
+    """Return records in memory as a table, an array or arrays by name; and labels that came with them, or None.
+
+    A pair (X, y), or a TensorDataset of two tensors, is features and labels. Columns, of a dict or of a Hugging Face
+    dataset, are a table; if one holds several numbers for each record, all are arrays by name. Returns None for other
+    types.
+    """
+    import pandas as pd
+
+    labels = None
+    parts = getattr(records, "tensors", records)  # of a TensorDataset
+    if isinstance(parts, tuple | list) and len(parts) in (1, 2) and all(hasattr(part, "shape") for part in parts):
+        records, labels = (*parts, None)[:2]
+    if hasattr(records, "with_format") and hasattr(records, "column_names"):
+        records = records.with_format(None)[:]
+    if isinstance(records, np.ndarray) or hasattr(records, "detach"):
+        return array_of(records), labels
+    if not are_columns(records):
+        return table_of(records), labels
+    arrays = {str(name): array_of(column) for name, column in records.items()}
+    if any(one.ndim > 1 for one in arrays.values()):
+        return arrays, labels
+    return table_of(pd.DataFrame(arrays).infer_objects()), labels
+
+
+def are_columns(records: Any) -> bool:
+    """Return True for a dict of columns, which a dictionary that is a recipe is not."""
+    held = list(records.values()) if isinstance(records, Mapping) else []
+    return bool(held) and all(isinstance(one, list | tuple) or hasattr(one, "shape") for one in held)
+
+
 def labels_of(labels: Any) -> np.ndarray | None:
-    """Return labels (N,) in memory as an array; None unless they are one row of numbers, answers or texts."""
+    """Return labels (N, ...) in memory as an array; None unless they are numbers, answers or one row of texts."""
     if labels is None or isinstance(labels, str):
         return None
-    array = np.asarray(labels)
+    array = array_of(labels)
     array = array.astype(str) if array.dtype == object and all(isinstance(one, str) for one in array.flat) else array
-    return array if array.ndim == 1 and array.dtype.kind in "biufU" else None
+    return array if array.ndim and array.dtype.kind in ("biuf" if array.ndim > 1 else "biufU") else None
 
 
 @contextmanager
@@ -92,8 +133,9 @@ def holding(path: Path, records: Table | Mapping[str, np.ndarray]) -> Iterator[N
 
 
 def at(path: Path) -> Held | None:
-    """Return what stands for the file `path`; None if it is a file."""
-    return _held.get().get(path.absolute())
+    """Return what stands for the file `path`, be it records or a model; None if it is a file."""
+    code = plugins.in_memory(path)
+    return _held.get().get(path.absolute()) if code is None else Held(code.sha256)
 
 
 def is_there(path: Path) -> bool:

@@ -31,7 +31,9 @@ from dpsgd_cli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-Records: TypeAlias = "Path | str | Table | pd.DataFrame | np.ndarray"
+Records: TypeAlias = "Path | str | Table | pd.DataFrame | np.ndarray | Any"
+"""A file, or what `memory.records_of` takes."""
+Held: TypeAlias = Path | Table | np.ndarray | dict[str, np.ndarray]
 Read: TypeAlias = tuple[np.ndarray, Cells | np.ndarray | None]
 """Rows, and their labels: as stored, or an array of several for each row; None if none were asked for."""
 Unknown = Literal["error", "ignore"]
@@ -71,7 +73,7 @@ class Source(ABC):
         self.target = named if named and not named.endswith(ROWS) else self.usual_target
 
     @abstractmethod
-    def read(self, records: Path | Table | np.ndarray, target: str | None) -> Read:
+    def read(self, records: Held, target: str | None) -> Read:
         """Return the rows, and their labels `target` if that is not None."""
 
     @np.errstate(**SILENT)
@@ -112,13 +114,11 @@ class Source(ABC):
         x = self.rows(path)
         return NewRows(x, [None] * len(x), {})
 
-    def _held(self, records: Records) -> Path | Table | np.ndarray:
-        """Return records, those of a data frame as a table, and a file by its path."""
-        if isinstance(records, str):
+    def _held(self, records: Records) -> Held:
+        """Return records as a table or arrays, labels beside them left out, and a file by its path."""
+        if isinstance(records, str | Path):
             return Path(records)
-        if isinstance(records, Path | np.ndarray):
-            return records
-        found = memory.table_of(records)
+        found = memory.records_of(records)[0]
         if found is None:
             raise DataError(f"the model takes {self.wanted}, not {type(records).__name__}")
         return found
@@ -147,8 +147,8 @@ class Texts(Source):
     usual_target = "class"
     wanted = "a table with a column of texts"
 
-    def read(self, records: Path | Table | np.ndarray, target: str | None) -> Read:
-        if isinstance(records, np.ndarray):
+    def read(self, records: Held, target: str | None) -> Read:
+        if isinstance(records, np.ndarray | dict):
             raise DataError(f"the model takes {self.wanted}, not an array")
         where = "the table" if isinstance(records, Table) else str(records)
         if isinstance(records, Path):
@@ -177,9 +177,12 @@ class Arrays(Source):
     def _shape(self) -> str:
         return f"(N, {', '.join(map(str, self.layout.shape))})"
 
-    def read(self, records: Path | Table | np.ndarray, target: str | None) -> Read:
+    def read(self, records: Held, target: str | None) -> Read:
         if isinstance(records, np.ndarray) and target is None:
             return self._in_units(self._checked(records, "the array")), None
+        if isinstance(records, dict) and target is None:
+            joined = own_arrays.stored_inputs(self.data, records, "", Path("the records"))
+            return self._checked(joined, "the records"), None
         if not isinstance(records, Path):
             wanted = self.wanted if target is None else "a npz file with labels"
             raise DataError(f"the model takes {wanted}, not {'a table' if isinstance(records, Table) else 'an array'}")
@@ -220,8 +223,8 @@ class Tables(Source):
         self.wanted = f"a table ({', '.join(KINDS)}) with the columns {listed(layout.sources)}"
         self.columns, self.written = layout.columns or (), data.format or PLAIN
 
-    def read(self, records: Path | Table | np.ndarray, target: str | None) -> Read:
-        if isinstance(records, np.ndarray):
+    def read(self, records: Held, target: str | None) -> Read:
+        if isinstance(records, np.ndarray | dict):
             raise DataError(f"the model takes {self.wanted}, not an array")
         rows, where = (self._opened(records), str(records)) if isinstance(records, Path) else (records, "the table")
         self._check_names(rows, target, where)

@@ -14,8 +14,8 @@ into Python, tensors whose shape depends on the input, random numbers, writing i
 Layers leave the pass (`Passes.outside`), work on all examples at once with their own rules, and return to it.
 Constants that enter a layer (positions) are repeated for each example.
 
-Random numbers come only from dropout (`dropout.py`). A question about the input (`if mask.all():`) is always answered
-with no; `independence.py` refuses a model for which that differs from the true answer.
+Random numbers come only from dropout and named functions (`dropout.py`). A question about the input (`if mask.all():`)
+is always answered with no; `independence.py` refuses a model for which that differs from the true answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from dpsgd_cli.engine.dropout import CHANNELS, PLAIN, Masks
+from dpsgd_cli.engine.dropout import CHANNELS, NOISE, PLAIN, Masks, still
 from dpsgd_cli.errors import ModelError
 
 if TYPE_CHECKING:
@@ -250,6 +250,8 @@ class _Operations(TorchFunctionMode):
             return self._embedding(*args, **kwargs)
         if func in PLAIN or func in CHANNELS:
             return self._dropout(func in CHANNELS, *args, **kwargs)
+        if func in NOISE:
+            return self._noise(func, args, kwargs)
         asks = func in QUESTIONS or (func is Tensor.item and args[0].dtype == torch.bool)
         if asks and _functorch.is_batchedtensor(args[0]):
             place = place_of(sys._getframe(1))
@@ -283,6 +285,17 @@ class _Operations(TorchFunctionMode):
             return input
         axes = 2 if channels else input.dim()
         return self.passes.apply(lambda x: self.passes.masks.dropped(x, p, 1 + axes), input)
+
+    def _noise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        like, masks = still(func, args, kwargs), self.passes.masks
+        masks.drew = True
+        if not like.dim():
+            return like  # a coin for a whole batch (LayerDrop), which no example has
+        count, drawn = like.numel(), self.passes.fold(like).clone()
+        with self.passes.outside():
+            if masks.active:
+                drawn = masks.noise(NOISE[func][1], count).to(drawn.dtype).view(drawn.shape)
+        return self.passes.unfold(drawn)
 
     def _embedding(
         self, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
@@ -378,8 +391,8 @@ _REASONS = (
         "a token is beyond the rows of the nn.Embedding; give it one for each token, from 0 to the largest"
     )),
     (("randomness",), (
-        "random numbers are drawn from a stream that no seed of a trial controls; use nn.Dropout or F.dropout, whose"
-        " masks are each example's own, or leave them out"
+        "random numbers are drawn from a stream that no seed of a trial controls; use nn.Dropout, torch.rand or"
+        " torch.randn (also _like), which are each example's own"
     )),
     (("inplace arithmetic", "in-place", "inplace", "In-place", "match the broadcast shape"), (
         "numbers of one example are written into a tensor that all examples share; make it of the input"

@@ -1,4 +1,4 @@
-"""Dropout whose masks belong to records: each is a function of (trial, step, record, call) and of nothing else.
+"""Dropout and noise that belong to records: each is a function of (trial, step, record, call) and of nothing else.
 
 Guarantee: fix the trials' keys. Then an example's mask at a step is a fixed function of the content of its own input.
 So its loss, its gradient and its clipped part of the sum are functions of that record and of the weights, as without
@@ -9,29 +9,39 @@ get equal masks, except for copies of one example.
 For training, masks should look random: bits are those of SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom
 number generators") at a counter, 16 for each number. Because nothing else decides a mask, it is the same alone, in a
 pack, in pieces of any size and after a resume. Dropout acts in recorded passes of a training only, where the module
-that calls it is in training mode.
+that calls it is in training mode. Noise that a model draws (`torch.randn_like`) acts in the same passes; elsewhere it
+is its mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dpsgd_cli.errors import ModelError
 
 PLAIN = (F.dropout, torch.dropout, torch.dropout_)
 CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
 """Functions that drop single numbers, and whole channels (axis 1)."""
+NOISE: dict[Any, tuple[Callable[..., Tensor], bool]] = {
+    torch.rand: (torch.empty, False),
+    torch.randn: (torch.empty, True),
+    torch.rand_like: (torch.empty_like, False),
+    torch.randn_like: (torch.empty_like, True),
+}
+"""Functions that draw uniform or (True) normal numbers; each with what makes a tensor of the same shape and type."""
 _GOLDEN, _FIRST, _SECOND = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 _WORD = 1 << 16
 
 
 class Masks:
-    """Dropout masks of the examples of a pass. `needed`: some pass has asked for one."""
+    """Dropout masks and noise of the examples of a pass. `needed`: some pass has asked for one; `drew`: for noise."""
 
     def __init__(self) -> None:
         self.step_keys: Tensor | None = None
@@ -39,6 +49,7 @@ class Masks:
         self.recording = False
         self.calls = 0
         self.needed = False
+        self.drew = False
         self._off = False
 
     @property
@@ -48,7 +59,7 @@ class Masks:
         if not self.recording or self._off:
             return False
         if self.keys is None:
-            raise ModelError("dropout needs the number of the step, which this method does not say; leave dropout out")
+            raise ModelError("dropout needs the number of the step, which this method does not say; leave it out")
         return True
 
     def begin(self, trials: Sequence[int], step: int) -> None:
@@ -91,6 +102,27 @@ class Masks:
         shape = x.shape[1:axes]
         mask = bits(mixed(self.keys + self.calls), shape.numel()) >= least
         return x * mask.view(len(x), *shape, *[1] * (x.dim() - axes)).to(x.dtype) * (_WORD / (_WORD - least))
+
+    def noise(self, normal: bool, count: int) -> Tensor:
+        """Return numbers (N, count), float64, uniform on [0, 1) in steps of 2^-24, or normal."""
+        assert self.keys is not None
+        self.calls += 1
+        high, low = bits(mixed(self.keys + self.calls), 2 * count).double().chunk(2, dim=1)
+        drawn = (high + torch.floor(low / 256) / 256) / _WORD
+        return torch.special.ndtri(drawn + 2**-25) if normal else drawn
+
+
+class Still(TorchFunctionMode):
+    """Function mode that gives a model the mean of the noise that it draws: outside of training, and in tests."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return still(func, args, kwargs or {}) if func in NOISE else func(*args, **(kwargs or {}))
+
+
+def still(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Return the mean of the noise that a call of `func`, one of `NOISE`, draws."""
+    shaped, normal = NOISE[func]
+    return shaped(*args, **kwargs).fill_(0.0 if normal else 0.5)
 
 
 def mixed(z: Tensor) -> Tensor:

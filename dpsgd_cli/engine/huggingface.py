@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.common.text_format import listed, similar
-from dpsgd_cli.engine.settings import HuggingFaceModel
+from dpsgd_cli.engine.named_inputs import NamedInputs
+from dpsgd_cli.engine.settings import HuggingFaceModel, Lora
 from dpsgd_cli.errors import DataError, ModelError, UsageError
 
 CLASSES = {
@@ -77,15 +78,7 @@ def check_folder(folder: Path, key: str = "model.folder") -> None:
 
 def frozen(folder: Path) -> nn.Module:
     """Return the model in a folder without a head, in eval mode, none of which is trained."""
-    transformers = library("transformers")
-    with _quiet(transformers):
-        try:
-            model = transformers.AutoModel.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"data.features.folder: {folder} cannot be loaded: {said}") from error
+    model = _from_pretrained(library("transformers").AutoModel, folder, "data.features.folder")
     found: nn.Module = model.eval().requires_grad_(False)
     return found
 
@@ -151,16 +144,7 @@ def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[]
     make = _checked_class(transformers, settings, folder)
 
     def build() -> nn.Module:
-        how: dict[str, Any] = {} if settings.task == "causal-lm" else {"num_labels": outputs}
-        with _quiet(transformers):
-            try:
-                model, loaded = make.from_pretrained(
-                    folder, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-                    ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32, **how,
-                )  # fmt: skip
-            except (OSError, ValueError, RuntimeError, KeyError) as error:
-                said = (str(error).splitlines() or [type(error).__name__])[0]
-                raise DataError(f"model.folder: {folder} cannot be loaded: {said}") from error
+        model, loaded = _loaded(make, outputs, folder)
         mismatched = (one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"])
         new = {*loaded["missing_keys"], *mismatched}
         _choose_trained(model, settings, new)
@@ -169,6 +153,41 @@ def builder(settings: HuggingFaceModel, outputs: int, base: Path) -> Callable[[]
         return FolderModel(model, settings.task)
 
     return build
+
+
+_PEFT_TASKS = {"sequence-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "causal-lm": "CAUSAL_LM"}
+
+
+def save(module: nn.Module, settings: HuggingFaceModel | None, base: Path, classes: Sequence[Any], out: Path) -> None:
+    """Write a trained model to the folder `out` as `save_pretrained` does: the whole, or with LoRA an adapter of peft.
+
+    An adapter holds all that trained: low-rank matrices, head and new layers. Raises UsageError for a module that is
+    not of transformers, and for one of which a layer trained beside its own adapter, which no adapter can say.
+    """
+    inner: Any = module
+    while isinstance(inner, FolderModel | NamedInputs):
+        inner = inner.model
+    if not hasattr(inner, "save_pretrained"):
+        raise UsageError(f"save_pretrained: {type(inner).__name__} is no model of transformers; save its state_dict()")
+    if classes:
+        inner.config.id2label = {number: str(name) for number, name in enumerate(classes)}
+        inner.config.label2id = {name: number for number, name in inner.config.id2label.items()}
+    if settings is None or settings.lora is None:
+        inner.save_pretrained(out)
+        return
+    trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}
+    whole = sorted({name.rpartition(".")[0] for name in trained if ".lora_" not in name})
+    if wrong := [name for name in whole if name.endswith(".base_layer")]:
+        raise UsageError(f"save_pretrained: {wrong[0]} trained beside its adapter; take it out of model.lora.targets")
+    config = _adapters(settings.lora, modules_to_save=whole or None, task_type=_PEFT_TASKS.get(settings.task))
+    make = getattr(library("transformers"), CLASSES[settings.task])
+    made = library("peft").get_peft_model(_loaded(make, inner.config.num_labels, base / settings.folder)[0], config)
+    held = dict(made.named_parameters())
+    with torch.no_grad():
+        for name, p in trained.items():
+            path, _, last = name.rpartition(".")
+            held[f"base_model.model.{name if '.lora_' in name else f'{path}.modules_to_save.default.{last}'}"].copy_(p)
+    made.save_pretrained(out)
 
 
 def _checked_class(transformers: Any, settings: HuggingFaceModel, folder: Path) -> Any:
@@ -184,6 +203,26 @@ def _checked_class(transformers: Any, settings: HuggingFaceModel, folder: Path) 
     others = [task for task, name in CLASSES.items() if type(config) in getattr(transformers, name)._model_mapping]
     advice = f"; it can do {listed(others)}" if others else ""
     raise ModelError(f"model.task: a {config.model_type} ({folder}) cannot do {settings.task}{advice}")
+
+
+def _loaded(make: Any, outputs: int, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the model of class `make` in a folder, with new layers where it has none, and what was not there."""
+    how = {} if make.__name__ == CLASSES["causal-lm"] else {"num_labels": outputs}
+    how |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    found: tuple[Any, dict[str, Any]] = _from_pretrained(make, folder, "model.folder", **how)
+    return found
+
+
+def _from_pretrained(make: Any, folder: Path, key: str, **how: Any) -> Any:
+    """Return what `make` loads from a folder. Raises DataError, naming `key`, if it cannot."""
+    with _quiet(library("transformers")):
+        try:
+            return make.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **how
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"{key}: {folder} cannot be loaded: {said}") from error
 
 
 def _require_causal(model: Any, folder: Path) -> None:
@@ -245,12 +284,16 @@ def _adapted(model: Any, settings: HuggingFaceModel) -> None:
             near = similar(target, list(known))
             hint = f"did you mean {near}?" if near else f"it has {listed(sorted(known))}"
             raise ModelError(f"model.lora.targets: the model has no dense layer {target}; {hint}")
-    config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=lora.dropout
-    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # which peft sets right by itself
-        peft.inject_adapter_in_model(config, model)
+        peft.inject_adapter_in_model(_adapters(lora), model)
+
+
+def _adapters(lora: Lora, **further: Any) -> Any:
+    """Return peft's settings of adapters."""
+    return library("peft").LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=lora.dropout, **further
+    )
 
 
 def _adaptable() -> tuple[type, ...]:

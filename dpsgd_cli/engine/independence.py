@@ -13,8 +13,9 @@ gradient belongs to example b, whatever the code does. Four things are left to t
 - No trained parameter is used behind the pack's back.
 
 The module runs on the CPU in float64, with `float32` in its code read as float64, so that a millionth of a batch's mean
-is told from rounding. A module that cannot, or that is too large, runs in float32. Rows of tokens are drawn from the
-whole vocabulary and contain every padding token: what a module looks up tells both.
+is told from rounding. A module that cannot, or that is too large, runs in float32. A pack in float32 that gives other
+numbers is tried again in float64, as rounding may be all; a norm below what is summed is refused at once. Rows of
+tokens are drawn from the whole vocabulary and contain every padding token: what a module looks up tells both.
 
 Not found: what code keeps after more passes than these, in files or in threads. To run a recipe's Python file is to
 trust it.
@@ -35,9 +36,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from dpsgd_cli.engine.apart import DoesNotRunError, InPlace, Kept, refuse_hook, where_in
+from dpsgd_cli.engine.dropout import NOISE, still
 from dpsgd_cli.engine.layers import Described, UsedByItselfError
 from dpsgd_cli.engine.named_inputs import NamedInputs
-from dpsgd_cli.engine.packing import Pack, Wrapper
+from dpsgd_cli.engine.packing import Pack, Placement, Wrapper
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import ModelError
 
@@ -84,16 +86,40 @@ def check_model(pack: Pack, input_shape: tuple[int, ...], like: Tensor) -> None:
         module = Written(pack)
         x = module.rows(input_shape, like)
         alone = [module.gradients(row) for row in x.split(1)]
-        outputs = torch.cat([y for y, _ in alone])
-        if _differ(module(x).detach(), outputs, module.rounding):
+        if _differ(module(x).detach(), torch.cat([y for y, _ in alone]), module.rounding):
             raise _mixes("an example's outputs change with the batch around it")
         if module.reaches_others(x):
             raise _mixes("the loss of one example has a gradient in the rows of others")
+        try:
+            _require_same(pack, module, x, like, alone)
+        except ShortNormError:
+            raise
+        except ModelError:
+            if pack.values.dtype == torch.float64 or module.dtype != torch.float64:
+                raise
+            exact = Pack(pack.build, pack.seeds[:1], Placement(pack.values.device, torch.float64), pack.trusted)
+            exact.values.copy_(pack.values[:1])
+            _require_same(exact, module, x, like.double() if like.is_floating_point() else like, alone)
+
+
+class ShortNormError(ModelError):
+    """A norm is below that of what is summed, which no rounding excuses."""
+
+
+def _require_same(
+    pack: Pack, module: Written, x: Tensor, like: Tensor, alone: list[tuple[Tensor, dict[str, Tensor]]]
+) -> None:
+    """Raise ModelError unless the pack gives rows `x` the outputs and gradients that the module gives each `alone`."""
+    found, gradients, norms = _recorded(pack, x.to(like))
+    if pack.session.passes.masks.drew:
+        pack.template.eval()  # noise that acts in training alone has no counterpart in the module
         found, gradients, norms = _recorded(pack, x.to(like))
-        _require_agreement(pack, outputs, found)
-        for row, (_, true) in enumerate(alone):
-            _require_equal(true, gradients[row], float(norms[row]))
-        _check_questions(pack, module, x, like)
+    for own, norm in zip(gradients, norms.tolist(), strict=True):
+        _require_norm(own, norm)
+    _require_agreement(pack, torch.cat([y for y, _ in alone]), found)
+    for row, (_, true) in enumerate(alone):
+        _require_equal(true, gradients[row])
+    _check_questions(pack, module, x, like)
 
 
 class Written:
@@ -223,6 +249,8 @@ class _Doubled(TorchFunctionMode):
         if self.doubles:
             func = Tensor.double if func is Tensor.float else func
             args, kwargs = tree_map(lambda part: torch.float64 if part is torch.float32 else part, (args, kwargs))
+        if func in NOISE:
+            return still(func, args, kwargs)
         if func is F.embedding:
             self._note(*args, **kwargs)
         return func(*args, **kwargs)
@@ -312,9 +340,20 @@ def _require_agreement(pack: Pack, outputs: Tensor, ours: Tensor) -> None:
         raise _mixes("the model gives other outputs for a row in training mode, one at a time, than in eval mode")
 
 
-def _require_equal(true: dict[str, Tensor], ours: dict[str, Tensor], norm: float) -> None:
-    """Raise ModelError unless one row's gradients are those of autograd, and its norm is not below theirs."""
-    whole = float(torch.stack([_norm(d) for d in true.values()]).norm())
+def _require_norm(gradients: dict[str, Tensor], norm: float) -> None:
+    """Raise ShortNormError if one row's `norm` is below that of its gradients."""
+    whole = _whole(gradients)
+    if math.isfinite(whole) and not norm >= whole * (1 - 1e-3):
+        raise ShortNormError(f"one example's gradient has norm {whole:.4g}, and clipping would take it for {norm:.4g}")
+
+
+def _whole(gradients: dict[str, Tensor]) -> float:
+    return float(torch.stack([_norm(d) for d in gradients.values()]).norm())
+
+
+def _require_equal(true: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
+    """Raise ModelError unless one row's gradients are those of autograd."""
+    whole = _whole(true)
     for name, d in true.items():
         # a gradient that cancels, as that of a key's bias, is rounding of the terms that cancel
         gap = float(_norm(ours[name] - d)) / max(float(_norm(d)), 1e-3 * whole, 1e-30)
@@ -324,8 +363,6 @@ def _require_equal(true: dict[str, Tensor], ours: dict[str, Tensor], norm: float
                 " on it is computed otherwise for one example at a time; write it with other operations, and look first"
                 " at functions with a gradient of their own"
             )
-    if math.isfinite(whole) and not norm >= whole * (1 - 1e-3):
-        raise ModelError(f"one example's gradient has norm {whole:.4g}, and clipping would take it for {norm:.4g}")
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -357,8 +394,8 @@ def _check_questions(pack: Pack, module: Written, x: Tensor, like: Tensor) -> No
 
 @contextmanager
 def _random_weights(pack: Pack) -> Iterator[None]:
-    """Add normal numbers of the usual initial size to all weights while the context lasts."""
-    kept = pack.values.clone()
+    """Add normal numbers of the usual initial size to all weights while the context lasts; put back modes, too."""
+    kept, modes = pack.values.clone(), [(part, part.training) for part in pack.template.modules()]
     generator = torch.Generator().manual_seed(0)
     for offset, shape in pack.spans.values():
         added = torch.randn(shape.numel(), generator=generator) / max(1, shape[1:].numel()) ** 0.5
@@ -367,6 +404,8 @@ def _random_weights(pack: Pack) -> Iterator[None]:
         yield
     finally:
         pack.values.copy_(kept)
+        for part, mode in modes:
+            part.training = mode
 
 
 @contextmanager

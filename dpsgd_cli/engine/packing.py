@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ class Pack(nn.Module):
         self.session = Session(self.trials, anchor)
         self.members: list[Layer] = []
         self._places: dict[int, str] = {}
+        self._beside: dict[nn.Module, Own] = {}
         self.template = self._packed(sources[0])
         if not self.members:
             raise ModelError("the model has no trainable parameters")
@@ -114,7 +116,11 @@ class Pack(nn.Module):
     def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
         rule = rule_for(module, name)
         if rule is not None:
-            return self._taken(rule(module, self.session), name)
+            layer = self._taken(rule(module, self.session), name)
+            for key, described in {} if self.trusted else layer._parameters.items():
+                if isinstance(described, Described):
+                    described.lend = partial(self._lent, module, name, key)
+            return layer
         if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
             raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
         made = rewritten(module, self.session)
@@ -134,6 +140,25 @@ class Pack(nn.Module):
         self.members.append(layer)
         self._places[id(layer)] = name
         return layer
+
+    def _lent(self, source: nn.Module, name: str, key: str) -> Tensor | None:
+        """Return one example's copy of parameter `key` of a layer that has a rule, for code that uses it by itself.
+
+        The first use makes the copies' rule, and joins it with that of the layer: both add up to one gradient
+        (`tied.py`), and are one clipping group as before. Returns None outside of a pass.
+        """
+        if self.session.passes.level is None:
+            return None
+        if source not in self._beside:
+            with self.session.passes.outside():
+                made = self._beside[source] = Own(source, self.session, nn.Module())
+            for one in (made, *(product for products in made.products.values() for product in products.values())):
+                self._taken(one, name)
+                one.bind(self._views_of(self.values, one), self._views_of(self.sums, one))
+            self.layers[:] = self._groups()
+            made.lend()
+        lent: Tensor = vars(self._beside[source].clone[0])[key]
+        return lent
 
     def _check_all_taken(self, source: nn.Module) -> None:
         """Raise ModelError unless each trained parameter belongs to a rule."""
@@ -356,10 +381,10 @@ def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
 
 def _refuse(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
-    if isinstance(module, _MIXERS) and not _is_constant(module, name):
+    if isinstance(module, _MIXERS) and not _is_constant(module):
         raise ModelError(
             f"{name}: {kind} mixes the examples of a batch, so no record's influence can be bounded;"
-            " use GroupNorm or LayerNorm instead"
+            " use GroupNorm or LayerNorm, or its stored statistics: .eval() in the code that builds it"
         )
     _refuse_unfinished(module, name)
     _refuse_hooks(module, name)
@@ -401,20 +426,12 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
         )
 
 
-def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
-    """Return True if batch normalisation is a fixed map of each example: eval mode, stored statistics, all frozen.
+def _is_constant(module: nn.modules.batchnorm._NormBase) -> bool:
+    """Return True if batch normalisation is a map of each example alone: eval mode, by stored and so public statistics.
 
     This package never calls `train()` on a model, and `independence.py` refuses a model that calls it itself.
-    Raises ModelError for eval mode with trained parameters.
     """
-    if module.training or module.running_mean is None or module.running_var is None:
-        return False
-    if any(p.requires_grad for p in module.parameters()):
-        raise ModelError(
-            f"{name}: {type(module).__name__} in eval mode keeps examples apart, but its trained weight and bias have"
-            " no rule; freeze them by requires_grad_(False), or use GroupNorm or LayerNorm"
-        )
-    return True
+    return not module.training and module.running_mean is not None and module.running_var is not None
 
 
 def _refuse_aside(module: nn.Module, name: str) -> None:

@@ -11,16 +11,19 @@ numbers with ones drawn from the seed.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from dpsgd_cli.common.plugins import in_memory
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.engine.settings import Weights
 from dpsgd_cli.errors import DataError, ModelError
@@ -30,10 +33,12 @@ _SEED = 1
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name from a `.safetensors` file, or from a `.pt` or `.pth` file with a dict of tensors.
+    """Read tensors by name from a `.safetensors` file, a `.pt` or `.pth` file with a dict of tensors, or from memory.
 
     Raises DataError if the file is missing or holds anything else. No code in a file is run.
     """
+    if (given := in_memory(path)) is not None:
+        return dict(given.held)
     if not path.is_file():
         raise DataError(f"model.weights.file: {path} does not exist; the path is relative to the recipe")
     try:
@@ -74,6 +79,36 @@ def held(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def redrawn(module: nn.Module) -> nn.Module:
+    """Return a copy of `module` whose parameters are drawn anew, by the `reset_parameters()` of each part.
+
+    Raises ModelError for a part without one, or whose own leaves a parameter as it was: its numbers would stay.
+    """
+    made = copy.deepcopy(module)
+    for name, part in reversed(list(made.named_modules())):
+        draw = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        own = [p for p in part.parameters(recurse=False) if p.is_floating_point()]
+        with torch.no_grad():
+            for p in own:
+                p.fill_(torch.nan)
+            if draw is not None:
+                draw()
+        if any(bool(p.isnan().any()) for p in own):
+            raise ModelError(
+                f"{name or 'the model'}: {type(part).__name__} has no reset_parameters() that draws all of its own"
+                " parameters, so their numbers would be those that the module came with; write one, or give a function"
+                ' that builds the module; weights="public" keeps the numbers, and declares that no private record'
+                " shaped them"
+            )
+    return made
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the safetensors file of `tensors`."""
+    plain = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    return hashlib.sha256(save(plain)).hexdigest()
+
+
 def seeded(build: Builder, seed: int) -> nn.Module:
     """Build a module under a torch seed; torch's global random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
@@ -106,7 +141,8 @@ def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str
         else:
             problems.append(
                 f"{name} is the same for every seed and no constant: load it by model.weights {{file: ..., public:"
-                f" true}}, or, where code computes it, declare model.weights {{constant: [{name}], public: true}}"
+                " true} (from Python: give the module, with weights='public'), or, where code computes it, declare"
+                f" model.weights {{constant: [{name}], public: true}}"
             )
     problems += [
         f"{name} is a tensor or array in a plain attribute, which nothing declares or keeps; use register_buffer"

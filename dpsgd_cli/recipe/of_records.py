@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data.cells import Cells, Table
 from dpsgd_cli.data.memory import ARRAYS, TABLE
@@ -25,7 +27,7 @@ _ANSWERS = [False, True]
 class StatedFacts:
     """Facts that are public knowledge, as their owner states them. All go into the recipe and its statement.
 
-    - `bounds`: [low, high] of each numeric column by name, or one pair for all features.
+    - `bounds`: [low, high] of each numeric column by name, or one pair for all features; of dates, days.
     - `categories`: the values of each column of text by name.
     - `columns`: what dates, codes of many values and free text become, by name (`data.columns` of a recipe).
     - `classes`: the classes of a classification. "public" reads them from the labels and declares them public.
@@ -45,8 +47,10 @@ class StatedFacts:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) -> dict[str, Any]:
-    """Return the recipe, but for its budget, of a `table` whose column `target` is learnt.
+def recipe_of_table(
+    table: Table, target: str, facts: StatedFacts, name: str, model: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the recipe, but for its budget, of a `table` whose column `target` is learnt, by an own `model` if given.
 
     Raises UsageError with every column that needs a fact, and every fact that is about no column.
     """
@@ -60,8 +64,16 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     categories: dict[str, Any] = {
         name: values if isinstance(values, str) else list(values) for name, values in facts.categories.items()
     }
+    computed = {
+        name: use | {"bounds": _days(use.get("bounds"))} if "date" in use else use
+        for name, use in facts.columns.items()
+    }
     for column, kind in kinds.items():
-        if column in (target, *facts.drop, *categories, *facts.columns):
+        if column in (target, *facts.drop, *categories, *computed):
+            continue
+        pair = stated.get(column)
+        if kind in ("date", "text") and _is_pair(pair) and all(isinstance(day, str) for day in _days(pair)):
+            computed[column] = {"date": "%Y-%m-%d", "bounds": _days(pair)}
             continue
         if kind == "answer" and column not in stated:
             categories[column] = list(map(str, _ANSWERS))
@@ -73,7 +85,7 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     told = {
         "bounds": [one for one in numbers if pairs.get(one) is None],
         "categories": texts,
-        "columns (what dates become), or drop": dates,
+        "bounds (first and last day), or drop": dates,
     }
     task = _task(facts, quoted(target), kinds.get(target, ""))
     problems += [f"{key}: needed for {', '.join(map(quoted, which))}" for key, which in told.items() if which]
@@ -81,7 +93,7 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
     if problems:
         raise UsageError(_refusal(problems))
     data = {"path": f"{name}{TABLE}", "target": target, **task, **_told(facts)}
-    data |= {"categorical": categories} if categories else {}
+    data |= {key: own for key, own in (("columns", computed), ("categorical", categories)) if own}
     data |= {"bounds": {one: list(pairs[one]) if _is_pair(pairs[one]) else pairs[one] for one in numbers}}
     whole = [
         one
@@ -89,27 +101,40 @@ def recipe_of_table(table: Table, target: str, facts: StatedFacts, name: str) ->
         if kinds[one] == "whole number" and _is_pair(pairs[one])
         if all(float(end).is_integer() for end in pairs[one])
     ]
-    return _recipe(name, data | {"preprocess": [{"bin": {"integers": whole} if whole else {}}]})
+    steps = {} if model else {"preprocess": [{"bin": {"integers": whole} if whole else {}}]}
+    return _recipe(name, data | steps, model)
 
 
-def recipe_of_arrays(facts: StatedFacts, name: str) -> dict[str, Any]:
-    """Return the recipe, but for its budget, of an array of features and an array of labels."""
-    task = _task(facts, "the labels", "")
-    problems = task.pop("problems")
-    if not _is_pair(facts.bounds):
+def recipe_of_arrays(
+    arrays: Mapping[str, np.ndarray], target: str | None, facts: StatedFacts, name: str, model: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the recipe, but for its budget, of arrays: `x`, or several by name, and labels `target`, or None.
+
+    An own `model` gets the features as they are, unless there are `bounds`. Without labels it learns the next token.
+    """
+    task: dict[str, Any] = {"task": "next-token", "problems": []} if target is None else _task(facts, "the labels", "")
+    problems: list[str] = task.pop("problems")
+    inputs = {one: array for one, array in arrays.items() if one != target}
+    named = [*inputs] != ["x"]
+    if model is None and named:
+        problems.insert(0, "model: needed for arrays by name: a module that takes them as keyword arguments")
+    elif not _is_pair(facts.bounds) and (model is None or facts.bounds is not None):
         problems.insert(0, "bounds: needed, one [low, high] for all features of an array")
     unusable = [key for key in ("categories", "columns", "missing", "drop") if getattr(facts, key)]
     problems += [f"{key}: is for the columns of a table" for key in unusable]
     if problems:
         raise UsageError(_refusal(problems))
-    data = {"path": f"{name}{ARRAYS}", "target": LABELS, **task, **_told(facts), "bounds": list(facts.bounds or ())}
-    return _recipe(name, data)
+    data = {"path": f"{name}{ARRAYS}", **({"target": target} if target else {}), **task, **_told(facts)}
+    data |= {"preprocess": []} if facts.bounds is None else {"bounds": list(facts.bounds)}
+    kinds = {True: "real", False: "integer"}
+    shapes = {one: {"shape": [*a.shape[1:]], "kind": kinds[a.dtype.kind == "f"]} for one, a in inputs.items()}
+    return _recipe(name, data | ({"inputs": shapes} if named else {}), model)
 
 
-def _recipe(name: str, data: dict[str, Any]) -> dict[str, Any]:
-    method = {"kind": "dp-sgd", "batching": "full"}
+def _recipe(name: str, data: dict[str, Any], model: dict[str, Any] | None) -> dict[str, Any]:
+    method = {"kind": "dp-sgd", "batching": "poisson" if model else "full"}
     data = data | {"split": {"test": 0.2}}
-    return {"name": name, "data": data, "model": {"kind": "linear"}, "method": method}
+    return {"name": name, "data": data, "model": model or {"kind": "linear"}, "method": method}
 
 
 def _told(facts: StatedFacts) -> dict[str, Any]:
@@ -162,6 +187,13 @@ def _kind(cells: Cells) -> Literal["answer", "whole number", "number", "date", "
     if cells.is_typed or types.is_decimal(cells.array.type):
         return "number"
     return "date" if cells.is_temporal else "text"
+
+
+def _days(value: Any) -> Any:
+    """Return a pair of dates as texts; all else as it is."""
+    pair = list(value) if _is_pair(value) else []
+    dates = pair and all(hasattr(day, "isoformat") or isinstance(day, np.datetime64) for day in pair)
+    return [str(day)[:10] for day in pair] if dates else value
 
 
 def _is_pair(value: Any) -> bool:

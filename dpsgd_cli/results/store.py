@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpsgd_cli.common.plugins import IN_MEMORY
 from dpsgd_cli.common.whole_files import hidden_name
 from dpsgd_cli.errors import DataError, PrivacyError, RunError, UsageError
 from dpsgd_cli.results import reading
@@ -234,6 +235,8 @@ def public_copy(directory: Path, out: Path) -> Path:
     from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, own_code  # slow; only a copy needs recipes
 
     loaded = load_recipe(str(directory / "recipe.yaml"))
+    if any(name.endswith(IN_MEMORY) for name in own_code(loaded.recipe)):
+        raise UsageError(f"{directory}: its model was given in memory; train with model.file, whose code can be copied")
     code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
     files = {name: _public(directory / name) for name in reading.HASHED if (directory / name).is_file()}
     files["recipe.yaml"] = dump_recipe(_without_folders(loaded)).encode()

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.calibration.price import LABEL as CORRECTION
 from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.plugins import IN_MEMORY
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.memory import is_there
 from dpsgd_cli.data.new_rows import Records, Source, source_of
 from dpsgd_cli.data.own_arrays import next_tokens, tokens_in
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
@@ -40,11 +42,12 @@ from dpsgd_cli.data.settings import SEVERAL, Data
 from dpsgd_cli.data.table import predicted
 from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.bundle import Bundle
+from dpsgd_cli.engine.dropout import Still
 from dpsgd_cli.engine.independence import stand_in_rows
 from dpsgd_cli.engine.metrics import places_counted, surprise
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
-from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel
+from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, OwnModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
@@ -177,8 +180,9 @@ class Trained:
         """Check that the files of the model's code and weights exist, and are those of the training."""
         for name, known in self.bundle.about["made_from"].items():
             path = self.loaded.base / name
-            if not path.is_file():
-                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; restore it")
+            if not is_there(path):
+                how = "give it again: dpsgd.load(folder, model=...)" if IN_MEMORY in name else "restore it"
+                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; {how}")
             if sha256(path) != known:
                 raise self._changed([name])
 
@@ -316,7 +320,10 @@ class Trained:
             raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
         dtype = torch.float64 if exactly else next(module.parameters()).dtype
         module.to(dtype)
-        with torch.inference_mode():
+        with (
+            torch.inference_mode(),
+            Still() if isinstance(self.loaded.recipe.model, OwnModel) else contextlib.nullcontext(),
+        ):
             refuse_unknown_tokens(self.loaded, rows)
             most = _AT_ONCE // 64 if isinstance(self.loaded.recipe.model, HuggingFaceModel) else _AT_ONCE
             start = 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor, nn
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine.dropout import Masks, bits, content, mixed
+from dpsgd_cli.engine.dropout import Masks, Still, bits, content, mixed
+from dpsgd_cli.engine.independence import check_model
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import CPU, Of, linear_loss, numbers
@@ -67,6 +71,59 @@ def net(p: float = 0.5) -> nn.Module:
     return Of(run, first=nn.Linear(3, 4), drop=nn.Dropout(p), planes=nn.Dropout2d(p), last=nn.Linear(20, 2))
 
 
+def noisy() -> nn.Module:
+    """Normal noise on what a layer gives, as in a VAE, and a path that is dropped for whole examples, in training."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        y = y + torch.randn_like(y)
+        if m.training:
+            y = y / 0.8 * (torch.rand((len(y), 1, 1), dtype=y.dtype) + 0.8).floor()
+        z: Tensor = m.last(y.flatten(1))
+        return z
+
+    return Of(run, first=nn.Linear(3, 4), last=nn.Linear(20, 2))
+
+
+RANDOM = pytest.mark.parametrize("net", [net, noisy])
+
+
+@pytest.mark.parametrize("normal", [False, True])
+def test_noise_has_the_law_of_torch(normal: bool) -> None:
+    """False-failure rate 1e-6, of numbers that are those of one record each."""
+    masks = Masks()
+    masks.begin([7], 3)
+    with masks.pass_of(torch.arange(20).view(20, 1), 1, 1, True):
+        drawn = masks.noise(normal, 5_000)
+    law = stats.norm if normal else stats.uniform
+    assert stats.kstest(drawn.flatten().numpy(), law.cdf).pvalue > 1e-6
+    assert stats.kstest(drawn.flatten().numpy() + 0.02, law.cdf).pvalue < 1e-6
+    assert len(drawn.unique()) > 99_000 and (normal or 0 <= float(drawn.min()) <= float(drawn.max()) < 1)
+
+
+def test_noise_is_its_mean_in_tests_and_predictions() -> None:
+    check_model(Pack(noisy, [0], PLACE), (5, 3), torch.empty(0, dtype=torch.float64))
+    pack = Pack(noisy, [0], PLACE)
+    pack.template.eval()
+    with torch.random.fork_rng(devices=[]), Still():
+        torch.manual_seed(0)
+        torch.testing.assert_close(pack(X)[0], noisy().double().eval()(X[0]))
+
+
+@pytest.mark.parametrize(("shape", "refused"), [((), False), ((1,), True)])
+def test_a_layer_is_dropped_for_no_example_alone(shape: tuple[int, ...], refused: bool) -> None:
+    """A step goes one way for all examples: a coin for a whole batch is its mean, and an `if` on others is refused."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        z: Tensor = m.last(y if m.training and torch.rand(shape) < 0.1 else y.tanh())
+        return z
+
+    pack = Pack(lambda: Of(run, first=nn.Linear(3, 4), last=nn.Linear(4, 2)), [0], PLACE)
+    with pytest.raises(ModelError, match="asks for a number") if refused else contextlib.nullcontext():
+        check_model(pack, (3,), torch.empty(0, dtype=torch.float64))
+
+
 X = numbers(1, 6, 5, 3)
 BIG = 1e9
 
@@ -83,7 +140,8 @@ def sums(pack: Pack, rows: list[int], step: int = 0, keys: tuple[int, ...] | Non
     return pack.sums.clone()
 
 
-def test_an_example_adds_the_same_with_any_other_examples_in_any_pieces_and_packs() -> None:
+@RANDOM
+def test_an_example_adds_the_same_with_any_other_examples_in_any_pieces_and_packs(net: Callable[[], nn.Module]) -> None:
     pack = Pack(net, [0, 1], PLACE)
     alone = [sums(pack, [row]) for row in range(6)]
     together = sums(pack, list(range(6)))
@@ -94,7 +152,8 @@ def test_an_example_adds_the_same_with_any_other_examples_in_any_pieces_and_pack
     torch.testing.assert_close(sums(single, list(range(6)), keys=(12,)), together[1:])
 
 
-def test_steps_trials_and_calls_have_masks_of_their_own() -> None:
+@RANDOM
+def test_steps_trials_and_calls_have_masks_of_their_own(net: Callable[[], nn.Module]) -> None:
     pack = Pack(net, [0, 0], PLACE)
     first, second = sums(pack, [0], 0), sums(pack, [0], 1)
     assert not torch.allclose(first, second) and not torch.allclose(first[0], first[1])

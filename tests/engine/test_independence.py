@@ -366,6 +366,18 @@ def test_a_norm_below_the_truth_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         independence.check_model(pack, (6,), pack.values)
 
 
+def test_rounding_is_no_reason_to_refuse_but_for_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 outputs are a hundredth off; a norm that is short in float32 alone is refused all the same."""
+    build = made(between=lambda x: (x + 3e5) - 3e5)
+    independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
+    true = Linear.square_norms
+    monkeypatch.setattr(
+        Linear, "square_norms", lambda layer: true(layer) * (0.9 if layer.session.exact == torch.float32 else 1)
+    )
+    with pytest.raises(ModelError, match="and clipping would take it for"):
+        independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
+
+
 class Table(nn.Module):
     """Looks tokens up in `table(self)`, a table that it computes from its own, with `options`."""
 

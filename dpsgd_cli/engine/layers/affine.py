@@ -17,7 +17,7 @@ from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, a
 
 
 class Affine(Instantiated):
-    """Rule for RMSNorm, GroupNorm and InstanceNorm without running statistics.
+    """Rule for RMSNorm, GroupNorm, InstanceNorm without running statistics, and batch normalisation by stored ones.
 
     Weight and bias are (R, *shape); shape is the normalised trailing shape or the channels (axis 1).
     """
@@ -28,6 +28,9 @@ class Affine(Instantiated):
         nn.InstanceNorm1d,
         nn.InstanceNorm2d,
         nn.InstanceNorm3d,
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
     )
     clipped = OWN_GRADIENTS
     holds_gradients = True
@@ -47,6 +50,8 @@ class Affine(Instantiated):
             return F.rms_norm(x, source.normalized_shape, eps=source.eps)
         if isinstance(source, nn.GroupNorm):
             return F.group_norm(x, source.num_groups, eps=source.eps)
+        if isinstance(source, nn.modules.batchnorm._BatchNorm):  # in eval mode: others are refused
+            return F.batch_norm(x, source.running_mean, source.running_var, eps=source.eps)
         return F.instance_norm(x, eps=float(source.eps))  # type: ignore[arg-type]
 
     def _spread(self, values: Tensor, like: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ The formulas are in the other files of this folder, one for each kind of layer; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpsgd_cli.engine.apart import Passes
 from dpsgd_cli.errors import ModelError
@@ -297,9 +298,14 @@ class UsedByItselfError(AttributeError):
 
 
 class Described(Tensor):
-    """Facts that may be read of a trained parameter: shape, dtype, device. Any other use of it is refused by name."""
+    """Facts that may be read of a trained parameter: shape, dtype, device.
+
+    Any other use of it, within a pass, is of the example's own copy, which `lend` gives. Without it, and elsewhere, it
+    is refused by name.
+    """
 
     _said: str
+    lend: Callable[[], Tensor | None] | None = None
 
     @staticmethod
     def of(parameter: Tensor, kind: str, name: str) -> Described:
@@ -321,7 +327,7 @@ class Described(Tensor):
     def of_dtype(self, dtype: torch.dtype) -> Described:
         """Return the description of the same parameter rounded to `dtype`."""
         made = Described._made(self, dtype)
-        made._said = self._said
+        made._said, made.lend = self._said, self.lend
         return made
 
     @classmethod
@@ -329,10 +335,17 @@ class Described(Tensor):
         if func in _TELLS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        for one in (*args, *(kwargs or {}).values()):
-            if isinstance(one, Described):
-                raise UsedByItselfError(one._said)
-        raise UsedByItselfError("a trained parameter of a layer may not be used by itself; call the layer")
+        func = Tensor.detach if func == Tensor.data.__get__ else func  # type: ignore[attr-defined]
+        return func(*tree_map(Described._copied, args), **tree_map(Described._copied, kwargs or {}))
+
+    @staticmethod
+    def _copied(one: Any) -> Any:
+        if not isinstance(one, Described):
+            return one
+        copy = None if one.lend is None else one.lend()
+        if copy is None:
+            raise UsedByItselfError(one._said)
+        return copy
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

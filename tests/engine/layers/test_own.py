@@ -181,13 +181,41 @@ def layers(run: Callable[[Any, Tensor], Tensor], **more: nn.Module) -> Callable[
     return lambda: copy.deepcopy(Of(run, layer=nn.Linear(3, 3), **more))
 
 
-NO_USE = "Linear is clipped by what it is called with, and its weight may not be used by itself"
+BESIDE: dict[str, Callable[[], nn.Module]] = {
+    "transposed": layers(lambda m, x: m.layer(x).tanh() @ m.layer.weight),
+    "alone": layers(lambda m, x: x @ m.layer.weight.T),
+    "in a function": layers(lambda m, x: F.linear(m.layer(x).tanh(), m.layer.weight, m.layer.bias)),
+    "by its data": layers(lambda m, x: m.layer(x) @ m.layer.weight.data),
+    "detached": layers(lambda m, x: m.layer(x) * m.layer.weight.detach().sum()),
+    "summed": layers(lambda m, x: m.layer(m.layer(x)) + m.layer.weight.square().sum() * x.sum(1, keepdim=True)),
+    "of an embedding": layers(
+        lambda m, x: m.layer(m.table(x.abs().long() % 4).mean(1) @ m.table.weight.T)[:, :3] * x,
+        table=nn.Embedding(3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("build", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_a_weight_that_code_uses_beside_its_layer_has_one_gradient(
+    build: Callable[[], nn.Module], seeds: tuple[int, ...]
+) -> None:
+    """Of both uses together, in one clipping group, as one example at a time."""
+    case = Case(build, numbers(1, 4, 3), torch.arange(4)[None] % 3, norms=(0.3,), seeds=seeds)
+    case.check()
+    pack = case.pack()
+    groups = len(pack.layers)
+    pack(case.x)
+    assert len(pack.layers) == groups
+
+
+def test_a_weight_is_used_in_passes_only() -> None:
+    pack = Case(layers(lambda m, x: m.layer(x)), torch.ones(1, 2, 3), torch.zeros(1, 2)).pack()
+    with pytest.raises(AttributeError, match="Linear is clipped by what it is called with"):
+        pack.template.layer.weight + 1  # type: ignore[union-attr, operator]
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "weight used by itself": (layers(lambda m, x: x @ m.layer.weight.T), NO_USE),
-    "weight in a function": (layers(lambda m, x: F.linear(x, m.layer.weight, m.layer.bias)), NO_USE),
-    "weight by its data": (layers(lambda m, x: x @ m.layer.weight.data), NO_USE),
-    "weight, detached": (layers(lambda m, x: x * m.layer.weight.detach().sum()), NO_USE),
-    "weight in a product after a call": (layers(lambda m, x: m.layer(x) + m.layer.weight.sum()), NO_USE),
     "counts in a buffer": (
         Counting,
         r"line \d+ of test_own.py .*written into a tensor that all examples share",
@@ -198,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "an if": (layers(lambda m, x: m.layer(x * float(x.sum()))), r"line \d+ of test_own.py .*asks for a number"),
     "rows by a mask": (layers(lambda m, x: m.layer(x[x.sum(1) > 0])), r"line \d+ of test_own.py .*shape of a tensor"),
-    "random numbers": (layers(lambda m, x: m.layer(x + torch.rand_like(x))), "use nn.Dropout or F.dropout"),
+    "random numbers": (layers(lambda m, x: m.layer(x + torch.poisson(x))), "use nn.Dropout, torch.rand"),
     "written into zeros": (
         layers(lambda m, x: torch.zeros(len(x), 3).index_copy_(1, torch.arange(3), m.layer(x))),
         r"line \d+ of test_own.py",

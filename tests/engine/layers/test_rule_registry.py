@@ -45,6 +45,13 @@ class Scaled(nn.Module):
         return torch.tanh((x.unsqueeze(-1) * self.scale).sum(-2))
 
 
+def stored(kind: type[nn.modules.batchnorm._BatchNorm]) -> nn.Module:
+    """Batch normalisation of two channels by stored statistics."""
+    made = kind(2).eval()
+    made.running_mean, made.running_var = torch.tensor([-1.0, 2.0]), torch.tensor([0.5, 3.0])
+    return made
+
+
 SAMPLES: dict[type[nn.Module], Sample] = {
     nn.Linear: Sample(lambda: nn.Linear(40, 30), (40,)),
     NonDynamicallyQuantizableLinear: Sample(lambda: NonDynamicallyQuantizableLinear(20, 30), (20,)),
@@ -57,6 +64,9 @@ SAMPLES: dict[type[nn.Module], Sample] = {
     nn.InstanceNorm1d: Sample(lambda: nn.InstanceNorm1d(3, affine=True), (3, 5)),
     nn.InstanceNorm2d: Sample(lambda: nn.InstanceNorm2d(3, affine=True), (3, 4, 4)),
     nn.InstanceNorm3d: Sample(lambda: nn.InstanceNorm3d(2, affine=True), (2, 2, 2, 2)),
+    nn.BatchNorm1d: Sample(lambda: stored(nn.BatchNorm1d), (2,)),
+    nn.BatchNorm2d: Sample(lambda: stored(nn.BatchNorm2d), (2, 3, 3)),
+    nn.BatchNorm3d: Sample(lambda: stored(nn.BatchNorm3d), (2, 2, 2, 2)),
     WeightStandardisedConv2d: Sample(lambda: spread(WeightStandardisedConv2d(2, 3, 3, padding=1)), (2, 8, 8)),
     Shift: Sample(lambda: Shift(5, 4), (5, 4)),
     Scaled: Sample(Scaled, (4,)),
