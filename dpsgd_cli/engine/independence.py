@@ -111,11 +111,11 @@ def _require_same(
 ) -> None:
     """Raise ModelError unless the pack gives rows `x` the outputs and gradients that the module gives each `alone`."""
     found, gradients, norms = _recorded(pack, x.to(like))
+    _require_norms(gradients, norms)
     if pack.session.passes.masks.drew:
         pack.template.eval()  # noise that acts in training alone has no counterpart in the module
         found, gradients, norms = _recorded(pack, x.to(like))
-    for own, norm in zip(gradients, norms.tolist(), strict=True):
-        _require_norm(own, norm)
+        _require_norms(gradients, norms)
     _require_agreement(pack, torch.cat([y for y, _ in alone]), found)
     for row, (_, true) in enumerate(alone):
         _require_equal(true, gradients[row])
@@ -340,11 +340,14 @@ def _require_agreement(pack: Pack, outputs: Tensor, ours: Tensor) -> None:
         raise _mixes("the model gives other outputs for a row in training mode, one at a time, than in eval mode")
 
 
-def _require_norm(gradients: dict[str, Tensor], norm: float) -> None:
-    """Raise ShortNormError if one row's `norm` is below that of its gradients."""
-    whole = _whole(gradients)
-    if math.isfinite(whole) and not norm >= whole * (1 - 1e-3):
-        raise ShortNormError(f"one example's gradient has norm {whole:.4g}, and clipping would take it for {norm:.4g}")
+def _require_norms(gradients: list[dict[str, Tensor]], norms: Tensor) -> None:
+    """Raise ShortNormError if a row's norm is below that of its gradients."""
+    for own, norm in zip(gradients, norms.tolist(), strict=True):
+        whole = _whole(own)
+        if math.isfinite(whole) and not norm >= whole * (1 - 1e-3):
+            raise ShortNormError(
+                f"one example's gradient has norm {whole:.4g}, and clipping would take it for {norm:.4g}"
+            )
 
 
 def _whole(gradients: dict[str, Tensor]) -> float:

@@ -378,6 +378,19 @@ def test_rounding_is_no_reason_to_refuse_but_for_a_norm(monkeypatch: pytest.Monk
         independence.check_model(Pack(build, [0], PLACE), (6,), torch.empty(0))
 
 
+@pytest.mark.parametrize("short_in_training", [True, False])
+def test_a_norm_is_compared_with_and_without_the_noise_of_training(
+    monkeypatch: pytest.MonkeyPatch, short_in_training: bool
+) -> None:
+    true = Linear.square_norms
+    monkeypatch.setattr(
+        Linear, "square_norms", lambda layer: true(layer) * (0.9 if layer.training == short_in_training else 1)
+    )
+    pack = Pack(made(between=lambda x: x + torch.randn_like(x)), [0], PLACE)
+    with pytest.raises(ModelError, match="and clipping would take it for"):
+        independence.check_model(pack, (6,), pack.values)
+
+
 class Table(nn.Module):
     """Looks tokens up in `table(self)`, a table that it computes from its own, with `options`."""
 
