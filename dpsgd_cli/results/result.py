@@ -281,7 +281,7 @@ def _no_gain(measured: Measured) -> list[str]:
     constant = measured.constants[name].value
     beside = "too noisy to say" if constant is None else metric_text(constant)
     by = f"{name if name == 'accuracy' else 'R2'}: {metric_text(gain.low)} to {metric_text(gain.high)}"
-    how = "no better than" if gain.value is not None and gain.value <= 0 else "not shown to be better than"
+    how = "worse than" if gain.high < 0 else "not shown to be better than"
     return [f"{how} the {best} baseline ({name} {beside}; gain in {by}); try {advice}"]
 
 

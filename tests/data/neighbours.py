@@ -87,7 +87,12 @@ def told(draw: random.Random) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return a recipe's data section, and the cells that each of its columns takes."""
     decimal, thousands = draw.choice([(".", None), (".", ","), (",", "."), (".", "'"), (",", None)])
     marks = draw.sample(["0", "-1", "9", "0.00", "-999", "1,234.50", "x", "1.5"], draw.randrange(4))
-    written: dict[str, Any] = {"decimal": decimal, "thousands": thousands, "symbols": ["$"] * draw.randrange(2), "missing": marks}
+    written: dict[str, Any] = {
+        "decimal": decimal,
+        "thousands": thousands,
+        "symbols": ["$"] * draw.randrange(2),
+        "missing": marks,
+    }
     written |= {"below": draw.choice([None, "limit", "half"]), "parts": draw.random() < 0.5}
     mark = thousands or ""
     numbers = [one.replace(".", decimal) if isinstance(one, str) else one for one in PLAIN]

@@ -207,8 +207,8 @@ def test_whose_rows_these_are_is_asked_of_every_column_that_may_say_so(tmp_path:
     )
     for answer, unit in (("null", None), ("{column: MRN, most_rows: 10}", "MRN")):
         loaded = load_recipe(str(tmp_path / "open.yaml"), ["data.bounds.age=[0, 120]", f"privacy.unit={answer}"])
-        asked = loaded.recipe.required_privacy.unit
-        assert (asked and asked.column) == unit
+        told = loaded.recipe.privacy and loaded.recipe.privacy.unit
+        assert (told and told.column) == unit
 
 
 def test_the_answer_of_whose_rows_these_are_is_an_option(tmp_path: Path) -> None:

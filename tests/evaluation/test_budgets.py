@@ -83,7 +83,7 @@ def test_pate_of_an_own_table_trains_and_measures_in_private(own: Path) -> None:
         privacy={"delta": 1e-3},
         epochs="auto",
     )
-    done = CliRunner().invoke(main, ["train", path, "--out", str(own.parent / "out")], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["train", path, "--verbose", "--out", str(own.parent / "out")])
     assert done.exit_code == 0, done.stderr
     assert "held-out" in done.stdout
 
