@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.apart import Passes
+from dpsgd_cli.engine.precision import LOST, PRECISION, product
 from dpsgd_cli.errors import ModelError
 
 STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
@@ -51,9 +52,9 @@ class Grams:
         """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n)."""
         place = x.data_ptr() if type(x) is Tensor else 0
         if place == 0:  # a tensor that has no memory, or does not say where
-            return torch.matmul(x, x.transpose(-1, -2))
+            return product(x, x.transpose(-1, -2))
         key = (place, x.dtype, x.shape, x.stride())
-        held = self._last.pop(key, None) or (x, torch.matmul(x, x.transpose(-1, -2)))
+        held = self._last.pop(key, None) or (x, product(x, x.transpose(-1, -2)))
         self._last[key] = held
         if len(self._last) > 2:
             del self._last[next(iter(self._last))]
@@ -104,7 +105,8 @@ class Layer(nn.Module, ABC):
 
     `kinds`: the exact module types that the rule covers. `clipped`: the method of clipping and its cost, in words.
     `holds_gradients`: a step may hold each example's own gradient, as large as the layer's parameters.
-    `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`.
+    `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`, or by
+    `precision.product` from that of `stored`.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
@@ -256,6 +258,13 @@ class Layer(nn.Module, ABC):
         """Return (a, d) of every call that took part in the loss: B rows each, one call per copy of the examples."""
         return [pair for call, d in enumerate(self.gradients) if d is not None for pair in self.of_call(call)]
 
+    def stored(self) -> list[tuple[Tensor, Tensor]]:
+        """Return `recorded`, for `precision.product`: what rounded passes have left stays as short as they left it."""
+        if self.session.exact == PRECISION:
+            return self.recorded()
+        pairs = ((a, d) for a, d in zip(self.inputs, self.gradients, strict=True) if d is not None)
+        return [pair for a, d in pairs for pair in zip(self.by_copy(a), self.by_copy(d), strict=True)]
+
     def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
         """Return `recorded` of one call."""
         a, d = self.inputs[call], self.gradients[call]
@@ -374,7 +383,7 @@ class Outer:
         rows = self.rows
         if not rows.is_floating_point():
             rows = torch.nn.functional.one_hot(rows, self.height).to(self.columns.dtype)
-        return rows.transpose(-1, -2) @ self.columns
+        return product(rows.transpose(-1, -2), self.columns)
 
 
 @dataclass(frozen=True)
@@ -442,21 +451,31 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     return positions * (inputs + outputs) <= inputs * outputs
 
 
-def instantiated_margin(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return the rounding margin to add to the squared norm of an instantiated gradient sum_t d_t a_t^T.
+def instantiated_squares(squares: Tensor, inputs: Tensor, outputs: Tensor, short_terms: int = 0) -> Tensor:
+    """Return the squared norm of an instantiated gradient sum_t d_t a_t^T with a margin for rounding.
 
     `inputs` is sum_t |a_t|^2 and `outputs` is sum_t |d_t|^2. The clipped sum and the norm come from different matrix
     products. Where terms cancel, the two differ by rounding errors of a few machine epsilons of sum_t |a_t| |d_t|,
     whose square is at most `inputs` times `outputs`. The margin is 8 epsilons of that product, as in `gram_squares`;
-    where nothing cancels it is far below one part in 1000.
+    where nothing cancels it is far below one part in 1000. `short_terms`: the number of terms t, if they are short.
     """
-    return inputs * outputs * (8 * torch.finfo(inputs.dtype).eps)
+    squares = squares + inputs * outputs * (8 * torch.finfo(inputs.dtype).eps)
+    return raised(squares, inputs.sqrt() * outputs.sqrt(), short_terms) if short_terms else squares
 
 
-def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
+def raised(squares: Tensor, most: Tensor, terms: int = 0) -> Tensor:
+    """Return squared norms of gradients by short factors, raised by what `precision.product` may lose.
+
+    `most` is sum_t |a_t| |d_t|. `terms`: how many terms a tensor core adds up for each entry of the gradient.
+    """
+    return (squares.sqrt() + (LOST + terms / 8 * torch.finfo(squares.dtype).eps) * most).square()
+
+
+def gram_squares(inputs: Tensor, outputs: Tensor, width: int, short: bool = False) -> Tensor:
     """Return squared norms (...) of sum_t d_t a_t^T from the Gram matrices (..., T, T) of the a_t and of the d_t.
 
-    `width` is the larger of the dimensions of a_t and d_t.
+    `width` is the larger of the dimensions of a_t and d_t. `short`: the matrices are of short numbers; each may be off
+    by width / 8 epsilons of |a_t| |a_s|, or of |d_t| |d_s|.
 
     Guarantee: no less than the true squared norm. Terms of the sum may cancel and leave rounding errors larger than
     the result, even below zero. The rounding errors of the matrix products and of the sum were measured to stay within
@@ -466,9 +485,11 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     """
     ours, theirs = inputs.diagonal(dim1=-2, dim2=-1).sqrt(), outputs.diagonal(dim1=-2, dim2=-1).sqrt()
     numbers = torch.finfo(inputs.dtype)
-    margin = (ours * theirs).sum(dim=-1).square() * (8 * numbers.eps)
+    most = (ours * theirs).sum(dim=-1)
+    margin = most.square() * ((8 + short * width / 4) * numbers.eps)
     hidden = (ours.sum(dim=-1).square() + theirs.sum(dim=-1).square()) * (width * numbers.tiny)
-    return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
+    squares = (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
+    return raised(squares, most) if short else squares
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:

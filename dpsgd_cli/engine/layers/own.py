@@ -118,7 +118,7 @@ class Matrix(Linear):
         return {"weight": views["weight"].mT}
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        a, d = self._sequence(self.recorded())
+        a, d = self._sequence(self.stored())
         return [Outer(a, d, a.shape[-1])]
 
 
