@@ -61,6 +61,15 @@ class Grams:
         return held[1]
 
 
+@torch.library.custom_op("dpsgd::stored", mutates_args=())
+def stored(x: Tensor) -> Tensor:
+    """Return a copy of `x`; a compiler knows nothing of it, so it must have the numbers of `x` in memory."""
+    return x.clone()
+
+
+stored.register_fake(torch.empty_like)
+
+
 class Session:
     """State that all layers of a pack share during a pass.
 
@@ -82,6 +91,10 @@ class Session:
         self.exact = anchor.dtype
         self.tracing = False
         self.anchor = anchor
+
+    def stored(self, x: Tensor) -> Tensor:
+        """Return `x`; in a compiled program as numbers that are computed and rounded once, whoever reads them."""
+        return stored(x) if self.tracing else x
 
     def begin(self, reduces: bool = False) -> None:
         """Start recording. `reduces`: see there.
@@ -424,6 +437,7 @@ class Instantiated(Layer, stated=False):
         return [Each(self.kept[name])] if name in self.kept else []
 
     def square_norms(self) -> Tensor:
+        self._kept = {name: self.session.stored(g) for name, g in self.kept.items()}
         # reshaped, not flattened: a parameter may have no dimension
         return added(g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.kept.values())
 
@@ -511,7 +525,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer) -> Tensor:
         del anchor
-        a = layer.unfold(x.detach())
+        a = layer.session.stored(layer.unfold(x.detach()))
         ctx.layer, ctx.call, ctx.shape, ctx.version = layer, len(layer.inputs), x.shape, a._version
         layer.inputs.append(a)
         layer.gradients.append(None)
@@ -531,7 +545,7 @@ class _Recorded(torch.autograd.Function):
                 "the input of a layer was changed in place after the layer had used it; change a copy instead"
             )
         d = gradient.reshape(layer.session.trials, layer.session.rows, *gradient.shape[1:])
-        layer.gradients[ctx.call] = d
+        d = layer.gradients[ctx.call] = layer.session.stored(d)
         found = None
         if ctx.needs_input_grad[0]:
             found = layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape)

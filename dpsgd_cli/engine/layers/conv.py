@@ -141,7 +141,7 @@ class Conv(Layer):
             self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
         norms = torch.cat([norms for norms, _ in chunks], dim=1)
         if self.has_bias:
-            self.shifts = self._shifts(calls)
+            self.shifts = self.session.stored(self._shifts(calls))
             norms += self.shifts.square().sum(dim=2)
         return norms
 

@@ -150,5 +150,5 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.own.gradients[ctx.call] = gradient.reshape(ctx.shape)
+        ctx.own.gradients[ctx.call] = ctx.own.session.stored(gradient.reshape(ctx.shape))
         return None, None, None
