@@ -25,6 +25,8 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
+from tests.engine.conftest import Of, weighted_output
+from tests.engine.test_launches import NETWORKS
 
 PLACE = Placement(torch.device("cpu"))
 ROWS = 6
@@ -108,14 +110,52 @@ def longest(build: Callable[[], nn.Module], x: Tensor, weights: Tensor, bounds: 
     return max(found)
 
 
-BOUNDS = torch.linspace(0.1, 0.2, 60)
-
-
 def table() -> nn.Module:
     """A table and a dense layer that share their weight."""
     net: Any = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 5, bias=False))
     net[1].weight = net[0].weight
     return net
+
+
+def adapted() -> nn.Module:
+    """A frozen dense layer beside a low-rank adapter, on sequences."""
+    made = Of(lambda m, x: m.last((m.base(x) + m.up(m.down(x))).tanh()).mean(1), base=nn.Linear(6, 8),
+              down=nn.Linear(6, 2, bias=False), up=nn.Linear(2, 8, bias=False), last=nn.Linear(8, 2))  # fmt: skip
+    made.base.requires_grad_(False)  # type: ignore[union-attr]
+    return made
+
+
+EVERY: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = NETWORKS | {
+    "tied": (lambda: nn.Sequential(table(), nn.Tanh()), lambda trials: torch.randint(0, 5, (trials, 5, 4))),
+    "adapter": (adapted, lambda trials: torch.randn(trials, 5, 3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_norms_and_sums_are_those_of_float64(name: str) -> None:
+    """The truth: the gradient of one row at a time, by products in float64 of the same recorded numbers."""
+    build, rows = EVERY[name]
+    torch.manual_seed(1)
+    x, y, pack = rows(1), torch.arange(5.0)[None], Pack(build, [0], PLACE)
+    pack.work_in(torch.bfloat16)
+    pack.expect(1 << 15)
+    alone = []
+    for row in torch.eye(5, dtype=torch.bool):
+        pack.sums.zero_()
+        sum_clipped(pack, (x, y, row[None]), weighted_output, None)
+        alone.append(pack.sums[0].clone())
+    truth = torch.stack(alone)
+    pack.expect(5)
+    pack.sums.zero_()
+    _, squares = sum_clipped(pack, (x, y, None), weighted_output, Clipping(torch.full((1, 1), 0.3)))
+    assert squares is not None
+    norms, factors = truth.norm(dim=1), (0.3 / squares.sum(dim=0)[0].sqrt()).clamp(max=1.0).double()
+    assert bool((squares.sum(dim=0)[0].sqrt() >= norms * (1 - 1e-6)).all())
+    assert bool((squares.sum(dim=0)[0].sqrt() <= norms * 1.001).all())
+    assert float((pack.sums[0] - factors @ truth).norm()) <= 1e-5 * float(factors @ norms)
+
+
+BOUNDS = torch.linspace(0.1, 0.2, 60)
 
 
 @pytest.mark.parametrize(
