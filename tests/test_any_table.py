@@ -54,7 +54,11 @@ def test_from_the_file_to_predictions(tables: dict[str, Messy], name: str, tmp_p
     messy = tables[name]
     recipe = messy.path.parent / f"{name}.yaml"
     recipe.unlink(missing_ok=True)
-    drafted = command("recipe", "new", messy.path, "--target", messy.target, "--task", messy.task, "-o", recipe)
+    unit = next((column for column, role in messy.uses.items() if role == "unit"), None)
+    answer = ["--one-row-a-person"] if unit is None else ["--unit", unit]
+    drafted = command(
+        "recipe", "new", messy.path, "--target", messy.target, "--task", messy.task, *answer, "-o", recipe
+    )
     assert drafted.exit_code == 0, drafted.stderr
     made = yaml.load(recipe.read_text(), Loader=yaml.BaseLoader)
     for column, role in messy.uses.items():

@@ -77,7 +77,6 @@ def test_commands_refuse_with_exit_code_2_and_predict_goes_on(tmp_path: Path) ->
     frame.loc[6, "n"] = SECRETS[0]
     write(tmp_path, frame)
     for given in (
-        ("recipe", "new", tmp_path / "t.csv", "--target", "y"),
         ("train", recipe, "--dry-run"),
         ("evaluate", made, tmp_path / "t.csv"),
     ):
@@ -88,11 +87,6 @@ def test_commands_refuse_with_exit_code_2_and_predict_goes_on(tmp_path: Path) ->
     assert told.exit_code == 0 and "1 row without a prediction" in told.stderr
     assert "column 'n' holds no number" in told.stdout.splitlines()[7]
     assert not any(secret in told.output for secret in SECRETS)
-
-
-def drafted(folder: Path, frame: pd.DataFrame) -> Result:
-    write(folder, frame)
-    return command("recipe", "new", folder / "t.csv", "--target", "y")
 
 
 def arrays(folder: Path, x: np.ndarray) -> Result:
@@ -139,14 +133,6 @@ WHOLE: dict[str, tuple[Callable[[Path], Result], str]] = {
     "bounds that hold no value": (
         lambda folder: command("train", write(folder, sound(), bounds={"n": [-7, -1]}), "--dry-run"),
         "the bounds of 'n' hold none of its 24 values, first in data row 1",
-    ),
-    "decimal marks of columns that differ, in a draft": (
-        lambda folder: drafted(folder, sound().assign(m=[f"{one},5" for one in range(ROWS)], k=sound().n, t="1")),
-        "column 'n' holds numbers in another form .decimal '.', thousands None. than other columns do",
-    ),
-    "one among dates with hours, in a draft": (
-        lambda folder: drafted(folder, sound().assign(d=[*(sound().d + "T07:30")[1:], SECRETS[2]])),
-        "column 'd' holds dates in several forms.* data row 24",
     ),
     "arrays out of bounds": (
         lambda folder: arrays(folder, np.full((ROWS, 2), 71.77)),

@@ -24,6 +24,12 @@ NAMED = ("data.columns", "data.missing", "data.categorical", "data.bounds")
 """Mappings from columns to sections: their entries have the key NAME."""
 LONGEST = 80
 """Characters of an example that is taken from a recipe."""
+FIRST = (
+    *("data.path", "data.target", "data.bounds", "data.split", "data.evaluation", "model.kind", "method.kind"),
+    *("method.batch_size", "privacy.budget", "privacy.unit", "epochs", "seed"),
+)
+"""Keys that most people set."""
+HEADER = ("key", "meaning", "type and range", "default", "guarantee", "example")
 NO_GUARANTEE = ("runtime", "name", "description", "save_model")
 """Keys that cannot change what is guaranteed; everything that begins with them, too."""
 
@@ -98,6 +104,9 @@ def whole_recipe() -> str:
         + ", ".join(f"[{name}](recipe-{name}.md)" for name in SECTIONS)
         + ". Unknown keys are errors, with a suggestion. `dpsgd recipe schema` prints the same for editors.",
         LEGEND,
+        "## The keys that most people set",
+        _table(HEADER, [_first(schema, key) for key in FIRST]),
+        "## Keys outside of the sections",
         _keys("", schema),
         "A whole recipe, with every default written out (`dpsgd recipe show quickstart`):",
         f"```yaml\n{yaml.safe_dump(_shown('quickstart'), sort_keys=False)}```",
@@ -107,9 +116,9 @@ def whole_recipe() -> str:
 
 LEGEND = (
     "The column *guarantee* says whether a key can change what is guaranteed. **stated**: the key is a part of the"
-    " statement or its price. *by the plan*: the key may enter the price or what is declared public, such as sampling,"
-    " length, bounds; `dpsgd account RECIPE KEY=VALUE` shows it. *no*: it cannot. Examples are from shipped recipes"
-    " where one has the key."
+    " statement or its price. *possibly*: the key may change the price or what is declared public, as sampling, length"
+    " and bounds do; `dpsgd account RECIPE KEY=VALUE` shows the price with another value. *no*: it cannot. Examples are"
+    " from shipped recipes where one has the key."
 )
 
 
@@ -117,19 +126,34 @@ def section_page(name: str) -> str:
     """Return the page of one section, with a table of keys for each kind and for each section inside it."""
     schema = schema_of(Recipe)["properties"][name]
     told: list[str] = []
-    seen: set[str] = set()
     places: dict[str, str] = {}
+    also: list[str] = []
     for title, section in _sections(name, schema):
-        shown = section["title"] + title.partition(",")[0].replace(".0", "")  # one of a list is as one alone
-        if shown in seen:
+        page, first = _home()[section["title"]]
+        if title in places.values():
             continue
-        seen.add(shown)
+        if (page, first) != (name, title):
+            key, home = title.partition(",")[0], first.partition(",")[0]
+            also.append(f"- `{key}`: as [{home}](recipe-{page}.md#{slugify(first, '-')})")
+            continue
         places[unique(slugify(title, "-"), set(places))] = title
         told += [f"## {title}", section.get("description", "") if title != name else "", _keys(title, section)]
     # the tables need the width of the page: its sections are listed above them, not beside
     links = "Sections: " + " · ".join(f"[{title}](#{place})" for place, title in places.items())
     head = ["---\nhide: [toc]\n---", f"# Recipe keys: {name}", schema.get("description", ""), LEGEND, links]
-    return "\n\n".join(filter(None, [*head, *told])) + "\n"
+    lines = {line.partition(":")[0]: line for line in reversed(also)}
+    again = ["## Sections that stand elsewhere", "\n".join(reversed(lines.values()))] if also else []
+    return "\n\n".join(filter(None, [*head, *told, *again])) + "\n"
+
+
+@functools.cache
+def _home() -> dict[str, tuple[str, str]]:
+    """Return the page and the title of every section where it is shown, by its title in the schema."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in sorted(SECTIONS, key="method".__eq__):  # which has a schedule and a model among its keys
+        for title, section in _sections(name, schema_of(Recipe)["properties"][name]):
+            found.setdefault(section["title"], (name, title))
+    return found
 
 
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -137,7 +161,8 @@ def _sections(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     options = alternatives(schema)
     plain = [option for option in options if "properties" in option]
     for option in options:
-        choices = kinds(option)
+        used = _used().get(f"{path}.kind", [])
+        choices = dict(sorted(kinds(option).items(), key=lambda item: -used.count(item[0])))  # what most recipes use
         for kind, section in choices.items():
             yield f"{path}, kind: {kind}", section
             yield from _inside(path, section)
@@ -160,7 +185,19 @@ def _inside(path: str, section: Schema) -> Iterator[tuple[str, Schema]]:
 def _keys(title: str, section: Schema) -> str:
     """Return the table of the keys of one section; `title` is its dotted key and its kind."""
     rows = [_row(title.partition(",")[0], key, section) for key in section["properties"]]
-    return _table(("key", "meaning", "type and range", "default", "guarantee", "example"), rows)
+    return _table(HEADER, rows)
+
+
+def _first(schema: Schema, dotted: str) -> tuple[str, ...]:
+    """Return the row of a key of the first section on its way that has it, with its whole name."""
+    path, _, key = dotted.rpartition(".")
+    inside = [("", schema)] if not path else _sections(path, schema["properties"][path])
+    section = next(
+        section for title, section in inside if title.partition(",")[0] == path and key in section["properties"]
+    )
+    row = _row(path, key, section)
+    kinds_of = ", ".join(f"`{one}`" for one in dict.fromkeys(_used().get(dotted, []))) if key == "kind" else ""
+    return (f"`{dotted}`", f"Chooses the keys of the section, such as {kinds_of}." if kinds_of else row[1], *row[2:])
 
 
 def _row(path: str, key: str, section: Schema) -> tuple[str, ...]:
@@ -193,13 +230,13 @@ def _default(schema: Schema) -> str:
 
 def _guarantee(dotted: str) -> str:
     first = dotted.partition(".")[0]
-    return "**stated**" if first == "privacy" else "no" if first in NO_GUARANTEE else "by the plan"
+    return "**stated**" if first == "privacy" else "no" if first in NO_GUARANTEE else "possibly"
 
 
 def _example(dotted: str, schema: Schema) -> str:
     """Return a value of the key: the schema's example, one of a shipped recipe or a page, else one that is allowed."""
     used = (_plain(found) for found in _used().get(dotted, []) if found not in (None, [], {}))
-    told = next(map(_plain, schema.get("examples", [])), None)
+    told = next(map(_plain, [schema["const"]] if "const" in schema else schema.get("examples", [])), None)
     told = told or next((found for found in used if len(found) <= LONGEST), None) or _plain(placeholder(schema))
     return "" if told == "null" else f"`{dotted.rpartition('.')[2]}: {told}`"
 

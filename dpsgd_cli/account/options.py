@@ -58,40 +58,31 @@ class Option(NamedTuple):
 
 
 OPTIONS: dict[str, Option] = {
-    "noise_multiplier": Option("positive", _NUMBERS + "R", "Z", "Noise divided by sensitivity, equal in all steps."),
+    "noise_multiplier": Option("positive", _NUMBERS + "R", "Z", "Noise over sensitivity, equal in all steps."),
     "noise_over_clip": Option(
-        "positive", _NUMBERS, "S", "Noise divided by the clip norm, as most libraries state it, instead of Z."
+        "positive", _NUMBERS, "S", "Noise over the clip norm, as most libraries state it."
     ),
-    "sampling_rate": Option("rate", _NUMBERS + "R", "Q", "Expected batch size over records, such as 0.01."),
-    "batch_size": Option("count", _NUMBERS + "R", "B", "Expected batch size; with --records, instead of Q."),
+    "sampling_rate": Option("rate", _NUMBERS + "R", "Q", "Expected batch size over records."),
+    "batch_size": Option("count", _NUMBERS + "R", "B", "Expected batch size; with N, instead of Q."),
     "records": Option("count", _NUMBERS + "R", "N", "Number of training records."),
     "steps": Option("count", _NUMBERS, "T", "Number of steps."),
-    "epochs": Option("count", _NUMBERS, "E", "Number of epochs of 1/Q steps (instead of --steps)."),
+    "epochs": Option("count", _NUMBERS, "E", "Number of epochs of 1/Q steps, instead of T."),
     "batching": Option(
         tuple(BATCHINGS), _NUMBERS, None,
-        "How batches are drawn; poisson if --sampling-rate is given. Repeat it to compare.", (),
+        "How batches are drawn; repeatable. Default with Q: poisson.", (),
     ),
     "adjacency": Option(
-        tuple(NEIGHBOURS), _NUMBERS, None, "Which data sets are neighbours. Default: that of the batching."
+        tuple(NEIGHBOURS), _NUMBERS, None, "Neighbouring data sets. Default: the batching's."
     ),
     "delta": Option(
-        "delta", "PBCO", "D", "Delta of the statement. Default: that of the recipe or result, else 1e-5."
+        "delta", "PBCO", "D", "Default: that of the recipe or result, else 1e-5."
     ),
     "accountant": Option(
         "text", _PRICED, "NAME[@BATCHING]",
-        "Accountant; repeatable. `all`: every one. @BATCHING: for that batching only.", (),
-    ),
-    "target_epsilon": Option("positive", "B", "E", "Budget: solve for what this epsilon affords."),
-    "target_rho": Option("positive", "B", "R", "Budget in zCDP: solve for what this rho affords."),
-    "solve": Option(
-        "text", "B", "NAME",
-        "Parameter to solve for: noise-multiplier, epochs, steps, batch-size; in a recipe: initial, decay, final,"
-        " epochs, batch-size.",
+        "Repeatable. `all`: every one. @BATCHING: for that batching only.", (),
     ),
     "at_epsilon": Option("limit", "D", "E", "State delta at this epsilon."),
-    "max_epsilon": Option("limit", "PB", "E", "Exit with code 1 unless an upper bound is at most this."),
-    "excess_risk": Option("positive", "X", "A", "Steps and records that Lecture 9 needs for excess risk A."),
-    "attacker": Option("flag", "PD", None, "Also state the TPR of the strongest attack at FPR 1% and 0.1%.", False),
+    "attacker": Option("flag", "PD", None, "Also state the TPR of attacks at FPR 1% and 0.1%.", False),
     "group": Option("group", "PDF", "K", "Protection of K records (or users) together.", 1),
     "trials": Option("text", _PRICED + "FE", "N|all", "Price N trials together (all: those of the source).", "1"),
     "best_of": Option(
@@ -100,18 +91,36 @@ OPTIONS: dict[str, Option] = {
     "law": Option(
         ("geometric", "logarithmic", "poisson"), _PRICED, None, "Law of the number of trials. Default: geometric."
     ),
+    "target_epsilon": Option("positive", "B", "E", "Budget: solve for what this epsilon affords."),
+    "target_rho": Option("positive", "B", "R", "Budget in zCDP: solve for what this rho affords."),
+    "solve": Option(
+        "text", "B", "NAME",
+        "Parameter to solve for: noise-multiplier, epochs, steps, batch-size; in a recipe: initial, decay, final,"
+        " epochs, batch-size.",
+    ),
+    "excess_risk": Option("positive", "X", "A", "Steps and records that Lecture 9 needs for excess risk A."),
+    "max_epsilon": Option("limit", "PB", "E", "Exit with code 1 unless an upper bound is at most this."),
+    "opacus_history": Option(
+        "text", _PRICED + "FE", "FILE", "Price an Opacus accountant's history, as JSON; with its --batching."
+    ),
+    "export": Option(("dp-accounting",), "E", None, "Print the releases as an event of dp_accounting."),
     "curve": Option("flag", "C", None, "Print epsilon by epoch, as CSV.", False),
     "over": Option(
         "text", "ORF", "NAME=FROM:TO:STEP",
         "Print epsilon over a parameter, as CSV. `order`: Renyi divergences; `false-positives`: the trade-off curve.",
     ),
     "plot": Option("file", "CORF", None, "Also draw the curve (of the least bound unless accountants are named)."),
-    "opacus_history": Option(
-        "text", _PRICED + "FE", "FILE", "Price an Opacus accountant's history, as JSON; with its --batching."
-    ),
-    "export": Option(("dp-accounting",), "E", None, "Print the releases as an event of dp_accounting."),
     "format": Option(("table", "json", "csv"), "PDBCORFX", None, "Format of the output."),
 }  # fmt: skip
+HEADINGS = {
+    "noise_multiplier": "What was released (instead of a recipe, a result or a ledger)",
+    "delta": "What it cost",
+    "target_epsilon": "What a budget affords",
+    "max_epsilon": "Checking a claim",
+    "curve": "Curves",
+    "format": "Output",
+}
+"""Headings of the help, each by the option that it stands above."""
 OF_NUMBERS = tuple(OPTIONS)[: tuple(OPTIONS).index("delta")]
 """Options that say what was released; a recipe, a result or a ledger says that itself."""
 OF_THE_COMMAND = ("max_epsilon", "excess_risk", "curve", "over", "plot", "export", "format")

@@ -20,14 +20,15 @@ from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.experiment import Privacy
 from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.schema import Privacy, Recipe
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
-from dpsgd_cli.schedules.settings import Schedule
+from dpsgd_cli.schedules.settings import NoiseSchedule, Schedule
 from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
 from dpsgd_cli.users.settings import PERSON
 
@@ -181,7 +182,7 @@ def _solved(
     free = privacy.schedule.with_number(parameter, "auto")
     asked = loaded.recipe.changed(privacy=privacy.changed(schedule=free))
     solved = _planned(replace(loaded, recipe=asked), priced_by).schedule
-    assert solved is not None
+    assert isinstance(solved, NoiseSchedule)
     return float(solved.number_at(parameter))
 
 

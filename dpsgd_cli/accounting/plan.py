@@ -1,14 +1,13 @@
 """Plans: exact noise multipliers, epochs and price, before any data is read.
 
 Guarantee: the ledger of `Plan.ledger()` refuses what the budget does not cover. The planners are `price.py` of each
-method; `methods/descriptor.py` calls the one that a recipe's method names.
+method; `methods/experiment.py` calls the one that a recipe's method names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
 
 from dpsgd_cli.accounting import accountants, budget
 from dpsgd_cli.accounting.accountants import Accountant, Guarantee
@@ -17,12 +16,8 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, Batch
 from dpsgd_cli.accounting.budget import Budget, Filter
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, merge
+from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
-
-if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
-    from dpsgd_cli.noise.price import NoiseStrategy
-    from dpsgd_cli.recipe.schema import Recipe
-    from dpsgd_cli.schedules.settings import Schedule
 
 
 @dataclass(frozen=True)
@@ -75,15 +70,21 @@ class Facts:
 
 @dataclass(frozen=True)
 class PlannedNoise:
-    """Noise that is correlated across steps, and its predicted error (`NoiseStrategy.error`).
+    """Noise that is correlated across `steps` steps: the data of a `NoiseStrategy` (`noise/price.py`), its error.
 
-    `independent` is the predicted error of independent noise on
-    the same batches at the same budget; None if it was not computed.
+    `taken` are the shares of past noise that a step takes back. `error` is predicted (`NoiseStrategy.error`), and
+    `independent` that of independent noise on the same batches at the same budget; None if it was not computed.
     """
 
-    strategy: NoiseStrategy
+    steps: int
+    taken: tuple[float, ...]
     error: float
     independent: float | None = None
+
+    @property
+    def reach(self) -> int:
+        """Number of steps over which noise is correlated."""
+        return min(self.steps, 1 + len(self.taken))
 
     @property
     def ratio(self) -> float | None:
@@ -97,10 +98,11 @@ class Plan:
 
     `is_adaptive`: whether the method may choose what to release, or when to stop, from what it released before. If so,
     only the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is
-    the recipe's, with every `auto` number solved for; None for methods without a schedule. `postprocessing_epochs`
-    follow the last release, and only use earlier releases. `correlated` describes correlated noise; None if it is
-    independent. `held_out` are the releases that measure held-out records at the end (`evaluation/price.py`); each
-    costs no more than the training, with which it composes in parallel, so no other property counts them.
+    the recipe's section, with every `auto` number solved for; None for methods without a schedule.
+    `postprocessing_epochs` follow the last release, and only use earlier releases. `correlated` describes correlated
+    noise; None if it is independent. `held_out` are the releases that measure held-out records at the end
+    (`evaluation/price.py`); each costs no more than the training, with which it composes in parallel, so no other
+    property counts them.
     """
 
     sampling: Sampling
@@ -113,28 +115,10 @@ class Plan:
     budget: Budget
     covers_before: bool
     is_adaptive: bool
-    schedule: Schedule | None = None
+    schedule: Section | None = None
     postprocessing_epochs: int = 0
     correlated: PlannedNoise | None = None
     held_out: tuple[Release, ...] = ()
-
-    @classmethod
-    def of(cls, recipe: Recipe, facts: Facts, **own: Any) -> Self:
-        """Return a plan of full batches that releases nothing yet; `own` are the fields that differ from that."""
-        privacy = recipe.required_privacy
-        usual: dict[str, Any] = {
-            "sampling": Sampling("full", facts.records, facts.records, recipe.adjacency),
-            "noise_multipliers": (),
-            "sensitivity": 1.0,
-            "preprocessing_releases": tuple(facts.preprocessing_releases),
-            "epochs": (),
-            "accountant": privacy.accountant,
-            "delta": privacy.stated_delta,
-            "budget": privacy.budget,
-            "covers_before": privacy.budget_covers == "total",
-            "is_adaptive": False,
-        }
-        return cls(**usual | own)
 
     def mechanisms(self, *labels: str) -> list[GaussianSum]:
         """Return the Gaussians with one of `labels` among the preprocessing releases, in order."""
@@ -218,6 +202,6 @@ def _unit(made: Sequence[LedgerEntry]) -> str | None:
 
 def noise_text(noise: PlannedNoise) -> str:
     """Describe correlated noise in words, with its predicted error and its `ratio`, as far as they are known."""
-    said = f"banded, correlated over {count(noise.strategy.reach, 'step')}"
+    said = f"banded, correlated over {count(noise.reach, 'step')}"
     beside = "" if noise.ratio is None else f", {noise.ratio:.4g} of that of independent noise"
     return f"{said}; predicted error {noise.error:.6g}{beside}"

@@ -41,6 +41,7 @@ from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.private_selection.settings import SelectionPlan
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import report as pages
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
@@ -223,6 +224,7 @@ def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options
     if not set("ABC") & set(options.tiers):
         return findings, told, left_out
     for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
+        assert isinstance(recipe, Recipe)  # changed from the recipe that was planned
         rows = recipe.data.changed(preprocess=())
         alone = dataclasses.replace(loaded, recipe=recipe.changed(data=rows))
         part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))

@@ -157,8 +157,8 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
         Heading(f"Audit of {document['name']}: {verdict(document)}", 1),
         Text(
             f"The claim: epsilon {epsilon_text(claim['epsilon'])} at delta {claim['delta']:g} ({claim['adjacency']}, by"
-            f" `{claim['accountant']}`). Each bound below holds at {document['confidence']:.0%}; what is called refuted"
-            " is so at that confidence for all rows together."
+            f" `{claim['accountant']}`). Each bound below holds at {document['confidence']:.0%}. A row"
+            " is called refuted only if that holds at the same confidence for the whole table, however long it is."
         ),
     ]
     if training is not None:

@@ -33,6 +33,7 @@ from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
 from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
+from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.preconditioning.second_moments import as_vector
 
@@ -114,12 +115,11 @@ class Watch(StepObserver):
         if not first:
             return
         sampling, trials = staged.plan.sampling, staged.inside.shape[0]
-        pack, correlated = staged.trials.context.pack, staged.plan.correlated
-        shapes = [None if correlated is None else correlated.strategy] * trials
-        self._fresh = step_noise(shapes, pack.size, pack.values.device)
+        pack, planned = staged.trials.context.pack, staged.plan.correlated
+        own = None if planned is None else NoiseStrategy.of(planned)
+        self._fresh = step_noise([own] * trials, pack.size, pack.values.device)
         self.scores = np.zeros(staged.inside.shape)
-        if correlated is not None and sampling.kind.sampled:
-            own = correlated.strategy
+        if own is not None and sampling.kind.sampled:
             self._blocks = Blocks((own.column[: own.reach] / own.norm).tolist(), staged.inside.shape)
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:

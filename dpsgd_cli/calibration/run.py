@@ -17,7 +17,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.price import LABEL, WEIGHT
 from dpsgd_cli.common.terminal import SILENT
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.context import PackContext
 from dpsgd_cli.engine.evaluate import passes
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.noise.run import gaussian
@@ -104,8 +104,9 @@ def _shrunk(estimate: float, deviation: float) -> float:
 class Calibrating:
     """Corrections of a pack's trials: each is released when the trial's own training ends, or loaded."""
 
-    def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
-        self.context, self.records = context, [plan.sampling.records for plan in plans]
+    def __init__(self, context: PackContext, plans: Sequence[Plan], norms: Sequence[float], conditioned: bool) -> None:
+        """Take bounds on the norms of gradients, one per trial; `conditioned` says whether rows are preconditioned."""
+        self.context, self.norms, self.records = context, norms, [plan.sampling.records for plan in plans]
         self.mechanisms = {trial: own for trial, plan in enumerate(plans) for own in plan.mechanisms(LABEL)}
         self.due = set(self.mechanisms)
         """Trials whose release is not made yet: each was charged for one."""
@@ -113,7 +114,7 @@ class Calibrating:
         self.corrections = torch.tensor([[1.0, 0.0]] * context.trials, dtype=torch.float64)
         """Scale and shift (R, 2) of each trial, on the host."""
         features = math.prod(context.table.input_shape)
-        if context.recipes[0].preconditioner is not None:
+        if conditioned:
             self.size, self.directions = 1.0, features
         else:
             self.size = math.sqrt(features) if context.feature_bound is None else context.feature_bound
@@ -129,13 +130,13 @@ class Calibrating:
 
     def _units(self, trial: int, weights: np.ndarray) -> Units:
         """Return the units of a trial, from its released `weights` (P,) on rows behind the preconditioner."""
-        mechanism, privacy = self.mechanisms[trial], self.context.recipes[trial].required_privacy
+        mechanism = self.mechanisms[trial]
         others = float(np.linalg.norm(np.delete(weights, self.bias)))
         return Units.of(
             float(weights[self.bias]),
             others * self.size / math.sqrt(self.directions),
             self.records[trial] / (mechanism.noise_multiplier * mechanism.sensitivity),
-            privacy.clipping.norm_bound(None) / math.hypot(self.size, 1.0),
+            self.norms[trial] / math.hypot(self.size, 1.0),
         )
 
     def release(self, trials: Sequence[int], inner: Tensor, weights: Tensor, table: Table) -> None:

@@ -12,9 +12,9 @@ import click
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
-from dpsgd_cli.account.options import OPTIONS, RANGES, Asked, Option, flag
+from dpsgd_cli.account.options import HEADINGS, OPTIONS, RANGES, Asked, Option, flag
 from dpsgd_cli.account.question import cases_of, exported, rows_of, series_of
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 
 _HINTS = {
     "--sigma": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
@@ -26,7 +26,18 @@ _HINTS = {
 
 
 class Command(click.Command):
-    """A command that knows what other libraries call its options."""
+    """A command that knows what other libraries call its options, and lists its own by question."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        heading = ""
+        for option in self.get_params(ctx):
+            heading = HEADINGS.get(option.name or "", heading)
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
+                groups.setdefault(heading, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -86,9 +97,11 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("account", cls=Command, short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
-@click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
-@TRUST_CODE
+@click.argument(
+    "arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...", shell_complete=complete
+)
 @_with_options
+@TRUST_CODE
 def command(**given: Any) -> None:
     """State the privacy cost of a training, or what a budget affords, without training.
 
@@ -96,26 +109,19 @@ def command(**given: Any) -> None:
     ledgers. Every accountant answers or says why it cannot. `upper` is a proven bound, `estimate` is not.
 
     \b
-    What does it cost?
+    What it cost
       dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 10000
-      dpsgd account --batching shuffle --noise-multiplier 6 --epochs 400 --accountant zcdp
       dpsgd account yu2019/mnist-time
       dpsgd account results/ --trials all
-      dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
-    What can I afford?
+    What a budget affords
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
-      dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
-      dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
-      dpsgd account lectures/adult-dp-gd --excess-risk 0.1
-    Checked by others
-      dpsgd account results/quickstart-0a1b2c3d --export dp-accounting > event.json
-      dpsgd account --opacus-history history.json --batching poisson
-    Curves and gates
-      dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png
-      dpsgd account --sampling-rate 0.01 --noise-multiplier 4 --over order=2:256:1
-      dpsgd account --sampling-rate 0.01 --noise-multiplier 1 --steps 1000 --over false-positives=0.01:0.99:0.01
+    Checking a claim
       dpsgd account recipe.yaml --max-epsilon 3
+      dpsgd account --opacus-history history.json --batching poisson
+    Curves
+      dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png
+      dpsgd account --sampling-rate 0.01 --noise-multiplier 1 --steps 1000 --over false-positives=0.01:0.99:0.01
     """
     asked = Asked(**given)
     if asked.excess_risk is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
@@ -37,22 +37,39 @@ def command() -> None:
     """
 
 
+SHELVES = {"": "to begin with", "tabular": "tables", "finetune": "texts", "frontier": "images"}
+"""Headings of recipes to begin with, by folder; the others reproduce papers."""
+
+
 @command.command("list")
-def list_() -> None:
+@click.option("--all", "every", is_flag=True, help="Also list the recipes that reproduce papers.")
+def list_(every: bool) -> None:
     """List the shipped recipes and their questions.
 
     \b
-    Example:
+    Examples:
       dpsgd recipe list
+      dpsgd recipe list --all
     """
     recipes = shipped_recipes()
-    width = max(map(len, recipes), default=0)
-    for name, file in recipes.items():
-        click.echo(f"{name:<{width}}  {question(file)}")
+    shelves: dict[str, list[str]] = {heading: [] for heading in SHELVES.values()}
+    for name in recipes:
+        shelves.setdefault(SHELVES.get(name.rpartition("/")[0], "papers"), []).append(name)
+    papers = shelves.get("papers", [])
+    if not every:
+        shelves.pop("papers", None)
+    width = max((len(name) for shelf in shelves.values() for name in shelf), default=0)
+    for heading, names in shelves.items():
+        click.echo(f"{heading}:")
+        for name in names:
+            click.echo(f"  {name:<{width}}  {question(recipes[name])}")
+    if papers and not every:
+        folders = ", ".join(dict.fromkeys(name.partition("/")[0] for name in papers))
+        click.echo(f"papers: {len(papers)} more, of {folders}; `dpsgd recipe list --all` lists them")
 
 
 @command.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with its defaults filled in.
@@ -71,7 +88,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
 
 @command.command("copy")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def copy(recipe: str, overrides: tuple[str, ...], out: Path | None) -> None:
@@ -138,6 +155,8 @@ def validate(recipes: tuple[str, ...]) -> None:
     help="Have bounds and categories released with noise; look at names only.",
 )
 @click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
+@click.option("--unit", metavar="COLUMN", help="The column that tells persons apart: all rows of one are protected.")
+@click.option("--one-row-a-person", is_flag=True, help="No person has several rows.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. Default: stdout.")
 def new(
     data: Path,
@@ -146,6 +165,8 @@ def new(
     text: tuple[str, ...],
     private_bounds: bool,
     categorical: tuple[str, ...],
+    unit: str | None,
+    one_row_a_person: bool,
     out: Path | None,
 ) -> None:
     """Write a recipe for DATA: csv, tsv, json lines, parquet, xlsx or npz.
@@ -153,6 +174,9 @@ def new(
     The command detects how the file is written. It prints each column with its kind, its use and what you have to
     confirm. Values that were read from the file are marked in the recipe. Fill in the bounds yourself. The whole file
     is read, on this machine; no guarantee covers that.
+
+    A column whose values repeat may tell persons apart. The command then shows its rows per value, and asks: --unit or
+    --one-row-a-person. Training refuses a recipe in which that is open.
 
     With --private-bounds you need to know none of that: name the columns that hold categories, all others are numbers.
     Only column names, the number of records and the target are used. Training then releases bounds and categories with
@@ -164,13 +188,15 @@ def new(
       dpsgd recipe new visits.xlsx --target cost --text ward -o visits.yaml
       dpsgd recipe new patients.csv --target malignant --private-bounds --categorical ward -o patients.yaml
     """
-    from dpsgd_cli.data.draft import draft  # pandas
+    from dpsgd_cli.data.draft import ONE_ROW, draft  # pandas
 
     base = (out.parent if out is not None else Path()).resolve()
     if categorical and not private_bounds:
         raise UsageError("--categorical goes with --private-bounds; without it, kinds are read from the file")
-    private = categorical if private_bounds else None
-    made = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix(), text, private)
+    if unit is not None and one_row_a_person:
+        raise UsageError("--unit: says that persons have several rows, and --one-row-a-person that none has; give one")
+    private, shown = categorical if private_bounds else None, Path(os.path.relpath(data.resolve(), base)).as_posix()
+    made = draft(data, target, task, shown, text, private, ONE_ROW if one_row_a_person else unit)
     if made.told:
         click.echo("\n".join(made.told), err=out is None)
     if out is None:
@@ -208,7 +234,7 @@ def schema() -> None:
 
 @command.command("check-model")
 @TRUST_CODE
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
     """Show for each layer of the model of RECIPE how it is clipped, its cost, and whether it is refused.

@@ -8,7 +8,9 @@ import click
 
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.results import report
-from dpsgd_cli.results.store import is_complete, is_hidden, public_copy
+from dpsgd_cli.results.deployment import NAME, deployment
+from dpsgd_cli.results.reading import place
+from dpsgd_cli.results.store import is_complete, is_hidden, public_copy, read_document
 
 
 @click.command("report")
@@ -27,7 +29,8 @@ def command(places: tuple[Path, ...], copy: Path | None) -> None:
     report contains public fields only, from files whose SHA-256 is checked first.
 
     Do not publish a whole result: fields named `nonprivate_` are computed from training records without noise.
-    `--publish DIR` writes a new folder with everything that may be published, and nothing else.
+    `--publish DIR` writes a new folder with everything that may be published, and nothing else, and `deployment.yaml`
+    in it: a record for the Differential Privacy Deployments Registry, in which you answer what the result cannot know.
 
     \b
     Examples:
@@ -38,11 +41,14 @@ def command(places: tuple[Path, ...], copy: Path | None) -> None:
     if copy is not None:
         if len(places) != 1 or not is_complete(places[0]):
             raise UsageError("--publish is for one result directory")
-        for page in report.write(public_copy(places[0], copy)):
+        folder = public_copy(places[0], copy)
+        record = place(folder, NAME)
+        record.write_text(deployment(read_document(folder)), encoding="utf-8")
+        for page in (*report.write(folder), record):
             click.echo(page)
         return
-    for place in places:
-        for directory in results_in(place):
+    for one in places:
+        for directory in results_in(one):
             for page in report.write(directory):
                 click.echo(page)
 

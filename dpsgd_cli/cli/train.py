@@ -10,7 +10,7 @@ import click
 from tqdm import tqdm
 
 from dpsgd_cli.accounting.statement import warnings_of
-from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.cli import TRUST_CODE, complete
 from dpsgd_cli.cli.budget import BOOK, with_book
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.package_files import MODEL
@@ -24,12 +24,13 @@ from dpsgd_cli.training.plans import declarations, resolve_auto
 
 
 @click.command("train")
-@click.argument("recipe")
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.argument("recipe", shell_complete=complete)
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
               help="Where the result directory goes.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Number of trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
+@click.option("--verbose", is_flag=True, help="Print every metric and term of the statement, as the report does.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 if a trial diverged; for CI.")
 @BOOK
 @TRUST_CODE
@@ -41,6 +42,7 @@ def command(
     out: Path,
     repeats: int | None,
     dry_run: bool,
+    verbose: bool,
     resume: bool,
     finish: bool,
     fail_on_divergence: bool,
@@ -67,7 +69,7 @@ def command(
         _rehearse(loaded)
     else:
         with trusting():
-            _train(loaded, out, resume, finish, fail_on_divergence)
+            _train(loaded, out, resume, finish, verbose, fail_on_divergence)
 
 
 def _rehearse(loaded: LoadedRecipe) -> None:
@@ -91,7 +93,9 @@ def _rehearse(loaded: LoadedRecipe) -> None:
     click.echo(summary.plan_text(plan, settled.recipe, declarations(settled, outline), settled.chosen))
 
 
-def _train(loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, fail_on_divergence: bool) -> None:
+def _train(
+    loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, verbose: bool, fail_on_divergence: bool
+) -> None:
     """Train a recipe that has no result yet, alone or as one of a team of processes, and print the result.
 
     Raises RunError with `fail_on_divergence`, after a diverged result was written and printed.
@@ -124,7 +128,7 @@ def _train(loaded: LoadedRecipe, out: Path, resume: bool, finish: bool, fail_on_
             click.echo(f"warning: {warning}", err=True)
     for warning in document["nonprivate_warnings"]:
         click.echo(f"nonprivate warning: {warning}", err=True)
-    click.echo(summary.result_text(document, directory))
+    click.echo((summary.result_text if verbose else summary.brief_text)(document, directory))
     if not report.is_written(directory):
         explain.write(directory, settled.base)  # after the numbers are printed: drawing takes half a second
         report.write(directory)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.clipping.settings import ClippingKind, QuantileClipping
 from dpsgd_cli.common.plugins import named
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.context import PackContext
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.run import Grid, NoiseSource, add_noise
@@ -36,7 +36,7 @@ class Bounds:
     unit: Tensor | None = None
     side_statistics: Tensor | None = None
 
-    def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
+    def __init__(self, context: PackContext, kinds: Sequence[ClippingKind]) -> None:
         layers, first = len(context.pack.layers), kinds[0]
         norms = torch.tensor([kind.bounds(layers) for kind in kinds], dtype=PRECISION).T.to(context.pack.values)
         factors, settings = named(first.factors), first.factor_settings
@@ -92,7 +92,7 @@ class QuantileBounds(Bounds):
     are public when the step begins. The schedule's z may change from step to step.
     """
 
-    def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
+    def __init__(self, context: PackContext, kinds: Sequence[ClippingKind]) -> None:
         super().__init__(context, kinds)
         own = [kind for kind in kinds if isinstance(kind, QuantileClipping)]
         if len(own) < len(kinds):
@@ -144,7 +144,7 @@ class QuantileBounds(Bounds):
         return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}
 
 
-def bounds_of(context: Context, kinds: Sequence[ClippingKind]) -> Bounds:
+def bounds_of(context: PackContext, kinds: Sequence[ClippingKind]) -> Bounds:
     """Return the bounds of trials that train together.
 
     Raises PrivacyError if the trials' clipping differs in its kind or settings, not only in its numbers.

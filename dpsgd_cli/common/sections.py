@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -22,6 +23,13 @@ DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 TO_FILL_IN = ("LOW", "HIGH")
 """Placeholders that `dpsgd recipe new` writes for bounds that only the user knows."""
+WHOSE = "WHOSE"
+"""First entry of the list that `dpsgd recipe new` writes for `privacy.unit`, before the columns that it may be."""
+
+
+def composed(name: str) -> str:
+    """Return the name of a column in Unicode's normal form C, as tables are read; a file's name as it is."""
+    return name if name.endswith(".npy") else unicodedata.normalize("NFC", name)
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -43,6 +51,7 @@ def _countable(number: int) -> int:
     return number
 
 
+Name = Annotated[str, AfterValidator(composed)]
 Count = Annotated[int, Field(ge=1), AfterValidator(_countable)]
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Values = Annotated[list[Any], AfterValidator(_distinct)]

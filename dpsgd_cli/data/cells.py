@@ -75,8 +75,8 @@ def is_gap(text: str | None, written: TableFormat = PLAIN, listed: Sequence[str]
 class Cells:
     """The cells of one column, and the number from 0 of the file's row that the first is from."""
 
-    def __init__(self, name: str, array: pa.ChunkedArray, first: int = 0) -> None:
-        self.name, self.array, self.first = name, array, first
+    def __init__(self, name: str, array: pa.ChunkedArray, first: int = 0, places: np.ndarray | None = None) -> None:
+        self.name, self.array, self.first, self.places = name, array, first, places
 
     @classmethod
     def of(cls, name: str, values: Any) -> Cells:
@@ -90,7 +90,7 @@ class Cells:
 
     def row(self, place: int | np.integer) -> int:
         """Return the number, from 1, of the file's row that the cell at `place` is from."""
-        return self.first + int(place) + 1
+        return self.first + int(place if self.places is None else self.places[place]) + 1
 
     def take(self, places: np.ndarray) -> Cells:
         """Return the cells at `places` (a mask or indices)."""
@@ -170,12 +170,14 @@ class Cells:
 class Table:
     """Some consecutive rows of a table. `first` is the number from 0 of the file's row that its first is.
 
-    `open_names`: the file has no header, so that its columns are the keys that its records happen to have.
+    `open_names`: the file has no header, so that its columns are the keys that its records happen to have. `places`:
+    which of the consecutive rows were taken, None for all.
     """
 
     arrow: pa.Table
     first: int = 0
     open_names: bool = False
+    places: np.ndarray | None = None
 
     def __len__(self) -> int:
         return int(self.arrow.num_rows)
@@ -184,7 +186,7 @@ class Table:
         return name in self.arrow.column_names
 
     def __getitem__(self, name: str) -> Cells:
-        return Cells(name, self.arrow.column(name), self.first)
+        return Cells(name, self.arrow.column(name), self.first, self.places)
 
     @property
     def names(self) -> list[str]:
@@ -198,11 +200,13 @@ class Table:
     def without(self, names: Iterable[str]) -> Table:
         """Return the table without some columns, which it need not have."""
         left = [name for name in self.names if name not in {*names}]
-        return Table(self.arrow.select(left), self.first, self.open_names)
+        return Table(self.arrow.select(left), self.first, self.open_names, self.places)
 
     def take(self, rows: np.ndarray) -> Table:
         """Return the rows of a mask (N,)."""
-        return Table(self.arrow.take(np.flatnonzero(rows)))
+        kept = np.flatnonzero(rows)
+        places = kept if self.places is None else self.places[kept]
+        return Table(self.arrow.take(kept), self.first, self.open_names, places)
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Table:
@@ -284,6 +288,36 @@ def _sign_first(text: str) -> str:
     return f"-{text[:-1]}" if len(text) > 1 and text[-1] in "-\u2212" else text
 
 
+def below_limit(text: str) -> str | None:
+    """Return the limit of a cell that says only that it is below one, None for other cells.
+
+    >>> below_limit("<0.2"), below_limit("<= 5"), below_limit("5")
+    ('0.2', '5', None)
+    """
+    read = re.fullmatch(r"\s*[<\u2264]=?\s*([^<\u2264\s].*)", text)
+    return None if read is None else read[1]
+
+
+_PARTS = (
+    (1, 60, 3600, re.compile(r"(\d{1,4}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)),
+    (1, 60, 3600, re.compile(r"(\d{1,4}) ?h(?:(?: ?([0-5]?\d) ?m(?:in)?)(?: ?([0-5]?\d) ?s)?)?", re.ASCII)),
+    (1, 12, 12, re.compile(r"(\d{1,2}) ?(?:'|\u2032|ft) ?(\d|1[01])? ?(?:\"|''|\u2033|in)?()", re.ASCII)),
+)
+"""What each part of a number is divided by, and its form: of hours, minutes and seconds, or of feet and inches."""
+
+
+def _of_parts(text: str) -> float | None:
+    """Return the hours or feet that a text is, None for something else.
+
+    >>> _of_parts("22:15"), _of_parts("2h 30m"), _of_parts("5'6"), _of_parts("50m")
+    (22.25, 2.5, 5.5, None)
+    """
+    for *divided, form in _PARTS:
+        if (read := form.fullmatch(text)) is not None:
+            return sum(int(part or 0) / by for part, by in zip(read.groups(), divided, strict=True))
+    return None
+
+
 def number_of(text: str | None, written: TableFormat) -> float | None:
     """Return the number that a text is, NaN for a gap, and None for something else; -0 is 0, and true is 1.
 
@@ -291,9 +325,13 @@ def number_of(text: str | None, written: TableFormat) -> float | None:
     """
     if text is None or is_gap(text, written):
         return np.nan
+    if written.below is not None and (limit := below_limit(text)) is not None:
+        number = number_of(limit, written)
+        return number if number is None or written.below == "limit" else number / 2
     read = _number_form(written.decimal, written.thousands, tuple(written.symbols)).fullmatch(_sign_first(text.strip()))
     if read is None:
-        return _TRUTHS.get(text.strip().casefold())
+        parts = _of_parts(text.strip()) if written.parts else None
+        return _TRUTHS.get(text.strip().casefold()) if parts is None else parts
     signs = (read[1] + read[2]).replace("\u2212", "-")
     if len(signs) > 1:
         return None

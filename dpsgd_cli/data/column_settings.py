@@ -50,8 +50,19 @@ class TableFormat(Section):
     missing: list[str] | str | None = Field(
         None, description="Cells that hold no value, beside empty ones and the usual words (NA, null, ?, ...)."
     )
+    below: Literal["limit", "half"] | None = Field(
+        None, description="A cell as <0.2, below a detection limit, is read as the limit, or as half of it."
+    )
+    parts: bool = Field(
+        False, description="22:20 and 2h 50m are numbers of hours (22.33, 2.83), and 5'11 of feet (5.92)."
+    )
     header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
     skip: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Lines above the header, or the first record.")
+    extra: Literal["first", "last"] | None = Field(
+        None,
+        description="Rows have one cell more than the header: the first (row names, as R writes them), or the last (a"
+        " separator at the end of each line).",
+    )
     comment: Mark | None = Field(None, description="What follows this character in a line is skipped.", examples=["#"])
     trim: bool = Field(True, description="Blanks before a cell are no part of it.")
     sheet: str | None = Field(None, description="Of an Excel file; left out, the first.", examples=["2024"])

@@ -24,16 +24,16 @@ import numpy as np
 import yaml
 
 from dpsgd_cli.accounting.budget import usual_delta
-from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE, composed
 from dpsgd_cli.common.text_format import count, quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data import opening, own_arrays, table_files
-from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, number_of, numbers_in
+from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, below_limit, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
-from dpsgd_cli.data.labels import read_labels
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.labels import found_classes, read_labels
+from dpsgd_cli.data.settings import Data, positive_last
 from dpsgd_cli.data.table import to_numbers
-from dpsgd_cli.data.table_files import known_columns
+from dpsgd_cli.data.table_files import TITLES, known_columns
 from dpsgd_cli.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -45,39 +45,27 @@ MOST_CELLS = 1 << 25
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
 _LINES = 200
-_TITLES = 30
-"""Lines in which the header is looked for."""
 _TEXTS_TRIED = 5000
 _MOST_SHARE = 0.9
 """Share of a column's different texts that have to look alike before the others count as faults."""
-_MARKS = (
-    "-",
-    "--",
-    "---",
-    "\u2013",
-    ".",
-    "..",
-    "*",
-    "n/a",
-    "na",
-    "n.a.",
-    "N.A.",
-    "k.A.",
-    "#N/A",
-    "#NV",
-    "none",
-    "NONE",
-)
+_MARKS = ("unknown", "Unknown", "unbekannt", "-", "--", "---", "\u2013", ".", "..", "*", "n/a", "na", "n.a.", "N.A.",
+          "k.A.", "#N/A", "#NV", "none", "NONE")  # fmt: skip
 _WRITTEN = ((".", None), (".", ","), (",", None), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"))
 _DAYS_OF_EXCEL = range(20_000, 60_000)
 """Days since 1900, as Excel counts them: 1954 to 2064."""
 _SHORT_YEARS = ("%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
 _PERSON = (
     r"user|customer|client|patient|person|member|subject|household|employee|student|driver|visitor|kunde|patientin"
+    r"|cust|emp|account|acct"
 )
 _ID = re.compile(
-    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|e-?mail)$|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
+    rf"(^|.*[^a-z])(id|ids|uid|uuid|guid|ssn|iban|mrn|e-?mail)$"
+    rf"|({_PERSON})([^a-z]*(no|nr|number|nummer|code|key|id|name))?$"
 )
+LEAST_REPEATED, LEAST_DIFFERENT = 1.1, 20
+"""A column may name persons if it has more rows per value, on average, and more different values than this."""
+ONE_ROW = ""
+"""The answer that no person has several rows, in place of the column that tells persons apart."""
 _OF_A_DAY = re.compile(r"date|day|datum|tag|jour|fecha|born|since|when|time")
 _AFFIX = re.compile(r"[\d.,'\u2019+\-\u2212()]+")
 _A_NUMBER = re.compile(r"[^\w]{0,3}\d[\d.,'\u2019\s]*\D{0,8}")
@@ -86,7 +74,11 @@ _AN_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2
 
 @dataclass(frozen=True)
 class Use:
-    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm."""
+    """A column's apparent content (`kind`), its use in the draft (`role`), and what a person has to confirm.
+
+    `repeated`: rows per value, on average and at most, of a column that may tell persons apart. `odd`: which cells do
+    not fit the use, and what may be said of them. Both are private, and are printed only.
+    """
 
     kind: str
     role: Role
@@ -95,6 +87,8 @@ class Use:
     form: str = ""
     gaps: bool = False
     whole: bool = False
+    repeated: tuple[float, int] | None = None
+    odd: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,8 @@ class Drafted:
     """The apparent content of a file.
 
     `uses` are those of its columns but the target (none for an array). `classes` is None if the targets are numbers.
-    `units` is the number of records, or of users if a column names them.
+    `units` is the number of records, or of users if a column names them. `open_units` are the columns that may name
+    them, until that is answered; `one_row`: the answer is that no person has several rows.
     """
 
     records: int
@@ -115,6 +110,9 @@ class Drafted:
     integers: bool = False
     private: bool = False
     on_disk: bool = False
+    odd: tuple[str, ...] = ()
+    open_units: tuple[str, ...] = ()
+    one_row: bool = False
 
     def named(self, *roles: str) -> dict[str, Use]:
         """Return the columns of some roles."""
@@ -136,8 +134,12 @@ def draft(
     shown: str,
     text: Sequence[str] = (),
     private: Sequence[str] | None = None,
+    unit: str | None = None,
 ) -> Draft:
     """Return a recipe for the file at `path`, which the recipe calls `shown`; the columns `text` hold no numbers.
+
+    `unit` is the column that tells persons apart, or `ONE_ROW`. Without an answer, the recipe of a table that has
+    candidates (`_asked`) holds the question, and is refused until it is answered.
 
     With `private`, the names of the categorical columns, bounds and categories are private: the recipe depends on the
     names of the columns, the number of records and the target, and on no value of any other column.
@@ -146,18 +148,21 @@ def draft(
     """
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
-        return Draft(_text(_of_arrays(path, target, task), target, shown))
+        return Draft(_text(_answered(_of_arrays(path, target, task), unit, ()), target, shown))
     if kind not in table_files.KINDS:
         raise DataError(
             f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
         )
+    target, unit, text = composed(target), unit and composed(unit), [*map(composed, text)]
+    private = private and [*map(composed, private)]
     written = PLAIN if private is not None else format_of(path, kind, target)
     rows, labels = _rows(path, kind, written, target)
+    told = [unit] if unit else []
     wrong = [
         f"{path}: --{option} names {quoted(name)}, which is no column{known_columns(name, rows.names)}"
-        for option, given in (("target", [target]), ("text", text), ("categorical", private or ()))
+        for option, given in {"target": [target], "text": text, "categorical": private or (), "unit": told}.items()
         for name in given
-        if name not in rows or (name == target and option == "categorical")
+        if name not in rows or (name == target and option in ("categorical", "unit"))
     ]
     if wrong:
         raise DataError("\n".join(wrong))
@@ -165,8 +170,10 @@ def draft(
         uses = {name: Use("", "category" if name in (*private, *text) else "number", "") for name in rows.names}
         del uses[target]
         drafted = Drafted(len(labels), len(labels), uses, _classes(labels, task, path, PLAIN), private=True)
-        return Draft(_text(drafted, target, shown))
+        drafted = _answered(drafted, unit, [name for name in uses if _ID.match(name.lower())])
+        return Draft(_text(drafted, target, shown), _question(drafted))
     drafted = _of_table(path, kind, rows, labels, with_numbers(rows, written), task, text)
+    drafted = _answered(drafted, unit, [name for name, use in drafted.uses.items() if use.repeated], rows)
     return Draft(_text(drafted, target, shown), _told(drafted, path, target))
 
 
@@ -189,27 +196,58 @@ def _rows(path: Path, kind: str, written: TableFormat, target: str) -> tuple[Tab
 def _of_table(
     path: Path, kind: str, rows: Table, labels: Cells, written: TableFormat, task: Task | None, text: Sequence[str]
 ) -> Drafted:
-    uses, problems, classes = dict[str, Use](), [], None
+    spelled = [] if task == "regression" else _spelled(labels, written)
+    empty, odd = labels.gaps(written, spelled), list[str]()
+    if empty.any():
+        where = f"{count(int(empty.sum()), 'row')} without a label, first data row {labels.row(empty.argmax())}"
+        odd = [f"{labels.name}: {where}; data.rows: labelled leaves such rows out"]
+        rows = rows.take(~rows[labels.name].gaps(written, spelled))
+    if spelled:
+        word, remedy = ", ".join(map(quoted, spelled)), "take it out of data.classes, and say data.rows: labelled"
+        odd += [f"{labels.name}: {word} is taken for a class; if it means no label, {remedy}"]
+    classes, uses = _classes(labels.take(~empty), task, path, written, spelled), dict[str, Use]()
     for name in rows.names:
-        try:
-            if name == labels.name:
-                classes = _classes(labels, task, path, written)
-                continue
-            uses[name] = use_of(rows[name], written, name in text)
-            if uses[name].role == "number":
+        if name == labels.name:
+            continue
+        uses[name] = use_of(rows[name], written, name in text)
+        if uses[name].role == "number" and not uses[name].odd:
+            try:
                 to_numbers(rows[name], 0.0, written)
-        except DataError as error:
-            problems.append(str(error) if name == labels.name else f"{path.name}: {error}")
-    if not problems and all(use.role in ("drop", "unit") for use in uses.values()):
+            except DataError as error:
+                uses[name] = replace(uses[name], odd=str(error))
+    if all(use.role == "drop" for use in uses.values()):
         reasons = ", ".join(f"{quoted(name)} ({use.kind})" for name, use in uses.items())
-        problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
-    if problems:
-        raise DataError("\n".join(problems))
-    uses |= _other_units(uses)
-    records, users = len(labels), [name for name, use in uses.items() if use.role == "unit"]
-    on_disk = records * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS) and not users
-    units = len({*rows[users[0]].distinct[0]} - {None}) if users and records == len(rows) else records
-    return Drafted(records, units, uses, classes, written, on_disk=on_disk)
+        raise DataError(f"{path.name} has no column to learn from; its others are {reasons}")
+    on_disk = len(labels) * len(rows.names) > MOST_CELLS and kind.startswith(table_files.IN_PARTS)
+    odd += [use.odd for use in uses.values() if use.odd]
+    return Drafted(len(labels), len(labels), uses, classes, written, on_disk=on_disk, odd=tuple(odd))
+
+
+def _spelled(labels: Cells, written: TableFormat) -> list[str]:
+    """Return the words for missing values that are classes: those in labels of which any other is a word, too."""
+    texts = {text for text in labels.distinct[0] if text is not None and text.strip()}
+    return sorted(texts & {*MISSING}) if any(number_of(text, written) is None for text in texts) else []
+
+
+def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: Table | None = None) -> Drafted:
+    """Return a draft with the column `unit` as unit of privacy, or with the question about the columns `asked`.
+
+    Until it is answered, identifiers are left out, so that either answer is an edit of one line.
+    """
+    uses = dict(drafted.uses)
+    if unit is None:
+        for name in asked:
+            if drafted.private or uses[name].kind.startswith("identifier"):
+                uses[name] = replace(uses[name], role="drop", confirm="whether it names persons")
+        asked = sorted(asked, key=lambda name: (not re.search(_PERSON, name.lower()), not _ID.match(name.lower())))
+        return replace(drafted, uses=uses, open_units=tuple(asked))
+    if unit == ONE_ROW:
+        return replace(drafted, one_row=True)
+    found = uses.get(unit, Use("", "unit", ""))
+    uses[unit] = replace(found, kind="identifier", role="unit", confirm="that it names whose rows these are")
+    known = rows is not None and len(rows) == drafted.records
+    units = len({*rows[unit].distinct[0]} - {None}) if rows is not None and known else drafted.units
+    return replace(drafted, uses=uses, units=units, on_disk=False)
 
 
 def format_of(path: Path, kind: str, target: str) -> TableFormat:
@@ -217,7 +255,7 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     if kind == ".xlsx":
         sheets = table_files.sheets_of(path)
         for name in sheets:
-            for skip, first in enumerate(table_files.rows_of_sheet(path, name, rows=_TITLES)):
+            for skip, first in enumerate(table_files.rows_of_sheet(path, name, rows=TITLES)):
                 if target in table_files.named(first):
                     return TableFormat(sheet=name if len(sheets) > 1 else None, skip=skip)
         return TableFormat(sheet=sheets[0]) if len(sheets) > 1 else PLAIN
@@ -235,7 +273,7 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
             for cells in reader:
                 rows.append((before, cells))
                 before = reader.line_num
-        heads = [at for at, (_, cells) in enumerate(rows[:_TITLES]) if len(cells) > 1 and _holds(cells, target)]
+        heads = [at for at, (_, cells) in enumerate(rows[:TITLES]) if len(cells) > 1 and _holds(cells, target)]
         at = heads[0] if heads else 0
         body = [cells for _, cells in rows[at + 1 : len(rows) - (len(lines) == _LINES)] if cells]
         if rows and len(rows[at][1]) > 1:
@@ -249,8 +287,10 @@ def format_of(path: Path, kind: str, target: str) -> TableFormat:
     blank = any(name.startswith(" ") for name in cells) or not any(
         cell.startswith(" ") and cell.strip() for row in body for cell in row
     )
-    skip = before * is_head + int(told is not None)
-    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip)
+    skip, extra = before * is_head + int(told is not None), None
+    if is_head and body and all(len(row) == len(cells) + 1 for row in body):
+        extra = "first" if any(row[-1].strip() for row in body) else "last"
+    return TableFormat(encoding=encoding, separator=separator, header=header, trim=blank, skip=skip, extra=extra)
 
 
 def _holds(cells: Sequence[str], target: str) -> bool:
@@ -277,21 +317,35 @@ def _encoding(path: Path) -> str:
 
 def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
     """Return the format with the decimal mark, groups, symbols and marks of missing values of most number columns."""
-    columns = [texts for name in rows.names if (texts := _texts(rows[name])) and not _all_numbers(texts, written)]
-    signs = sorted({sign for texts in columns for sign in _signs(texts)})
-    best, most = written, 0
+    fit = {name: _are_numbers(texts, written, 1.0) for name in rows.names if (texts := _texts(rows[name]))}
+    odd = [_texts(rows[name]) for name, fits in fit.items() if not fits]
+    marked = [_texts(rows[name])[:_LINES] for name, fits in fit.items() if fits]
+    columns = odd + [texts for texts in marked if any(written.decimal in one for one in texts)]
+    signs = sorted({sign for texts in odd for sign in _signs(texts)})
+    best, most = written, _fit(columns, written)
     for decimal, thousands in sorted(_WRITTEN, key=lambda pair: (pair[0] == ",") != (written.separator == ";")):
-        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS))
-        fitting = [texts for texts in columns if _all_numbers(texts, tried)]
-        if len(fitting) > most:
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS), parts=True)
+        if odd and (found := _fit(columns, tried)) > most:
+            fitting = [texts for texts in columns if _are_numbers(texts, tried)]
             seen = {text for texts in fitting for text in texts}
-            symbols = [one for one in signs if any(one in text for text in seen)]
+            symbols = [one for one in signs if any(text.startswith(one) or text.endswith(one) for text in seen)]
             marks = [one for one in _MARKS if one in seen]
-            best, most = tried.changed(symbols=symbols, missing=marks or None), len(fitting)
-    dated = {
-        one for texts in columns if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS
-    }
+            plain = tried.changed(symbols=symbols, missing=marks or None, parts=False)
+            best, most = plain if _fit(columns, plain) == found else plain.changed(parts=True), found
+    dated = {one for texts in odd if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS}
     return best.changed(missing=[one for one in _MARKS if one in {*best.marks, *dated}] or None)
+
+
+def _fit(columns: Sequence[Sequence[str]], written: TableFormat) -> tuple[int, int, int]:
+    """Return how well a format fits: columns of numbers, texts read there, and (below 0) decimals that are all 0.
+
+    So 1,000 and 10,000 are thousands, and 1,00 is 1.
+    """
+    fitting = [texts for texts in columns if _are_numbers(texts, written)]
+    read = [[number for one in texts if (number := number_of(one, written)) is not None] for texts in fitting]
+    marked = [any(written.decimal in one for one in texts) for texts in fitting]
+    whole = [all(number != number or number == int(number) for number in numbers) for numbers in read]
+    return len(fitting), sum(map(len, read)), -sum(map(all, zip(marked, whole, strict=True)))
 
 
 def _texts(cells: Cells) -> list[str]:
@@ -303,22 +357,26 @@ def _texts(cells: Cells) -> list[str]:
 
 
 def _signs(texts: Sequence[str]) -> set[str]:
-    """Return the one sign or unit beside nearly all numbers, as $, % or kg.
+    """Return the one sign or unit beside nearly all numbers, as $, %, kg or the + of 10,000+; none of codes.
 
-    >>> _signs(["70 kg", "80 kg"]), _signs(["70B", "80B"]), _signs(["$70", "$8"])
-    ({'kg'}, set(), {'$'})
+    >>> _signs(["70 kg", "80 kg"]), _signs(["70M", "80M"]), _signs(["$70", "$8"]), _signs(["A007", "A070"])
+    ({'kg'}, {'M'}, {'$'}, set())
     """
-    beside = [_AFFIX.sub("", one) for one in texts if any(map(str.isdigit, one))]
-    signs = Counter(one.strip() for one in beside)
-    sign, times = signs.most_common(1)[0] if signs else ("", 0)
-    behind = all(re.search(rf"\d\s+{re.escape(sign)}$", one) for one in texts[:20] if sign in one)
-    is_sign = not sign.isalpha() or behind or re.fullmatch("[A-Z]{3}", sign) is not None  # as EUR
+    numbers = [one for one in texts if any(map(str.isdigit, one))]
+    beside = [_AFFIX.sub("", one).strip() or one[-1:].strip("0123456789.,'") for one in numbers]
+    sign, times = Counter(beside).most_common(1)[0] if beside else ("", 0)
+    some = [one for one in numbers[:_TEXTS_TRIED] if sign in one]
+    behind = all(re.search(rf"\d\s*{re.escape(sign)}$", one) for one in some)
+    codes = any(re.search(r"(^|[^\d.,])0\d", one) for one in some)
+    is_sign = not sign.isalpha() or (not codes and (behind or re.fullmatch("[A-Z]{3}", sign) is not None))  # as EUR
     return {sign} if 0 < len(sign) <= 8 and is_sign and times >= _MOST_SHARE * len(beside) else set()
 
 
-def _all_numbers(texts: list[str], written: TableFormat) -> bool:
+def _are_numbers(texts: Sequence[str], written: TableFormat, least: float = _MOST_SHARE) -> bool:
+    """Return True if at least that share of texts are numbers or gaps, and at least one is a number."""
     numbers = [number_of(text, written) for text in texts]
-    return None not in numbers and any(number == number for number in numbers)
+    told = [number for number in numbers if number is not None]
+    return len(told) >= least * len(texts) and any(number == number for number in told)
 
 
 def date_form(texts: Sequence[str]) -> str:
@@ -347,10 +405,7 @@ def _forms(text: str) -> list[str]:
 
 
 def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
-    """Return the apparent use of a column. `told_text`: its cells are codes, whatever they look like.
-
-    Raises DataError, naming the first row, for a column of numbers or dates in several forms.
-    """
+    """Return the apparent use of a column. `told_text`: its cells are codes, whatever they look like."""
     if cells.is_nested:
         return Use("lists or objects", "drop", "write plain values, a column for each")
     empty = cells.gaps(written)
@@ -365,13 +420,35 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
     coded = told_text or any(re.fullmatch(r"0\d+", one) for one in texts)
     if not coded and not {*map(str.casefold, texts)} <= {"true", "false"}:
         numbers, bad = numbers_in(cells, written)
-        if not bad.any() and np.isfinite(numbers).any():
-            use = _of_numbers(cells.name, numbers[~empty], different)
+        odd = [one for one in texts if number_of(one, written) is None] if bad.any() else []
+        if np.isfinite(numbers).any() and (not odd or _are_numbers(texts[:_TEXTS_TRIED], written)):
+            use = _of_numbers(cells.name, numbers[~empty & ~bad], different)
+            if use is not None and use.role == "number" and not cells.is_typed:
+                use = replace(use, confirm=use.confirm + _read_as(texts, written))
             if use is not None:
-                return replace(use, gaps=with_gaps)
-        elif bad.any():
-            _refuse_mixed(cells, texts, written)
-    return _of_texts(cells.name, texts, rows, coded)
+                told = _offers(cells, odd, "number") if odd else ""
+                return replace(_asked(use, cells, empty), gaps=with_gaps or bool(odd), odd=told)
+        elif odd and (use := _mixed(cells, texts, written)) is not None:
+            return use
+    return _asked(_of_texts(cells.name, texts, rows, coded), cells, empty)
+
+
+def _read_as(texts: Sequence[str], written: TableFormat) -> str:
+    """Return how the first number with a unit, a mark or several parts is read, "" if none has."""
+    found = ((one, number_of(one, written)) for one in texts if number_of(one, PLAIN) is None)
+    return next((f" ({quoted(one.strip())} is read as {number:g})" for one, number in found if number is not None), "")
+
+
+def _asked(use: Use, cells: Cells, empty: np.ndarray) -> Use:
+    """Return a use with the rows per value, if the column may tell persons apart: see `LEAST_REPEATED`.
+
+    Not asked about are numbers that are measured, few categories, and dates: `_of_numbers` and `_of_texts` take what
+    may name persons for an identifier, a hash or text.
+    """
+    times = np.bincount(cells.take(~empty).distinct[1])
+    times = times[times > 0]
+    named = use.role in ("hash", "text") and len(times) > LEAST_DIFFERENT and times.mean() > LEAST_REPEATED
+    return replace(use, repeated=(float(times.mean()), int(times.max()))) if named else use
 
 
 def _to_confirm(form: str, texts: Sequence[str]) -> str:
@@ -391,7 +468,8 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
     whole = bool((numbers == np.floor(numbers)).all())
     if whole and len(numbers) > 2 and (np.diff(numbers) == 1).all():
         return Use("row numbers", "drop", "they tell nothing")
-    if whole and different > 2 and _ID.match(name.lower()) and (use := _of_names(different, len(numbers))) is not None:
+    numbered = len(numbers) > LEAST_REPEATED * different and _numbered(numbers)
+    if whole and (_ID.match(name.lower()) or numbered) and (use := _of_names(different, len(numbers))) is not None:
         return use
     if different <= 2:
         return None
@@ -402,13 +480,30 @@ def _of_numbers(name: str, numbers: np.ndarray, different: int) -> Use | None:
     return Use("whole numbers" if whole else "numbers", "number", "least and largest value", whole=whole)
 
 
+def _numbered(numbers: np.ndarray) -> bool:
+    """Return True if whole numbers look given, not measured: nearly all have as many digits, at least four.
+
+    Numbers of four or five digits also have to lie evenly between the least and the largest, and no year is one. If
+    half of the different numbers end in one digit, they are prices or rounded.
+    """
+    every = np.unique(numbers)
+    digits = np.array([len(str(abs(int(one)))) for one in every])
+    common = int(np.bincount(digits).argmax())
+    different = every[digits == common]
+    if common < 4 or len(different) < max(2, _MOST_SHARE * len(every)) or 1900 <= different[0] <= different[-1] <= 2100:
+        return False
+    places = (different - different[0]) / (different[-1] - different[0])
+    even = np.abs(places - np.linspace(0, 1, len(different))).max() < 0.1
+    return bool(2 * np.bincount((different % 10).astype(int)).max() < len(different) and (even or common > 5))
+
+
 def _of_names(different: int, rows: int) -> Use | None:
-    """Return the use of a column that names something; None if it repeats too often to name persons."""
+    """Return the use of a column that names something; None if its values are too few to name persons."""
     if different == rows:
         return Use("identifier", "drop", "different in each row, so nothing can be learnt from it")
-    if different < 10 or rows > MOST_CATEGORIES * different:
+    if different <= LEAST_DIFFERENT:
         return None
-    return Use("identifier, repeated", "unit", "that it names whose rows these are")
+    return Use("identifier, repeated", "hash", "that it names no person; if it does, privacy.unit should name it")
 
 
 def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
@@ -417,9 +512,12 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
     addresses = all(_AN_ADDRESS.fullmatch(one) for one in some)
     if words >= 3 and not addresses and (different > MOST_CATEGORIES or (different == rows and rows >= 10)):
         return Use("free text", "text", "nothing: no word of it is in the recipe or the model")
+    shapes = Counter(re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", one)) for one in some)
+    shape, times = shapes.most_common(1)[0] if shapes else ("", 0)
+    numbered = shape.count("0") >= 3 and times >= _MOST_SHARE * len(some)
     if (
         rows >= 10
-        and (different == rows or _ID.match(name.lower()))
+        and (different == rows or _ID.match(name.lower()) or numbered)
         and (use := _of_names(different, rows)) is not None
     ):
         return use
@@ -431,47 +529,48 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
     return Use(f"{kind}, {different} different", "hash", told)
 
 
-def _refuse_mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> None:
-    """Raise DataError, naming the first odd row, for a column most of whose cells are numbers or dates of one form."""
+def _mixed(cells: Cells, texts: Sequence[str], written: TableFormat) -> Use | None:
+    """Return the use of a column most of whose cells are numbers or dates of one form, with what is odd; else None."""
     import pandas as pd
 
     few = texts[:_TEXTS_TRIED]
     if len(few) < 5:
-        return
-    advice = f"; mend those cells, or say that it holds codes: --text {quoted(cells.name)}"
+        return None
     if sum(_A_NUMBER.fullmatch(one) is not None for one in few) >= _MOST_SHARE * len(few):
         every = {"symbols": sorted({*written.symbols, *_signs(few)}), "missing": list(_MARKS)}
         forms = [written, *(written.changed(decimal=mark, thousands=group, **every) for mark, group in _WRITTEN)]
         fits = [sum(number_of(one, form) is not None for one in few) for form in forms]
         form = forms[int(np.argmax(fits))]
         if 2 * max(fits) > len(few):
-            marks = f"decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)}"
-            bad = numbers_in(cells, form)[1]
-            if not bad.any():
-                raise DataError(
-                    f"column {quoted(cells.name)} holds numbers in another form ({marks}) than other columns do{advice}"
-                )
-            raise DataError(
-                f"column {quoted(cells.name)} holds numbers in several forms: not so ({marks}) in data row"
-                f" {cells.row(bad.argmax())}{advice}"
-            )
+            odd = [one for one in few if number_of(one, form) is None]
+            kind = f"numbers in another form (decimal {quoted(form.decimal)}, thousands {quoted(form.thousands)})"
+            told = _offers(cells, odd, "number of that form") if odd else ""
+            return Use(kind, "drop", "write them as those of other columns, to use them", odd=told)
     for day in dict.fromkeys(form for one in few[:20] for form in _forms(one) if "%Y" in form):
         fit = pd.to_datetime(pd.Series(few, dtype=object), format=day, errors="coerce", utc=True).notna()
         if 0.5 <= fit.mean() < 1:
-            odd = {one for one, fits in zip(few, fit, strict=True) if not fits}
-            row = cells.row(cells.mapped(odd.__contains__, bool).argmax())
-            raise DataError(
-                f"column {quoted(cells.name)} holds dates in several forms, or cells that are none: not {day} in data"
-                f" row {row}{advice}"
-            )
+            odd = [one for one, fits in zip(few, fit, strict=True) if not fits]
+            told = _offers(cells, odd, f"date of the form {day}")
+            if not any(map(str.isdigit, "".join(odd))):
+                return Use("dates", "date", "first and last day", form=day, gaps=True, odd=told)
+            return Use("dates in several forms", "drop", "write them in one form, to use them", odd=told)
+    return None
 
 
-def _other_units(uses: dict[str, Use]) -> dict[str, Use]:
-    """Return other uses for all repeated identifiers but one: the first that names persons, else the first."""
-    units = [name for name, use in uses.items() if use.role == "unit"]
-    units.sort(key=lambda name: not re.search(_PERSON, name.lower()))
-    confirm = "that it names no person; if it does, privacy.unit should name it"
-    return {name: Use("identifier, repeated", "hash", confirm) for name in units[1:]}
+def _offers(cells: Cells, odd: Sequence[str], wanted: str) -> str:
+    """Return which cells are no number (or date), and each remedy that fits one, in the words of the file."""
+    known = {*odd}
+    which = cells.mapped(lambda text: text is not None and (text in known or text.strip() in known), bool)
+    limits = [one for one in odd if below_limit(one) is not None]
+    marks = [one for one in odd if one in limits or not _A_NUMBER.match(one)]
+    offers = [f"data.format.below: limit reads {quoted(limits[0])} as {below_limit(limits[0])}"] if limits else []
+    offers += [f"data.format.missing: [{', '.join(map(quoted, marks[:3]))}] as a missing value"] if marks else []
+    if len(marks) < len(odd):
+        what = "mend the others" if offers else "mend it"
+        offers += [f"{what}, or say that these are codes: --text {quoted(cells.name)}"]
+    shown = ", ".join(map(quoted, odd[:3])) + ", ..." * (len(odd) > 3)
+    number = f"{count(int(which.sum()), 'cell')} {'is' if which.sum() == 1 else 'are'} no {wanted}"
+    return f"{cells.name}: {number}, first in data row {cells.row(which.argmax())}: {shown}; {', '.join(offers)}"
 
 
 def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
@@ -487,8 +586,10 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=pixels, integers=whole)
 
 
-def _classes(labels: Cells, task: Task | None, path: Path, written: TableFormat) -> list[Any] | None:
-    """Return the classes, spelled as in the file; None if the targets are numbers.
+def _classes(
+    labels: Cells, task: Task | None, path: Path, written: TableFormat, spelled: Sequence[str] = ()
+) -> list[Any] | None:
+    """Return the classes, spelled as in the file; None if the targets are numbers. `spelled`: see `_spelled`.
 
     Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
     """
@@ -498,28 +599,36 @@ def _classes(labels: Cells, task: Task | None, path: Path, written: TableFormat)
     except DataError:
         many = False
     asked: Task = task or ("regression" if many else "classification")
-    settings = Data(path=path.name, target=labels.name, task=asked, format=written)
-    classes = read_labels(settings, [labels], [path], None)[1]
-    return None if classes is None else list(classes)
+    if asked == "regression":
+        read_labels(Data(path=path.name, target=labels.name, task=asked, format=written), [labels], [path], None)
+        return None
+    return positive_last([*found_classes([labels], written, listed=spelled)])
 
 
 def _text(drafted: Drafted, target: str, shown: str) -> str:
     """Return the recipe, with a comment beside everything that a person has to judge."""
+    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
+    told = {key: value for key, value in told.items() if value not in (None, [])}
     stem = Path(shown).name.partition(".")[0]
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
         f"# How well can {target} be learnt from {Path(shown).name} in private?   dpsgd train FILE, once filled in",
+        "# yaml-language-server: $schema=recipe.schema.json",
         *_about(drafted),
         f"name: {name[:80]}",
         "data:",
         f"  path: {_yaml(shown)}",
-        *_format_lines(drafted),
+        *[f"  format: {_yaml(told)}     # how the file is written: training reads it so, not otherwise"] * bool(told),
         *["  on_disk: true     # a large table: it is read in parts, and its rows stay on disk"] * drafted.on_disk,
         f"  target: {_yaml(target)}",
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
+    steps = (
+        []
+        if drafted.is_array
+        else ["  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"]
+    )
     whole = [name for name, use in drafted.named("number").items() if use.whole]
     if whole:
         steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]
@@ -527,16 +636,17 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         f"  unit: {{column: {_yaml(name)}, most_rows: {MOST_ROWS_OF_A_USER}}}     # all rows of one together"
         for name in drafted.named("unit")
     ]
-    measured = [
-        "  split: {test: 0.2}",
-        "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
-    ]
-    of = "records" if not unit else "users"
+    if drafted.open_units:
+        unit = [f"  unit: {_yaml([WHOSE, *drafted.open_units])}     # open: say whose rows these are"]
+    if drafted.one_row:
+        unit = ["  unit: null     # you said: one row a person"]
+    of = "users" if drafted.named("unit") else "records"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
             *lines,
-            *measured,
+            "  split: {test: 0.2}",
+            "  evaluation: private     # a noisy measurement of the held-out fifth, which costs nothing more",
             *steps,
             "model: {kind: linear}",
             "method: {kind: dp-sgd, batching: full}     # its settings by rule: --dry-run shows them",
@@ -546,15 +656,6 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
             "",
         ]
     )
-
-
-def _format_lines(drafted: Drafted) -> list[str]:
-    """Return the line that says how the file is written, with all that training would otherwise take by default."""
-    told = drafted.written.model_dump(mode="json", exclude_defaults=True)
-    told = {key: value for key, value in told.items() if value not in (None, [])}
-    if drafted.written != PLAIN:
-        return [f"  format: {_yaml(told)}     # how the file is written: training reads it so, and not otherwise"]
-    return []
 
 
 def _about(drafted: Drafted) -> list[str]:
@@ -581,7 +682,9 @@ def _target_lines(drafted: Drafted) -> list[str]:
             f"  target_bounds: {_OPEN}     # what the target can be, in its own unit",
             "  target_transform: auto     # log if these bounds span orders of magnitude, as prices do; else null",
         ]
-    return ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
+    found = ["  task: classification", f"  classes: {_yaml(drafted.classes)}     # {READ}"]
+    which = f"  positive: {_yaml(drafted.classes[-1])}     # to confirm: sensitivity and costs are of this class"
+    return found + [which] * (len(drafted.classes) == 2)
 
 
 def _column_lines(drafted: Drafted) -> list[str]:
@@ -635,6 +738,8 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
     """Return the table of columns, below how the file is written."""
     kind = "numbers" if drafted.classes is None else f"{len(drafted.classes)} classes"
     confirm = "least and largest value" if drafted.classes is None else "its classes, read from the file"
+    if drafted.classes is not None and len(drafted.classes) == 2:
+        confirm += f", and that {drafted.classes[1]} is the positive one"
     rows = [("column", "kind", "use", "to confirm"), (target, kind, "the target", confirm)]
     for name, use in drafted.uses.items():
         rows.append((name, use.kind + ", with gaps" * use.gaps, _USES[use.role], use.confirm))
@@ -649,7 +754,19 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
         f"{looked} looked at, on this machine and outside of any guarantee. Training detects nothing.",
         "",
         *aligned,
+        *(["", *drafted.odd] if drafted.odd else []),
+        *_question(drafted),
     ]
+
+
+def _question(drafted: Drafted) -> list[str]:
+    """Return the rows per value of the columns that may tell persons apart, and the question that is open."""
+    asked = {name: use.repeated for name, use in drafted.uses.items() if use.repeated}
+    told = [f"rows per value of {name}: {mean:.2f}, at most {most}" for name, (mean, most) in asked.items()]
+    if drafted.open_units:
+        told += ["Whose rows are these? All rows of a person have to be protected together. Answer before you train:"]
+        told += [f"--unit {drafted.open_units[0]} (or another), --one-row-a-person, or privacy.unit in the recipe."]
+    return ["", *told] if told else []
 
 
 def _said(written: TableFormat) -> list[str]:

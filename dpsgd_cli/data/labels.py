@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
-from dpsgd_cli.data.cells import PLAIN, Cells, is_gap, text_of
+from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
-from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.settings import Data, positive_last
 from dpsgd_cli.data.table import target_scale, to_numbers
 from dpsgd_cli.errors import DataError
 
@@ -31,7 +31,9 @@ def read_labels(
         if data.task != "regression" and found is None:
             for cells in columns:
                 _refuse_gaps(cells, cells.gaps(data.format or PLAIN) & (filling is None))
-            found = found_classes(columns, data.format or PLAIN, filling)
+            found = tuple(positive_last([*found_classes(columns, data.format or PLAIN, filling)], data.positive))
+            if data.positive is not None and str(data.positive) not in map(str, found[1:]):
+                raise DataError(f"data.positive: is {data.positive!r}, but must be one of two classes, {listed(found)}")
         for cells in columns:
             if data.task == "regression":
                 numbers = to_numbers(cells, filling, data.format or PLAIN, is_target=True)
@@ -83,7 +85,8 @@ def _refuse_gaps(cells: Cells, missing: np.ndarray) -> None:
     if missing.any():
         raise DataError(
             f"label column {quoted(cells.name)} has {count(int(missing.sum()), 'missing label')}, first in data row"
-            f" {cells.row(missing.argmax())}; leave those rows out"
+            f" {cells.row(missing.argmax())}; leave those rows out (data.rows:"
+            " labelled), or list their label in data.classes if it is a class"
         )
 
 
@@ -109,15 +112,31 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
         return None
 
 
+def labelled(rows: Table, data: Data) -> Table:
+    """Return the rows that have a label, if `data.rows` says so.
+
+    Whether a row is left out follows from that row alone. So under add-remove neighbouring files stay neighbouring, and
+    the public number of records is that of rows with a label. By place (replace-one, zero-out) a row that loses its
+    label would move all others, so that is refused (`agreement.py`).
+    """
+    if data.rows is None or str(data.target) not in rows:
+        return rows
+    known = [str(text_of(one)) for one in data.classes or ()]
+    return rows.take(~rows[str(data.target)].gaps(data.format or PLAIN, known))
+
+
 def found_classes(
-    columns: Sequence[Cells], written: TableFormat = PLAIN, filling: float | str | None = None
+    columns: Sequence[Cells],
+    written: TableFormat = PLAIN,
+    filling: float | str | None = None,
+    listed: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Return the classes in columns of labels, sorted, one for each set of texts that are compared as equal.
 
     Raises DataError for columns that are not classes: fractions, a single value, nearly as many values as rows.
     """
     where, rows = f"label column {quoted(columns[0].name)}", sum(map(len, columns))
-    held = {str(text) for cells in columns for text in cells.distinct[0] if not is_gap(text, written)}
+    held = {str(text) for cells in columns for text in cells.distinct[0] if not is_gap(text, written, listed)}
     spelled = sorted(held if filling is None else {*held, str(text_of(filling))})
     numbers, groups = _numbers(spelled), dict[Any, str]()
     folded = [text.casefold() for text in spelled]

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.common.sections import composed
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed, quoted
 from dpsgd_cli.data import card_readers, cards, memory, on_disk, own_arrays, table, texts
 from dpsgd_cli.data.cells import PLAIN, Cells, Table
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout, Part
-from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.labels import labelled, read_labels
 from dpsgd_cli.data.opening import ARRAYS, ROWS, existing, kind_of
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.table_files import KINDS, known_columns, read_table
+from dpsgd_cli.data.table_files import KINDS, is_record, known_columns, read_table, with_header
 from dpsgd_cli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class Tables(Source):
             raise DataError(f"the model takes {self.wanted}, not an array")
         rows, where = (self._opened(records), str(records)) if isinstance(records, Path) else (records, "the table")
         self._check_names(rows, target, where)
+        rows = rows if target is None else labelled(rows, self.data)
         try:
             x = table.to_matrix(rows, self.columns, where, self.written)
         except table.BadColumns as error:
@@ -233,26 +235,25 @@ class Tables(Source):
         return self._in_units(x), None if target is None else rows[target]
 
     def _opened(self, path: Path) -> Table:
-        return read_table(path, self._kind(path, (*KINDS,), self.wanted), self.data.format)
+        kind = self._kind(path, (*KINDS,), self.wanted)
+        return read_table(path, kind, with_header(path, kind, self.data.format or PLAIN, self.layout.sources))
 
     def _check_names(self, rows: Table, target: str | None, where: str) -> None:
         """Raise DataError if a table is empty, or lacks a column of the layout or the `target`."""
-        told = [
-            f"there is no column {quoted(name)}, which the model needs{known_columns(name, rows.names)}"
-            for name in self.layout.sources
-            if name not in rows
-        ]
-        if target is not None and target not in rows:
-            told.append(
-                f"there is no column {quoted(target)}, which holds the labels{known_columns(target, rows.names)}"
-            )
-        if told:
-            raise DataError("\n".join(f"{where}: {problem}" for problem in told))
+        wanted = dict.fromkeys(self.layout.sources, "which the model needs")
+        if target is not None:
+            wanted[target] = "which holds the labels"
+        absent = {name: why for name, why in wanted.items() if name not in rows}
+        if len(absent) > 1 and is_record(rows.names):  # said once, not of each
+            absent = {next(iter(absent)): f"nor {len(absent) - 1} more that the model or the labels need"}
+        if absent:
+            told = (f"{quoted(name)}, {why}{known_columns(name, rows.names)}" for name, why in absent.items())
+            raise DataError("\n".join(f"{where}: there is no column {problem}" for problem in told))
         if not len(rows):
             raise DataError(f"{where} has no rows")
 
     def one_by_one(self, path: Path, keep: Sequence[str] = (), unknown: Unknown = "error") -> NewRows:
-        rows, columns = self._opened(path), self.columns
+        rows, columns, keep = self._opened(path), self.columns, [*map(composed, keep)]
         absent = [name for name in keep if name not in rows]
         if absent:
             raise UsageError(f"--keep: {path} has no column {quoted(absent[0])}{known_columns(absent[0], rows.names)}")

@@ -34,7 +34,7 @@ from dpsgd_cli.data.cells import PLAIN, Table, text_of
 from dpsgd_cli.data.column_settings import Missing
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
-from dpsgd_cli.data.labels import read_labels
+from dpsgd_cli.data.labels import labelled, read_labels
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table_files import IN_PARTS, is_record, known_columns, names_of, parts, read_table, size_of
@@ -62,7 +62,7 @@ def read(
         return _in_parts(data, paths[0], kinds[0], hashes, check_layout)
     _refuse_too_large(data, paths, kinds)
     owner, written = data.owner_column, data.format or PLAIN
-    frames = [read_table(path, kind, data.format) for path, kind in zip(paths, kinds, strict=True)]
+    frames = [labelled(read_table(path, kind, data.format), data) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, frame, data)
@@ -359,7 +359,8 @@ def _convert(
     with writing(kept[0], owner_only=True) as features, writing(kept[1], owner_only=True) as labels:
         _header(features, (0, layout.features), np.dtype(np.float64))
         _header(labels, (0,), dtype)
-        for rows in parts(path, kind, data.format, {*layout.sources, str(data.target)}):
+        for part in parts(path, kind, data.format, {*layout.sources, str(data.target)}):
+            rows = labelled(part, data)
             x = table.to_matrix(rows, columns, path.name, written)
             (y,), _ = read_labels(data, [rows[str(data.target)]], [path], data.classes)
             within.with_part(x)

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Name, Positive, Section, Values
 from dpsgd_cli.data.column_settings import ColumnUse, Missing, TableFormat, TextColumn
 from dpsgd_cli.data.step_settings import Features, PreprocessStep
 from dpsgd_cli.discovery.settings import Discovery, Private
@@ -25,19 +26,36 @@ LOG_FROM, LOG_FROM_0 = 100, 10_000
 """Bounds of a target span widely if high is this many times a low above 0, or at least this for a low of 0."""
 
 
+_POSITIVE = re.compile("true|yes|ja|oui|si|s\u00ed|sim|da|\u0434\u0430|tak|evet|positive?")
+"""Public words by which one of two classes is the positive one, in lower case."""
+
+
+def positive_last(classes: list[Any], positive: object = None) -> list[Any]:
+    """Return two classes with the positive one second: `positive`, else the only one that is a word for yes.
+
+    >>> positive_last(["ja", "nein"]), positive_last(["b", "c"]), positive_last(["a", "b"], "a")
+    (['nein', 'ja'], ['b', 'c'], ['b', 'a'])
+    """
+    texts = [str(one).casefold() for one in classes]
+    if positive is not None:
+        return classes[::-1] if str(positive) in map(str, classes[:-1]) and len(classes) == 2 else classes
+    first, *others = [_POSITIVE.fullmatch(text) is not None or (text == "1" and "0" in texts) for text in texts]
+    return classes[::-1] if first and others == [False] else classes
+
+
 class Balanced(Section):
     """Weights of two classes' losses by which both count alike in sum, from a public prior."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Public share of the second class, from outside the data: it is declared, not counted."
+        description="Public share of the positive class, from outside the data: it is declared, not counted."
     )
 
 
 class Costs(Section):
-    """Costs of the two mistakes about two classes; the second is the positive one. Only their ratio counts."""
+    """Costs of the two mistakes about two classes, one of which is `positive`. Only their ratio counts."""
 
-    miss: Positive = Field(alias="false-negative", description="Of a record of the second class that is missed.")
-    alarm: Positive = Field(alias="false-positive", description="Of a record of the first class taken for the second.")
+    miss: Positive = Field(alias="false-negative", description="Of a record of the positive class that is missed.")
+    alarm: Positive = Field(alias="false-positive", description="Of another record that is taken for a positive one.")
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -173,7 +191,7 @@ Cut = Split | ValidationSet | PublicSet
 class ByGroup(Section):
     """Private evaluation, also by group."""
 
-    by: Annotated[list[str], Field(min_length=1, max_length=5)] = Field(
+    by: Annotated[list[Name], Field(min_length=1, max_length=5)] = Field(
         description="Columns with public categories: metrics are also those of the records with each value."
     )
 
@@ -221,7 +239,7 @@ class Data(Section):
     test_path: str | None = Field(
         None, description="A second file that holds the test rows; otherwise see `split`.", examples=["later.csv"]
     )
-    target: str | None = Field(
+    target: Name | None = Field(
         None, description="Label column (of a table), array (npz: default `y`) or file (npy).", examples=["late"]
     )
     format: TableFormat | None = Field(
@@ -244,6 +262,12 @@ class Data(Section):
         " class; next-token: the token that follows each place. A negative label at a place does not count.",
     )
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    positive: str | int | float | bool | None = Field(
+        None,
+        description="Which of two classes is the positive one, of which sensitivity, costs and `balanced` speak. Left"
+        " out, the one that is a word for yes (ja, yes, true, 1, positive), else the second that is listed or sorted.",
+        examples=["yes"],
+    )
     class_weights: Annotated[list[Positive], Field(min_length=2)] | None = Field(
         None,
         description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
@@ -261,12 +285,12 @@ class Data(Section):
         " are those that cost least. Left out, class weights count as costs, or the likelier class is predicted.",
         examples=[{"false-negative": 10, "false-positive": 1}],
     )
-    categorical: dict[str, Values | Private] | list[str] | None = Field(
+    categorical: dict[Name, Values | Private] | list[Name] | None = Field(
         None,
         description="Categorical columns, with their public values, or `private` (see `discovery`); a bare list reads"
         " and declares the values.",
     )
-    bounds: dict[str, Interval | Private] | Interval | None = Field(
+    bounds: dict[Name, Interval | Private] | Interval | None = Field(
         None,
         description="Public [low, high] of numeric columns by name, or `private` (see `discovery`), or (own files) one"
         " pair for all. With a card they take the place of its own; values outside are clamped.",
@@ -286,14 +310,17 @@ class Data(Section):
         " if low is above 0, else a thousandth of the bounds' width. For targets whose errors are shares of them. auto:"
         f" log if the bounds alone say so, low above 0 and high {LOG_FROM} times it, or 0 and {LOG_FROM_0:,} or more.",
     )
-    missing: dict[str, float | str | Missing] | None = Field(
+    missing: dict[Name, float | str | Missing] | None = Field(
         None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
-    columns: dict[str, ColumnUse] | None = Field(
+    columns: dict[Name, ColumnUse] | None = Field(
         None,
         description="Columns of dates, of many categories (hash) and of text, which become numbers by public rules.",
     )
-    drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    drop: list[Name] = Field(default_factory=list, description="Columns to leave out.")
+    rows: Literal["labelled"] | None = Field(
+        None, description="labelled: rows without a label are left out, each by itself; for add-remove."
+    )
     fitted_before: list[str] | None = Field(
         None,
         description="What was fitted to these records without privacy before they were written (a scaler, a choice of"
@@ -327,12 +354,25 @@ class Data(Section):
     )
 
     @model_validator(mode="after")
+    def _positive_last(self) -> Data:
+        """Put the positive one of two listed classes, and its weight, second, as everything that reads them expects."""
+        if (
+            self.task == "classification"
+            and self.classes
+            and positive_last(self.classes, self.positive) != self.classes
+        ):
+            for key in ("classes", "class_weights"):
+                own = getattr(self, key)
+                object.__setattr__(self, key, own and own[::-1])  # the section is frozen
+        return self
+
+    @model_validator(mode="after")
     def _card_or_file(self) -> Data:
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
             own = "test_path target test_target categorical classes drop target_bounds missing target_transform"
-            extra = [key for key in (*own.split(), "format", "on_disk") if getattr(self, key)]
+            extra = [k for k in (*own.split(), "format", "on_disk", "positive", "rows") if getattr(self, k)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
@@ -351,7 +391,9 @@ class Data(Section):
             what = "npy file needs target, the .npy file of its labels"
             named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
-        given = [key for key in ("class_weights", "balanced", "costs") if getattr(self, key) is not None]
+        if self.positive is not None and self.classes and str(self.positive) not in map(str, self.classes[1:2]):
+            raise ValueError(f"positive: is {self.positive!r}, but must be one of two classes")
+        given = [key for key in ("positive", "class_weights", "balanced", "costs") if getattr(self, key) is not None]
         if (
             given
             and self.task != "classification"

@@ -130,6 +130,8 @@ def to_numbers(
         advice = (
             "; targets of data.task: regression must be numbers; for classes, leave data.task out"
             if is_target
+            else "; say in data.format what such cells are (missing, below), or leave the column out with data.drop"
+            if 2 * text.sum() < len(text)
             else "; name the column under data.categorical or data.columns, or leave it out with data.drop"
         )
         thousands = "" if written.thousands is None else f", thousands {quoted(written.thousands)}"
@@ -262,7 +264,8 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     said = []
     if classes is not None:
         how = "recipe" if data.classes is not None else "read from the data"
-        said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
+        which = f"; {classes[1]} is the positive one" if len(classes) == 2 and data.task == "classification" else ""
+        said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}{which}.")
     private = data.private_columns
     if data.bounds is not None and any(column.bounds and not column.indicator for column in columns):
         other = "other " if False in private.values() else ""
@@ -282,12 +285,14 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
     said += [used(name, use) for name, use in (data.columns or {}).items()]
+    if data.rows is not None:
+        said.append("Rows without a label are left out (recipe), a rule for each record by itself.")
     if data.missing:
         told = {column.name: column.filling for column in columns if column.name in data.missing}
         told |= {name: "middle of the bounds" for name, value in told.items() if value is None}
         told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
         what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
-        said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
+        said.append(f"The values that stand for missing ones are public (recipe): {what}.")
     return tuple(said)
 
 

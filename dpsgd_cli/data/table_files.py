@@ -21,7 +21,7 @@ import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 100_000
 _LONGEST_HEADER = 4_000_000
+TITLES = 30
+"""Lines in which a header is looked for."""
 _BLOCK = 1 << 21
 _A_RECORD = "its first line looks like a record: if it is no header, say data.format: {header: false}"
 _NO_NAME = re.compile(r"\s*[^\w\s]{0,2}\d[\d\s.,:/%$€T+-]*")
@@ -47,6 +49,8 @@ _DAMAGED = (
 )
 """Errors that a damaged Excel file causes in the libraries that read it."""
 _SEPARATORS = (",", ";", "\t", "|")
+ROW_NAMES, AFTER_LAST = "row names", "after the last separator"
+"""Names of the cells that rows have beyond the header (`TableFormat.extra`)."""
 _END = "\x1e"
 """Cells of the row that is put behind a text file. If a quote in the file is not closed, that row is not the last."""
 Only = Set[str] | None
@@ -97,6 +101,8 @@ def head_of(path: Path, written: TableFormat) -> tuple[TableFormat, list[str]]:
         # a name in quotes may go on in the next line
         rows = csv.reader(itertools.chain([first], lines), delimiter=separator, skipinitialspace=written.trim)
         names = named(next(rows, []))
+    if written.extra is not None and written.header:
+        names = [ROW_NAMES, *names] if written.extra == "first" else [*names, AFTER_LAST]
     if not names:
         raise DataError(f"{path} holds no line of text{f' after line {written.skip}' * (written.skip > 0)}")
     if not written.header:
@@ -153,6 +159,25 @@ def names_of(path: Path, kind: str, written: TableFormat | None) -> list[str]:
         return head_of(path, _with_separator(written, kind))[1]
     with _parquet(path) as file:
         return _names_in(path, file)
+
+
+def with_header(path: Path, kind: str, written: TableFormat, wanted: Collection[str]) -> TableFormat:
+    """Return the format with as many lines above the header as `path` has: its first line with all names `wanted`.
+
+    For new rows, on which nothing was trained. Without such a line among the first `TITLES`, as many as `written` says.
+    """
+    if not written.header or not kind.startswith((".csv", ".tsv", ".xlsx")):
+        return written
+    for skip in dict.fromkeys([written.skip, *range(TITLES)]):
+        tried = written.changed(skip=skip)
+        with contextlib.suppress(DataError):
+            if kind == ".xlsx":
+                names = named(next(iter(rows_of_sheet(path, written.sheet or 0, skip, 1)), []))
+            else:
+                names = head_of(path, _with_separator(tried, kind))[1]
+            if {*wanted} <= {*names}:
+                return tried
+    return written
 
 
 def return_freed_memory() -> None:
@@ -403,7 +428,9 @@ class _OddRow(_Unreadable):
     """A row, counted from 1 with the header, that has another number of cells than the header."""
 
     def __init__(self, number: int, cells: int, names: int) -> None:
-        super().__init__(f"row {number} has {cells} cells, not {names}; is data.format.separator right?")
+        more = " Or are they row names, as R writes them (data.format: {extra: first}), or a separator at the end of"
+        more = f"{more} each line (extra: last)?" if cells == names + 1 else ""
+        super().__init__(f"row {number} has {cells} cells, not {names}; is data.format.separator right?{more}")
 
 
 def _first_line(lines: TextIO, path: Path, comment: str | None) -> tuple[int, str]:

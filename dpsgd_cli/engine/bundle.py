@@ -7,8 +7,8 @@ The metadata, as JSON, describe how to use the model: architecture, shapes, clas
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ class Bundle:
         """Return the bundle restricted to the trials in `span`, renumbered from 0."""
         kept, unreleased = _of(self.kept, span), _of(self.unreleased, span)
         return Bundle(self.weights[span], self.about, kept, unreleased, self.cuts[span], self.untrained)
+
+    def stating(self, privacy: Mapping[str, Any] | None) -> Bundle:
+        """Return the bundle with the statement that its weights were released under; None: that of another release."""
+        rest = {name: value for name, value in self.about.items() if name != "privacy"}
+        return replace(self, about=rest if privacy is None else rest | {"privacy": dict(privacy)})
 
     def to_bytes(self) -> bytes:
         """Return the content of the file. With a single trial, tensor names have no prefix `trial-0/`."""

@@ -1,11 +1,10 @@
-"""Inputs that a method gets, and the observer that an audit may give it."""
+"""What trains: the models, rows, plans and ledgers of a pack, and the observer that an audit may give it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -16,18 +15,13 @@ from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Batch, Table, to_device
-from dpsgd_cli.errors import PrivacyError
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.ledger import Ledger
     from dpsgd_cli.accounting.mechanism import Mechanism
     from dpsgd_cli.accounting.plan import Plan
-    from dpsgd_cli.data.splits import Keys
-    from dpsgd_cli.preconditioning.marginals import Columns
-    from dpsgd_cli.recipe.schema import Recipe
 
 
-T = TypeVar("T")
 Units = Callable[[int], Sequence[Tensor | float]]
 """Units, by epoch, of a step's sums and of those beside them: numbers, or (R, 1)."""
 
@@ -81,23 +75,18 @@ class AuditHook:
         """
 
 
-@dataclass(frozen=True)
-class Context:
-    """Inputs of a method. Index i of each tuple belongs to trial i.
+@dataclass(frozen=True, kw_only=True)
+class PackContext:
+    """Inputs of everything that trains a pack, or releases beside its steps. Index i of each tuple belongs to trial i.
 
-    All recipes share data, model, method kind, batching and batch size; anything else may differ between trials.
     - `most_rows`: the most rows that a trial holds at once (affects memory only).
     - `feature_bound`: public bound on the norm of a record's features, including the convex model's constant column;
       None if there is no bound.
     - `validation`: held-out rows for a schedule, either public or charged at each look.
-    - `public`: records whose features, but not labels, are public.
-    - `keys`: keys of the training rows (`data/splits.py`).
-    - `columns`: makes the columns that the features consist of; returns None, or no columns, for other features.
     - `team`: the processes that train this pack together.
     - `watcher`: the audit's observer.
     """
 
-    recipes: tuple[Recipe, ...]
     plans: tuple[Plan | None, ...]
     ledgers: tuple[Ledger, ...]
     streams: tuple[Streams, ...]
@@ -105,18 +94,14 @@ class Context:
     table: Table
     loss: Loss
     most_rows: int
-    base: Path
     feature_bound: float | None = None
     validation: Table | None = None
-    public: Table | None = None
-    keys: Keys | None = None
-    columns: Callable[[], Columns | None] = lambda: None
     team: Team = field(default_factory=Team)
     watcher: AuditHook | None = None
 
     @property
     def trials(self) -> int:
-        return len(self.recipes)
+        return len(self.plans)
 
     @property
     def lasting(self) -> tuple[Streams, ...]:
@@ -126,13 +111,6 @@ class Context:
         """
         pairs = zip(self.streams, self.pack.seeds, strict=True)
         return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
-
-    def plans_of(self, kind: type[T]) -> list[T]:
-        """Return the plan of each trial, all of class `kind`. Raises PrivacyError if one is missing or another."""
-        found = [plan for plan in self.plans if isinstance(plan, kind)]
-        if len(found) < len(self.plans):
-            raise PrivacyError(f"method {self.recipes[0].method.kind} was started without a plan of its own")
-        return found
 
     def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
         """Return one number per trial, shape (R, 1), on the training device, as `dtype` or the parameters' dtype."""

@@ -123,8 +123,9 @@ class Measured:
     the absolute error, in units of the target, at which MAE, RMSE and R2 clamp errors; None for classes. `users`: a
     metric is a mean over users of the means of their rows. `groups`: by column and value. `confusion`: by true
     class, the share that each class is predicted for; `classes` are their public names, `f1` their F1 scores.
-    `curve`: sensitivity and specificity of predicting the second class from each probability. `released`: the noisy
-    vectors that all else is computed from.
+    `curve`: sensitivity and specificity of predicting the second class from each probability. `constants`: by metric,
+    that of the best constant answer, the baseline. `gain`: the accuracy minus the baseline's, or R2, where both are
+    known. `released`: the noisy vectors that all else is computed from.
     """
 
     kind: str
@@ -136,6 +137,8 @@ class Measured:
     confusion: list[list[Estimate]] = field(default_factory=list)
     f1: list[Estimate] = field(default_factory=list)
     curve: list[tuple[float, Estimate, Estimate]] = field(default_factory=list)
+    constants: dict[str, Estimate] = field(default_factory=dict)
+    gain: Estimate | None = None
     classes: tuple[str, ...] = ()
     released: tuple[np.ndarray, ...] = ()
 
@@ -154,7 +157,7 @@ class Measured:
             column: {value: Group(one.records, kept(one.metrics)) for value, one in values.items()}
             for column, values in self.groups.items()
         }
-        return replace(self, metrics=kept(self.metrics), groups=groups, curve=[])
+        return replace(self, metrics=kept(self.metrics), groups=groups, curve=[], constants=kept(self.constants))
 
     def record(self) -> dict[str, Any]:
         """Return plain data for `result.json`."""
@@ -165,6 +168,8 @@ class Measured:
             "noise": self.noised.deviation,
             "clamp": self.clamp,
             "metrics": {name: one.record() for name, one in self.metrics.items()},
+            "constants": {name: one.record() for name, one in self.constants.items()},
+            "gain": None if self.gain is None else self.gain.record(),
             "cells": self.noised.linear.tolist(),
         }
         if self.confusion:

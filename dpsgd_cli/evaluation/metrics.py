@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from dpsgd_cli.evaluation.strategy import (
     ERRORS,
     FINE,
     FINE_LOSSES,
+    LEAST_PROBABILITY,
     LOSSES,
     RIGHT,
     SIDE,
@@ -29,9 +32,16 @@ CURVE = range(4, BINS, 4)
 """Edges of margins at which the curve has points."""
 MOMENTS = 5
 """Length of a record's vector of moments."""
+WIDEST = 0.25
+"""Width of a 95% interval of the majority class's share beyond which no point is shown."""
 _EVERY = np.ones((2, BINS))
 _OF_CLASS = (_EVERY * [[1.0], [0.0]], _EVERY * [[0.0], [1.0]])
 _PREDICTED = (_EVERY * np.repeat([1.0, 0.0], BINS // 2), _EVERY * np.repeat([0.0, 1.0], BINS // 2))
+
+
+def baseline_of_two(noised: Noised) -> tuple[dict[str, Estimate], Estimate]:
+    """Return `baseline_of` from noisy cells of `strategy.for_two_classes`."""
+    return baseline_of([noised], [own.reshape(1, -1) for own in _OF_CLASS], RIGHT.reshape(1, -1))
 
 
 def of_two_classes(noised: Noised) -> dict[str, Estimate]:
@@ -71,6 +81,40 @@ def f1_of_two(noised: Noised) -> list[Estimate]:
     """Return each class's F1 score: twice what is predicted right, over records of the class plus predictions of it."""
     pairs = zip(_OF_CLASS, _PREDICTED, strict=True)
     return [noised.ratio(2 * own * told, own + told, 0.0, 1.0) for own, told in pairs]
+
+
+def baseline_of(
+    parts: Sequence[Noised], owns: Sequence[np.ndarray], right: np.ndarray
+) -> tuple[dict[str, Estimate], Estimate]:
+    """Return the metrics of always answering the most frequent class, and the model's accuracy minus that accuracy.
+
+    Args: weights (parts, cells) of each class's records, and of those that are predicted right. Post-processing of the
+    release, so it costs nothing: with the accuracy a, the sensitivity s and the specificity t, the share of the second
+    class is (t - a) / (t - s). Counts of cells give it directly, also where s = t.
+
+    The share of the most frequent class is at least each class's lower end, and at most the greatest upper end. It has
+    no point if that interval is wider than `WIDEST`: noise then hides it. The baseline's log loss and Brier score are
+    those of the shares as probabilities; they fall with the larger share, and are known for two classes.
+    """
+    every = np.sum(owns, axis=0)
+    shares = [ratio_of(parts, own, every, 0.0, 1.0) for own in owns]
+    points = [one.value or 0.0 for one in shares]
+    low, high = max(1 / len(owns), *(one.low for one in shares)), max(one.high for one in shares)
+    known = high - low <= WIDEST
+    most = Estimate(min(max(max(points), low), high) if known else None, low, high)
+    found = {"accuracy": most, "balanced_accuracy": Estimate(1 / len(owns), 1 / len(owns), 1 / len(owns))}
+    if len(owns) == 2:
+        found["auc"] = Estimate(0.5, 0.5, 0.5)
+        found["average_precision"] = replace(shares[1], value=shares[1].value if known else None)
+        for name, loss in (("log_loss", _entropy), ("brier", lambda share: share * (1 - share))):
+            found[name] = Estimate(None if most.value is None else loss(most.value), loss(high), loss(low))
+    return found, ratio_of(parts, right - owns[int(np.argmax(points))], every, -1.0, 1.0)
+
+
+def _entropy(share: float) -> float:
+    """Return the log loss of answering `share` for records of which that share is of a class; clipped as `LOSSES`."""
+    told = min(max(share, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY)
+    return -share * math.log(told) - (1 - share) * math.log(1 - told)
 
 
 def curve_of(noised: Noised) -> list[tuple[float, Estimate, Estimate]]:
@@ -119,10 +163,12 @@ def _gap_of_many(noised: Noised, confidence: float, deviation: float) -> Estimat
     return Estimate(point, low, high)
 
 
-def confusion_of_many(table: np.ndarray, deviation: float) -> tuple[list[list[Estimate]], list[Estimate]]:
-    """Return the confusion matrix, and each class's F1 score as in `f1_of_two`.
+def confusion_of_many(
+    table: np.ndarray, deviation: float
+) -> tuple[list[list[Estimate]], list[Estimate], tuple[dict[str, Estimate], Estimate]]:
+    """Return the confusion matrix, each class's F1 score as in `f1_of_two`, and `baseline_of`.
 
-    Both are functions of the unbiased counts `table` (true class, predicted class), a block of its own, whose released
+    All are functions of the unbiased counts `table` (true class, predicted class), a block of its own, whose released
     numbers have noise of standard deviation `deviation`.
     """
     classes = len(table)
@@ -136,7 +182,8 @@ def confusion_of_many(table: np.ndarray, deviation: float) -> tuple[list[list[Es
         either[own] += 1.0
         either[:, own] += 1.0
         f1.append(row.shown(ratio_of(rows, right, either, 0.0, 1.0)))
-    return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows], f1
+    baseline = baseline_of(rows, [np.outer(one, every) for one in np.eye(classes)], np.eye(classes))
+    return [[row.ratio(one, every, 0.0, 1.0) for one in np.eye(classes)] for row in rows], f1, baseline
 
 
 def _average_precision(noised: Noised) -> Estimate:
@@ -237,7 +284,11 @@ def clamp_of(noised: Noised) -> float:
 def of_moments(
     released: np.ndarray, deviation: float, noised: Noised, clamp: float, scale: float
 ) -> dict[str, Estimate]:
-    """Return MAE and RMSE of errors clamped at `clamp`, and R2, from noised sums of moments.
+    """Return MAE and RMSE of errors clamped at `clamp`, R2, and the baseline's RMSE, from noised sums of moments.
+
+    The baseline answers the mean of the targets, so its RMSE (`constant_rmse`, of targets within their bounds) is their
+    standard deviation. The moments hold it, so no further release is made or charged. The median's absolute error is
+    no function of them, and is not stated.
 
     Args: `released` (5,): the sums of `moments_of` with noise of standard deviation `deviation`. `noised`: the cells of
     errors, from which the fourth moment of the errors is taken, for variances only. `scale`: the target's range.
@@ -251,7 +302,7 @@ def of_moments(
     mae = _number(mean, total, max(square, 0.0), max(mean, 0.0), many, noise)
     mse = _number(square, total, fourth, positive, many, noise)
     determined = Estimate(None, -1.0, 1.0)
-    variance = at_square / many - (at / many) ** 2
+    variance, half = at_square / many - (at / many) ** 2, scale / 2
     # t^4 is at most t^2, so the variance of t^2 is at most E t^2; twice that covers the square of the mean
     error = Z * math.sqrt((2 * max(at_square, 0.0) + 5 * noise) / many**2)
     if variance > error:
@@ -267,6 +318,11 @@ def of_moments(
         "mae": Estimate(None if mae.value is None else mae.value * unit, mae.low * unit, mae.high * unit),
         "rmse": Estimate(root, math.sqrt(mse.low) * unit, math.sqrt(mse.high) * unit),
         "r2": determined,
+        "constant_rmse": Estimate(
+            math.sqrt(max(variance, 0.0)) * half if variance > error else None,
+            math.sqrt(max(variance - error, 0.0)) * half,
+            math.sqrt(max(variance + error, 0.0)) * half,
+        ),
     }
     return {name: noised.shown(one) for name, one in found.items()}
 

@@ -7,7 +7,7 @@ of that row alone: nothing is fitted on the held-out records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -117,9 +117,10 @@ def measure_counts(
     of_all = None if confidences is None else groups.total(confidences)
     noised, found = estimated(groups.total(counts), of_all, partial(groups.of_total, _sizes(held)))
     confusion, f1 = (metrics.confusion_of_two(noised), metrics.f1_of_two(noised)) if two else ([], [])
+    constants, gain = metrics.baseline_of_two(noised) if two else ({}, None)
     if confused:
         (table,) = groups.decoded(noisy[-1:], None, groups.OF_CONFUSION)
-        confusion, f1 = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
+        confusion, f1, (constants, gain) = metrics.confusion_of_many(table, deviation / groups.OF_CONFUSION**0.5)
         found["balanced_accuracy"] = mean_of([row[own] for own, row in enumerate(confusion)])
 
     def group(column: int, value: int) -> Group:
@@ -132,7 +133,8 @@ def measure_counts(
     kind = "two-classes" if two else "classes"
     curve = metrics.curve_of(noised) if two else []
     by_value, vector = _by_value(held, group), _joined(noisy)
-    return Measured(kind, noised, found, None, held.users, by_value, confusion, f1, curve, released=(vector,))
+    made = Measured(kind, noised, found, None, held.users, by_value, confusion, f1, curve, released=(vector,))
+    return replace(made, constants=constants, gain=gain)
 
 
 def measure_numbers(
@@ -172,11 +174,14 @@ def measure_numbers(
     def group(column: int, value: int) -> Group:
         factor = groups.of_value(_sizes(held)[column], len(held.blocks), 1.0)
         own = Noised(counts[column][:, value], plan, deviation * factor)
-        return Group(own.records, estimated(moments[column][:, value], own))
+        told = estimated(moments[column][:, value], own)
+        return Group(own.records, {name: one for name, one in told.items() if name != "constant_rmse"})
 
     found = estimated(groups.total(moments), noised)
+    constants = {"rmse": found.pop("constant_rmse"), "r2": Estimate(0.0, 0.0, 0.0)}
     vectors = (_joined(noisy), _joined(of_moments))
-    return Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group), released=vectors)
+    made = Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group), released=vectors)
+    return replace(made, constants=constants, gain=found["r2"])
 
 
 def margins_of(outputs: np.ndarray) -> np.ndarray:

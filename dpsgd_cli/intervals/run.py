@@ -17,8 +17,7 @@ from torch import Tensor
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.terminal import SILENT
-from dpsgd_cli.engine.context import Context
-from dpsgd_cli.engine.settings import OneLayer
+from dpsgd_cli.engine.context import PackContext
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.intervals.law import Law, inverse_of, is_settled, sampling_of, solved
@@ -158,15 +157,16 @@ class SquaresRelease:
 
 
 @np.errstate(**SILENT)
-def infer(context: Context, plans: Sequence[Plan], weights: Tensor, cuts: Sequence[Tensor]) -> list[np.ndarray]:
+def infer(
+    context: PackContext, plans: Sequence[Plan], bias: bool, weights: Tensor, cuts: Sequence[Tensor]
+) -> list[np.ndarray]:
     """Make the rounds of each trial on its training rows, and return the vectors of their releases.
 
-    `weights` (R, P) are the trained models; with `cuts` of a preconditioner, of the rows behind them.
+    `weights` (R, P) are the trained models, with a `bias` or without one; where there are `cuts` of a preconditioner,
+    they are models of the rows behind it.
 
     Raises PrivacyError if nothing public bounds the rows.
     """
-    model = context.recipes[0].model
-    bias = isinstance(model, OneLayer) and model.has_bias
     if not cuts and context.feature_bound is None:
         raise PrivacyError(
             "method.inference needs a preconditioner of second moments, or a public bound on the norm of a record's"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dpsgd_cli.clipping.run import Diagnostics
-    from dpsgd_cli.engine.context import Context
     from dpsgd_cli.engine.tensors import Table
+    from dpsgd_cli.methods.context import Context
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from dpsgd_cli.common.sections import Count
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.descriptor import ITS_BUDGET, Descriptor, FullBatch
+from dpsgd_cli.methods.experiment import ITS_BUDGET, Descriptor, Experiment, FullBatch
 from dpsgd_cli.methods.perturbation import epsilon_delta, one_release
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dpsgd_cli.engine.tensors import Table
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class NonPrivateMethod(FullBatch):
@@ -50,7 +49,7 @@ class MajorityMethod(FullBatch):
     kind: Literal["majority"] = "majority"
 
 
-def majority(recipe: Recipe, facts: Facts) -> Plan:
+def majority(recipe: Experiment, facts: Facts) -> Plan:
     """Return a plan of one count with Laplace noise."""
     epsilon, _ = epsilon_delta(recipe)
     return one_release(recipe, facts, Release(PureDP(epsilon, recipe.adjacency, "laplace", "count")))

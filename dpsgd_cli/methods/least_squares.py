@@ -40,16 +40,15 @@ from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.intervals.price import INFERENCE, LABEL, Inference
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.price import one_gaussian
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, Experiment, FullBatch
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from dpsgd_cli.engine.context import Context
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.methods.context import Context
 
 
 SQUARES = 0.2
@@ -79,7 +78,7 @@ class LeastSquaresMethod(FullBatch):
         return 0.0 if self.inference is None else SQUARES
 
 
-def least_squares(recipe: Recipe, facts: Facts) -> Plan:
+def least_squares(recipe: Experiment, facts: Facts) -> Plan:
     """Return a plan of one Gaussian on second moments and products with the targets, of their joint sensitivity."""
     assert isinstance(recipe.method, LeastSquaresMethod)
     if facts.feature_bound is None:

@@ -55,15 +55,14 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.sections import Count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.price import one_gaussian
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, Experiment, FullBatch
 from dpsgd_cli.methods.risks.constants import Constants, problem_constants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpsgd_cli.engine.context import Context
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.methods.context import Context
 
 
 OFF_GRID = "its random term enters a search, so no proof covers the floating-point grid of what it releases"
@@ -126,30 +125,30 @@ def moved_by_one(constants: Constants, records: int, steps: int) -> float:
     return push * -math.expm1(steps * math.log1p(-eta * pull)) / (eta * pull)
 
 
-def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+def output_perturbation(recipe: Experiment, facts: Facts) -> Plan:
     """Return a plan of one Gaussian on the last iterate. Its sensitivity is `moved_by_one` of the public constants."""
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
     return one_gaussian(recipe, facts, moved_by_one(constants, facts.records, recipe.method.steps))
 
 
-def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+def objective_perturbation(recipe: Experiment, facts: Facts) -> Plan:
     """Return a plan of one (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
     return one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, recipe.adjacency)))
 
 
-def one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
+def one_release(recipe: Experiment, facts: Facts, release: Release) -> Plan:
     """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
     privacy = recipe.required_privacy
     if facts.preprocessing_releases:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     _, accountant = BestAccountant().best([release], privacy.stated_delta)
-    return Plan.of(recipe, facts, epochs=((release,),), accountant=accountant, covers_before=True)
+    return recipe.planned(Plan, facts, epochs=((release,),), accountant=accountant, covers_before=True)
 
 
-def epsilon_delta(recipe: Recipe) -> tuple[float, float]:
+def epsilon_delta(recipe: Experiment) -> tuple[float, float]:
     budget = recipe.required_privacy.budget
     if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")

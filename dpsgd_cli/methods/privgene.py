@@ -22,14 +22,13 @@ from dpsgd_cli.common.sections import Count, Fraction, Positive
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, adaptive_plan
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, Experiment, FullBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from dpsgd_cli.engine.context import Context
-    from dpsgd_cli.recipe.schema import Recipe
+    from dpsgd_cli.methods.context import Context
 
 
 class PrivGeneMethod(FullBatch):
@@ -65,7 +64,7 @@ def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
     return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
 
 
-def privgene(recipe: Recipe, facts: Facts) -> Plan:
+def privgene(recipe: Experiment, facts: Facts) -> Plan:
     """Return a plan of equal parts, one for each choice; no spending depends on a choice."""
     assert isinstance(recipe.method, PrivGeneMethod)
     plan, choices = adaptive_plan(recipe, facts), recipe.method.choices

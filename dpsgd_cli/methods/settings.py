@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from dpsgd_cli.methods.baselines import MajorityMethod, NonPrivateMethod
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, Descriptor
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, SgdMethod
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, Descriptor
 from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.perturbation import ObjectivePerturbationMethod, OutputPerturbationMethod
@@ -56,6 +56,3 @@ Method = Annotated[
 
 METHODS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(Method)[0])}
 """Section classes of all methods, by kind."""
-
-FORMER_METHODS = {"sgd-ma": "rdp-markov", "sgd-adv": "strong-composition"}
-"""Accountants of DP-SGD that were kinds of methods, by that kind."""

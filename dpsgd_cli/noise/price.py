@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsgd_cli.accounting.adjacency import Batching
+from dpsgd_cli.accounting.plan import PlannedNoise
 from dpsgd_cli.noise.settings import CorrelatedNoise
 
 Floats = NDArray[np.float64]
@@ -51,6 +52,11 @@ class NoiseStrategy:
 
     steps: int
     taken: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, planned: PlannedNoise) -> NoiseStrategy:
+        """Return the strategy that a plan holds the data of."""
+        return cls(planned.steps, planned.taken)
 
     @cached_property
     def column(self) -> Floats:

@@ -36,7 +36,7 @@ from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.coded_table import CodedTable
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.context import PackContext
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.noise.run import gaussian
@@ -54,9 +54,12 @@ _ROWS_AT_ONCE = 8192
 
 
 class _Way(ABC):
-    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the map."""
+    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the map.
 
-    def __init__(self, context: Context) -> None:
+    `columns` are those that the features consist of; None if that is not known.
+    """
+
+    def __init__(self, context: PackContext, columns: marginals.Columns | None) -> None:
         self.features = math.prod(context.table.input_shape)
         self.like = context.pack.values
 
@@ -96,13 +99,12 @@ class _Matrix(_Way):
 
 
 class _Counts(_Way):
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, context: PackContext, columns: marginals.Columns | None) -> None:
+        super().__init__(context, columns)
         self.records, every = len(context.table), np.arange(self.features)
         # rows that were not made from columns, as in an audit: each feature is a cell of one column
-        known = context.columns()
         cells = [marginals.Cells(every, np.eye(len(every)))]
-        self.columns = known if known is not None and known.cells else marginals.Columns(cells)
+        self.columns = columns if columns is not None and columns.cells else marginals.Columns(cells)
 
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         return marginals.counted(pieces, self.columns.cells)
@@ -129,18 +131,25 @@ _WAYS: dict[type, type[_Way]] = {SecondMoments: _Matrix, Marginals: _Counts}
 class Preconditioning:
     """Preconditioners of a pack's trials, all of one kind, released before the first step or loaded."""
 
-    def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self,
+        context: PackContext,
+        plans: Sequence[Plan],
+        settings: Sequence[SecondMoments | Marginals],
+        columns: Callable[[], marginals.Columns | None],
+    ) -> None:
+        """Begin with the trials' `settings`. `columns` makes the columns that features consist of, where known."""
         table = context.table
         if not isinstance(table, CodedTable) and table.x.shape[int(table.per_trial)] < table.rows:
             raise UsageError(
                 "method.preconditioner: takes rows in memory, or codes, and these rows stay on disk; give null, or end"
                 " data.preprocess with bin: {grid: 2048}"
             )
-        self.context = context
+        self.context, self.settings = context, settings
         self.mechanisms = [plan.mechanisms(*LABELS)[0] for plan in plans]
         self.weights = next(shape for _, shape in context.pack.spans.values()).numel()
         self.made: Made | None = None
-        self.way = _WAYS[type(context.recipes[0].preconditioner)](context)
+        self.way = _WAYS[type(settings[0])](context, columns())
         self._tables: list[tuple[Table, Table]] = []
         self._rows: dict[tuple[object, ...], Tensor] = {}
 
@@ -183,9 +192,7 @@ class Preconditioning:
 
     def _mu(self, trial: int) -> float:
         """Return mu of the whole budget, of which the release has its share."""
-        settings = self.context.recipes[trial].preconditioner
-        assert settings is not None
-        return 1 / (math.sqrt(settings.share) * self.mechanisms[trial].noise_multiplier)
+        return 1 / (math.sqrt(self.settings[trial].share) * self.mechanisms[trial].noise_multiplier)
 
     @property
     def cuts(self) -> Sequence[Tensor]:

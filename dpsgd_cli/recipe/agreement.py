@@ -6,7 +6,6 @@ The plan checks the conditions of a guarantee (`methods/dp_sgd/price.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
 from dpsgd_cli.accounting.budget import RhoBudget
@@ -23,10 +22,10 @@ from dpsgd_cli.engine.settings import (
     NamedLoss,
     OneLayer,
 )
-from dpsgd_cli.methods.descriptor import FullBatch
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditioned, SgdMethod
+from dpsgd_cli.methods.experiment import Experiment, FullBatch, Privacy
 from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.perturbation import OFF_GRID, ObjectivePerturbationMethod
@@ -34,17 +33,14 @@ from dpsgd_cli.methods.settings import METHODS, PythonMethod
 from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
-
-def method_problems(recipe: Recipe) -> list[str]:
+def method_problems(recipe: Experiment) -> list[str]:
     """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [problem for check in _CHECKS for problem in check(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
-def _evaluation(recipe: Recipe) -> list[str]:
+def _evaluation(recipe: Experiment) -> list[str]:
     """Refuse a private evaluation whose proof (`evaluation/price.py`) does not cover the recipe."""
     data, where = recipe.data, "data.evaluation: private (also the default for a table of your own)"
     public = "state evaluation: public, which declares the held-out records public"
@@ -74,7 +70,17 @@ def _evaluation(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _updates(recipe: Recipe) -> list[str]:
+def _rows(recipe: Experiment) -> list[str]:
+    """Refuse to leave rows out where a record's place decides its part: a row less would move all behind it."""
+    if recipe.data.rows is None or recipe.privacy is None or NEIGHBOURS[recipe.adjacency].counted:
+        return []
+    return [
+        f"data.rows: a row that is left out moves the places of others, which {recipe.adjacency} goes by; use"
+        " privacy.adjacency: add-remove, or leave such rows out of the file"
+    ]
+
+
+def _updates(recipe: Experiment) -> list[str]:
     """Refuse rates by step and groups of parameters where a method makes updates of its own."""
     method = recipe.method
     if not isinstance(method, Gradient):
@@ -88,7 +94,7 @@ def _updates(recipe: Recipe) -> list[str]:
     return [f"method.{key}: {method.kind} makes updates of its own; use dp-sgd with larger batches" for key in asked]
 
 
-def _several(recipe: Recipe) -> list[str]:
+def _several(recipe: Experiment) -> list[str]:
     """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
     data, method, model = recipe.data, recipe.method, recipe.model
     several = data.labels_are_arrays
@@ -121,7 +127,7 @@ def _several(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _inference(recipe: Recipe) -> list[str]:
+def _inference(recipe: Experiment) -> list[str]:
     """Refuse intervals whose law or price (`intervals/`) does not cover the recipe."""
     method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.inference"
     if not isinstance(method, Preconditioned | LeastSquaresMethod) or method.inference is None or privacy is None:
@@ -156,7 +162,7 @@ def _of_share(where: str, privacy: Privacy) -> list[str]:
     return problems
 
 
-def calibration_problems(recipe: Recipe) -> list[str]:
+def calibration_problems(recipe: Experiment) -> list[str]:
     """Return why a calibration's proof (`calibration/price.py`) does not cover the recipe, or nothing is corrected."""
     method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.calibration"
     if recipe.calibration is None or privacy is None:
@@ -183,7 +189,7 @@ def calibration_problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _weights(recipe: Recipe) -> list[str]:
+def _weights(recipe: Experiment) -> list[str]:
     """Refuse class weights where a method takes losses that do not know them, and costs without probabilities."""
     data, method, model = recipe.data, recipe.method, recipe.model
     problems = []
@@ -198,14 +204,14 @@ def _weights(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _off_grid(recipe: Recipe) -> list[str]:
+def _off_grid(recipe: Experiment) -> list[str]:
     """Refuse, without a seed, releases that cannot be put on the public grid (`engine/digits.py`)."""
     if recipe.seed is not None or not isinstance(recipe.method, ObjectivePerturbationMethod):
         return []
     return [f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}"]
 
 
-def _discovery(recipe: Recipe) -> list[str]:
+def _discovery(recipe: Experiment) -> list[str]:
     """Return what is not proved, or not possible, with private bounds and categories."""
     columns, privacy, settings = recipe.data.private_columns, recipe.privacy, recipe.data.discovery
     if not columns:
@@ -245,7 +251,7 @@ def _by_steps(word: str = " and ") -> str:
     return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.minibatch))
 
 
-def _rounding(recipe: Recipe) -> list[str]:
+def _rounding(recipe: Experiment) -> list[str]:
     """Refuse rounded passes unless batches have one public width: `engine/precision.py` proves no other pass."""
     dtype = recipe.runtime.dtype
     if dtype not in ("bfloat16", "tf32") or recipe.method.described.minibatch:
@@ -253,7 +259,7 @@ def _rounding(recipe: Recipe) -> list[str]:
     return [f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"]
 
 
-def _compiling(recipe: Recipe) -> list[str]:
+def _compiling(recipe: Experiment) -> list[str]:
     if recipe.runtime.compile is not True:
         return []
     problems = []
@@ -269,7 +275,7 @@ def _compiling(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _unit(recipe: Recipe) -> list[str]:
+def _unit(recipe: Experiment) -> list[str]:
     """Refuse, for users as unit, everything whose sensitivity is proved for one record but not for all of a user's."""
     unit = None if recipe.privacy is None else recipe.privacy.unit
     if unit is None:
@@ -305,7 +311,7 @@ def _unit(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _augment(recipe: Recipe) -> list[str]:
+def _augment(recipe: Experiment) -> list[str]:
     if recipe.data.augment is None:
         return []
     problems = []
@@ -318,7 +324,7 @@ def _augment(recipe: Recipe) -> list[str]:
     return problems
 
 
-def preconditioner_problems(recipe: Recipe) -> list[str]:
+def preconditioner_problems(recipe: Experiment) -> list[str]:
     """Return the unmet needs of a preconditioner, and what is not proved or defined in combination with one."""
     method, model, privacy, problems = recipe.method, recipe.model, recipe.privacy, []
     where = "method.preconditioner"
@@ -352,7 +358,7 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _validation(recipe: Recipe) -> list[str]:
+def _validation(recipe: Experiment) -> list[str]:
     cut, privacy = recipe.data.validation, recipe.privacy
     follows = privacy is not None and privacy.schedule.adaptive
     problems = []
@@ -377,7 +383,7 @@ def _validation(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _public(recipe: Recipe) -> list[str]:
+def _public(recipe: Experiment) -> list[str]:
     method, problems = recipe.method, []
     steps = [entry.step for entry in recipe.data.preprocess or ()]
     asks = any(isinstance(step, Pca) and step.of == "public" for step in steps)
@@ -398,7 +404,7 @@ def _public(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _privacy(recipe: Recipe) -> list[str]:
+def _privacy(recipe: Experiment) -> list[str]:
     kind, privacy = recipe.method.kind, recipe.privacy
     wanted = recipe.method.described.privacy
     if wanted == "refused" and privacy is not None:
@@ -425,7 +431,7 @@ def _privacy(recipe: Recipe) -> list[str]:
     return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
 
 
-def _clipping(recipe: Recipe) -> list[str]:
+def _clipping(recipe: Experiment) -> list[str]:
     """Return conflicts of clipping that is not plain: proofs for given bounds only, and code that clips by itself."""
     assert recipe.privacy is not None
     kind, problems = recipe.privacy.clipping.kind, []
@@ -440,7 +446,7 @@ def _clipping(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _epochs(recipe: Recipe) -> list[str]:
+def _epochs(recipe: Experiment) -> list[str]:
     kind = recipe.method.kind
     endless = recipe.method.described.privacy == "refused" and not isinstance(recipe.epochs, int)
     if isinstance(recipe.method, Gradient) and endless:
@@ -450,7 +456,7 @@ def _epochs(recipe: Recipe) -> list[str]:
     return []
 
 
-def _model(recipe: Recipe) -> list[str]:
+def _model(recipe: Experiment) -> list[str]:
     method, model = recipe.method, recipe.model
     if method.described.only_convex and model.kind != "convex":
         return [f"model: method {method.kind} is for kind: convex, not {model.kind}"]
@@ -478,7 +484,7 @@ def _model(recipe: Recipe) -> list[str]:
     return []
 
 
-def _on_disk(recipe: Recipe) -> list[str]:
+def _on_disk(recipe: Experiment) -> list[str]:
     """Refuse rows on disk where all of them are needed at once."""
     method = recipe.method
     if not recipe.data.stays_on_disk:
@@ -493,7 +499,7 @@ def _on_disk(recipe: Recipe) -> list[str]:
     return [f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}" for own in what]
 
 
-def _folds(recipe: Recipe) -> list[str]:
+def _folds(recipe: Experiment) -> list[str]:
     if recipe.folds is None:
         return []
     problems = []
@@ -508,7 +514,7 @@ def _folds(recipe: Recipe) -> list[str]:
     return problems
 
 
-_CHECKS: tuple[Callable[[Recipe], list[str]], ...] = (
+_CHECKS: tuple[Callable[[Experiment], list[str]], ...] = (
     *(_privacy, _epochs, _model, _folds, _validation, _public, _augment, _rounding, _compiling, _unit, _off_grid),
-    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _inference, calibration_problems),
+    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _rows, _inference, calibration_problems),
 )

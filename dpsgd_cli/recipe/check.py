@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE
 from dpsgd_cli.common.text_format import any_of, quoted, shortened, similar
 from dpsgd_cli.common.yaml_tree import Key, Node, Path, Problem, SourceLocation, dotted, from_plain
-from dpsgd_cli.methods.settings import FORMER_METHODS
 
 Schema = dict[str, Any]
 
@@ -158,6 +157,10 @@ FILL_IN = (
     f"still to be filled in; replace [{', '.join(TO_FILL_IN)}] by the least and the largest value there can be, from"
     " public knowledge and not from the data"
 )
+ANSWER_WHOSE = (
+    "is an open question: whose rows are these? Cells repeat in {}. If a person has several rows, name the column that"
+    " tells persons apart, as {{column: {}, most_rows: 10}}; if no person has, write null (one row a person)"
+)
 MOST_ROUNDS = 10
 Model = TypeVar("Model", bound=BaseModel)
 Report = tuple[tuple[Key, ...], dict[str, Any]]
@@ -218,15 +221,6 @@ class _ErrorExplainer:
         choices, kind = kinds(schema), node.child("kind")
         if kind is None:
             self._report(node.place, (*path, "kind"), f"missing; give {any_of(list(choices))}")
-        elif path == ("method",) and isinstance(kind.value, str) and kind.value in FORMER_METHODS:
-            accountant = FORMER_METHODS[kind.value]
-            self._report(
-                kind.place,
-                (*path, "kind"),
-                f"{kind.value} is dp-sgd with another accountant; write kind: dp-sgd, and accountant: {accountant} in"
-                " privacy",
-            )
-            kind.value = "dp-sgd"
         elif not isinstance(kind.value, str) or kind.value not in choices:
             self._wrong({"type": "string", "enum": list(choices)}, kind, (*path, "kind"), guess=False)
         else:
@@ -301,6 +295,12 @@ class _ErrorExplainer:
         if node.value in TO_FILL_IN:
             self._report(node.place, path[:-1], FILL_IN)
             node.value = schema.get("examples", [0.0, 1.0])[TO_FILL_IN.index(node.value)]
+            return
+        if isinstance(node.value, list) and node.plain()[:1] == [WHOSE]:
+            columns = [*map(str, node.plain()[1:]), "COLUMN"]
+            told = ANSWER_WHOSE.format(", ".join(columns[:-1]) or "some column", quoted(columns[0]))
+            self._report(node.place, path, told)
+            node.value = None
             return
         options = alternatives(schema)
         meant = _likely(node.value, [name for option in options for name in literals(option)])

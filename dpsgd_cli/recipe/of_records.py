@@ -131,7 +131,9 @@ def _task(facts: StatedFacts, target: str, kind: str) -> dict[str, Any]:
         return {"task": "classification", "problems": []}
     classes = _ANSWERS if facts.classes is None and kind == "answer" else facts.classes
     if facts.target_bounds is None and classes is not None and not isinstance(classes, str):
-        return {"task": "classification", "classes": list(classes), "problems": []}
+        # in the order that the caller knows
+        told = {"positive": str(classes[1])} if len(classes) == 2 else {}
+        return {"task": "classification", "classes": list(classes), **told, "problems": []}
     which = "either" if facts.classes is None or facts.target_bounds is None else "only one of"
     said = 'classes=[...] (or "public": what the labels hold is public) or target_bounds=[low, high]'
     return {"problems": [f"target: say what {target} can be: {which} {said}"]}

@@ -36,7 +36,7 @@ def lines_of(book: Book) -> list[str]:
     said = [
         f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
         *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
-        f"  left out   {book.left_out or 'the first run decides which records are held out'}",
+        f"  held out   {book.left_out or 'not yet fixed: the first run fixes it for all runs'}",
         f"  book       {book.identity}, last entry {book.lines[-1]['id']}",
     ]
     for line in book.charges:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from html import escape
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -30,12 +31,18 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
     return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
 
 
+def day_text(value: float, first_day: date | None) -> str:
+    """Return a number as text, or the day that is so many days after `first_day`."""
+    return f"{value:.6g}" if first_day is None else (first_day + timedelta(days=round(value))).isoformat()
+
+
 @dataclass
 class Chart:
     """One pair of axes with marks on them; `width` and `height` in pixels.
 
-    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it.
-    `low_legend`: the legend is at the bottom instead of the top.
+    `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it; `first_day`:
+    numbers are days since then. `span`: ends of the y axis, for charts that share them. `low_legend`: the legend is at
+    the bottom instead of the top.
     """
 
     width: float
@@ -46,6 +53,8 @@ class Chart:
     names: Sequence[str] = ()
     whole: bool = False
     low_legend: bool = False
+    first_day: date | None = None
+    span: tuple[float, float] | None = None
     _marks: list[tuple[str, list[tuple[float, ...]], str]] = field(default_factory=list)
     _legend: list[tuple[str, str]] = field(default_factory=list)
 
@@ -74,7 +83,7 @@ class Chart:
         """Yield the elements of the chart, from its top left corner."""
         points = [point for _, own, _ in self._marks for point in own]
         x_low, x_high = _span([point[0] for point in points], 0.3 if self.names else 0.0)
-        y_low, y_high = _span([value for point in points for value in point[1:]], 0.05)
+        y_low, y_high = _span(self.span or [value for point in points for value in point[1:]], 0.05)
         turned = max(map(len, self.names), default=0) > 4
         x_end, y_end = self.width - _RIGHT, self.height - _BOTTOM - (24 if turned else 0)
 
@@ -91,9 +100,10 @@ class Chart:
             for place, name in enumerate(self.names):
                 yield _text(x(place), y_end + 14, name, "end" if turned else "middle", 10, turned=-40 * turned)
         else:
-            for value in ticks(x_low, x_high, max(3, int(self.width / 75)), self.whole):
+            apart = 75 if self.first_day is None else 110
+            for value in ticks(x_low, x_high, max(2, int(self.width / apart)), self.whole):
                 yield _rule(x(value), _TOP, x(value), y_end, "#e2e2e2")
-                yield _text(x(value), y_end + 15, f"{value:.6g}", "middle", 11)
+                yield _text(x(value), y_end + 15, day_text(value, self.first_day), "middle", 11)
         if y_low < 0 < y_high:
             yield _rule(_LEFT, y(0), x_end, y(0), _GREY)
         for kind, own, colour in self._marks:

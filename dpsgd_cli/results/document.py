@@ -13,17 +13,34 @@ from html import escape
 from dpsgd_cli import __version__
 
 STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
+:root{color-scheme:light dark;--ink:#1a1a1a;--soft:#57606a;--line:#d8dee4;--card:#fff;--page:#f6f7f9}
+:root{--warn:#8a5a00;--link:#0550ae}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa4b2;--line:#2c333d;--card:#171b21;--page:#0f1216}
+:root{--warn:#e3b341;--link:#6ea8fe}}
+*{box-sizing:border-box}a{color:var(--link)}
+body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
+body{color:var(--ink);background:var(--page)}
+h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--line)}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(17rem,100%),1fr));gap:.9rem;margin:.9rem 0}
+.cards>section{min-width:0}
+.cards>section,details{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.9rem 1.1rem}
+.cards h2{font-size:1.05rem;margin:0;border:0}.cards p{margin:.3rem 0}.cards ul{padding-left:1.1rem;margin:.3rem 0}
+.card h2{font-size:.85rem;font-weight:400;color:var(--soft)}.card .small{font-size:.92rem;color:var(--soft)}
+.card .big{font-size:1.45rem;font-weight:600;line-height:1.25}.warn{border-color:var(--warn)!important}
+.warn .big{color:var(--warn)}
+details{margin:.7rem 0}summary{cursor:pointer;font-weight:600}
+@media print{details::details-content{content-visibility:visible!important;block-size:auto!important}}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 .said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:9rem}
 th{vertical-align:bottom;white-space:normal}
 th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
 th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
-figure{margin:1rem 0}img,svg{max-width:100%;height:auto}
-pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
+figure{margin:1rem 0;overflow-x:auto}img,svg{max-width:100%;height:auto}
+figure svg{background:#fff;border-radius:.4rem}
+pre{background:var(--page);border:1px solid var(--line);padding:.8rem;overflow-x:auto;font-size:.85rem}
+dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
 """
 _SENTENCE = 25
 """Characters from which the last column of a table is prose, which is wrapped and begins at the left."""
@@ -107,7 +124,32 @@ class Picture:
     title: str
 
 
-Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Commands | Picture
+@dataclass(frozen=True)
+class Card:
+    """A box of the first screen: what it is about, the answer, and what that means; `warned` of bad news."""
+
+    label: str
+    answer: str
+    meaning: str
+    warned: bool = False
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Boxes side by side: answers, or lists of blocks."""
+
+    boxes: Sequence[Card | Sequence[Block]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A section whose blocks HTML shows when its title is clicked, or when the page is printed."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Commands | Picture | Cards | Folded
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -149,8 +191,18 @@ def _in_markdown(block: Block) -> str:
             return "\n".join(["```sh", *lines, "```"])
         case Definitions(items):
             return "\n".join(f"- {_plain(term)}: {_plain(text)}" for term, text in items)
+        case Cards(boxes):
+            return "\n\n".join(_box_in_markdown(box) for box in boxes)
+        case Folded(title, blocks):
+            return "\n\n".join(filter(None, [f"## {_plain(title)}", *map(_in_markdown, blocks)]))
         case Picture() | Details():
             return ""
+
+
+def _box_in_markdown(box: Card | Sequence[Block]) -> str:
+    if isinstance(box, Card):
+        return _plain(f"**{box.label}: {box.answer}.** {box.meaning}")
+    return "\n\n".join(filter(None, map(_in_markdown, box)))
 
 
 def _in_html(block: Block) -> str:
@@ -180,10 +232,21 @@ def _in_html(block: Block) -> str:
             return f"<dl>{''.join(parts)}</dl>"
         case Details(title, text):
             return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+        case Cards(boxes):
+            return f'<div class="cards">{"".join(map(_box_in_html, boxes))}</div>'
+        case Folded(title, blocks):
+            return f"<details><summary>{_marked(title)}</summary>{html_part(blocks)}</details>"
         case Commands(lines):
             return f"<pre>{escape(chr(10).join(lines))}</pre>"
         case Picture(element, title):
             return f'<figure role="img" aria-label="{escape(title)}">{element}</figure>'
+
+
+def _box_in_html(box: Card | Sequence[Block]) -> str:
+    if not isinstance(box, Card):
+        return f"<section>{html_part(box)}</section>"
+    told = f'<h2>{_marked(box.label)}</h2><p class="big">{_marked(box.answer)}</p>'
+    return f'<section class="card{" warn" * box.warned}">{told}<p class="small">{_marked(box.meaning)}</p></section>'
 
 
 def _marked(text: str) -> str:

@@ -115,10 +115,15 @@ def attack_words(mu: float | None, regret: float, true_positives: Mapping[float,
     >>> attack_words(1.5685, 0.00102, {0.01: 0.2241}, "pld")
     'TPR at most 22.41% at FPR 1%; by pld; mu-Gaussian-DP with mu 1.5685 down to error rates of 1e-10, regret 0.0011'
     """
-    rates = ", ".join(f"{percent(found)} at FPR {rate * 100:g}%" for rate, found in true_positives.items())
     if regret or mu is None or not math.isfinite(mu):
-        return f"TPR at most {rates}; by {proved_by}; {gaussian_words(mu, regret)}"
-    return f"TPR {rates}; exactly {gaussian_words(mu, regret)}"
+        return f"{rates_words(true_positives)}; by {proved_by}; {gaussian_words(mu, regret)}"
+    return f"{rates_words(true_positives).replace('TPR at most', 'TPR')}; exactly {gaussian_words(mu, regret)}"
+
+
+def rates_words(true_positives: Mapping[float, float]) -> str:
+    """Return the true positive rates that no membership inference attack exceeds, by false positive rate, as text."""
+    rates = ", ".join(f"{percent(found)} at FPR {rate * 100:g}%" for rate, found in true_positives.items())
+    return f"TPR at most {rates}"
 
 
 def gaussian_words(mu: float | None, regret: float) -> str:
@@ -134,6 +139,16 @@ def gaussian_words(mu: float | None, regret: float) -> str:
 def percent(share: float) -> str:
     """Return `share` as a percentage, rounded up because it bounds an attack: `3.42%`."""
     return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
+
+
+def brief_protection(privacy: Privacy) -> str:
+    """Return who is protected in a few words."""
+    if privacy["accountant"] is None:
+        return f"nobody: {NO_PRIVACY}"
+    unit, adjacency = privacy.get("unit"), privacy["adjacency"]
+    if unit is None:
+        return f"each record, one at a time ({adjacency}); a person with several records is protected less"
+    return f"each user with all rows of one `{unit['column']}` together ({adjacency})"
 
 
 def protected(privacy: Privacy) -> str:
@@ -186,7 +201,7 @@ def outside(privacy: Privacy) -> list[str]:
         " results, a look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
         *([f"It was charged to {book_words(privacy['book'])}."] if "book" in privacy else []),
         "Side channels: the duration of training, the memory of the machine, and the rounding of noise by computers.",
-        f"The noise is {privacy['noise_source']}.",
+        *([] if privacy["noise_source"] == "secure" else [f"The noise is {privacy['noise_source']}."]),
     ]
 
 

@@ -6,13 +6,16 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
-from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
+from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, html_part
-from dpsgd_cli.results.guarantee import NO_PRIVACY
+from dpsgd_cli.results.document import Block, Bullets, Card, Cards, Heading, TableBlock, Text, html_part
+from dpsgd_cli.results.guarantee import EXPERIMENT, NO_PRIVACY, one_unit, percent
 from dpsgd_cli.results.result import Row, public
+from dpsgd_cli.results.summary import of_constant
 
 STRONG, REASONABLE = 1.0, 10.0
 """Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
@@ -58,6 +61,73 @@ def strength(privacy: Row) -> str:
         f"A weak guarantee: {odds}, which by itself rules out next to nothing. Do not rest the protection of people on"
         " this number; audits and attacks say how far a model really leaks."
     )
+
+
+def cards(document: Row, attacker: Attacker | str | None) -> Cards:
+    """Return the boxes of the first screen: who is protected, what an attacker gains, how good the model is."""
+    return Cards([_protected(document["privacy"]), _gain(document["privacy"], attacker), *_quality(document)])
+
+
+def _protected(privacy: Row) -> Card:
+    about, unit = "Who is protected", privacy.get("unit")
+    if privacy["accountant"] is None:
+        return Card(about, "Nobody", "The model was trained without privacy and may reveal its training records.", True)
+    kind = NEIGHBOURS[privacy["adjacency"]]
+    if unit is None:
+        hidden = kind.hides.partition(":")[0]
+        meaning = f"One row at a time. Hidden is {hidden}. A person with several rows is protected less."
+        return Card(about, "Each record", meaning)
+    hidden = kind.hides_of_users.partition(":")[0]
+    return Card(about, "Each user", f"All rows with one value of `{unit['column']}` together. Hidden is {hidden}.")
+
+
+def _gain(privacy: Row, attacker: Attacker | str | None) -> Card:
+    if privacy["accountant"] is None:
+        return Card("What an attacker gains", "Unlimited", "No epsilon: nothing bounds what the model reveals.", True)
+    epsilon = privacy["epsilon"]
+    shown = "no finite epsilon" if epsilon is None else f"epsilon {epsilon_text(epsilon)}"
+    about = f"What an attacker gains · {shown}"
+    weak = epsilon is None or epsilon > REASONABLE or privacy["bound"] != "upper"
+    experiment = "" if privacy["noise_source"] == "secure" else f" This is {EXPERIMENT}."
+    if not isinstance(attacker, Attacker):
+        return Card(
+            about, shown.capitalize(), f"{strength(privacy).partition(':')[0]}.{experiment}", weak or bool(experiment)
+        )
+    return Card(
+        about,
+        f"{percent(attacker.right)} instead of 50%",
+        f"Who knows all other records guesses whether {one_unit(privacy)} took part. The best guess is right at most so"
+        f" often; a coin is right in 50% of cases.{experiment}",
+        weak or bool(experiment),
+    )
+
+
+def _quality(document: Row) -> list[Card]:
+    """Return the box of the first metric beside its baseline; none if no rows were measured."""
+    about = "How good the model is"
+    if released := document.get("evaluation"):
+        first = released[0]
+        name, (point, low, high) = next(iter(first["metrics"].items()))
+        value = "too noisy to say" if point is None else metric_text(point)
+        within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private."
+        constant, gain = of_constant(first, name), first["gain"]
+        within += f" The best constant answer has {constant}." if constant else ""
+        better = gain is None or gain[1] > 0
+        within += "" if better else " The measurement does not show that the model is better."
+        return [Card(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
+    metrics = document["metrics"]
+    usual = usual_metric(list(metrics))
+    if usual is None or metrics[usual]["mean"] is None:
+        return []
+    model, words = metrics[usual]["mean"], in_words(usual).removeprefix("test ").capitalize()
+    constant = metrics.get(usual.replace("test_", "constant_", 1))
+    if constant is None or constant["mean"] is None:
+        return [Card(about, f"{words} {metric_text(model)}", "On test records that are declared public.")]
+    gain = (constant["mean"] - model) if less_is_better(usual) else (model - constant["mean"])
+    beside = f"The best constant answer has {metric_text(constant['mean'])}, on test records that are declared public."
+    if gain > 0:
+        return [Card(about, f"{words} {metric_text(model)}", beside)]
+    return [Card(about, "No better than a constant", f"{words} {metric_text(model)}. {beside}", True)]
 
 
 def in_notebook(document: Row) -> str:

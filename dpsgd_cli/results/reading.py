@@ -81,11 +81,19 @@ FILES: dict[str, ResultFile] = {
     MODEL: ResultFile(unreleased="of-uncovered-steps", always=False, lines=False, content=lambda found: found.model),
     "report.md": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "report.html": ResultFile(unreleased="never", always=False, lines=True, content=None),
+    "deployment.yaml": ResultFile(unreleased="never", always=False, lines=True, content=None),
     "explained.json": ResultFile(unreleased="never", always=False, lines=True, content=None),
 }
 """Every file of a result, by name. `place` and `sealed` refuse any other name."""
 HASHED = tuple(name for name, file in FILES.items() if file.content is not None)
 WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
+
+
+def claim_of(result: ResultContent) -> Row:
+    """Return what `model.safetensors` says of its privacy: epsilon, delta, who is protected, the ledger's SHA-256."""
+    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "bound")
+    ledger = hashlib.sha256(_lines_of(result)).hexdigest()
+    return {name: result.privacy.get(name) for name in names} | {"ledger_sha256": ledger}
 
 
 def place(directory: Path, name: str) -> Path:

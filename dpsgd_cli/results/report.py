@@ -19,14 +19,28 @@ from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_tex
 from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import claim, guarantee, headline, pictures, reading, shapes, store
-from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, TableBlock, Text, html, markdown
+from dpsgd_cli.results.charts import COLOURS, Chart, beside
+from dpsgd_cli.results.document import (
+    Block,
+    Bullets,
+    Cards,
+    Commands,
+    Folded,
+    Heading,
+    Picture,
+    TableBlock,
+    Text,
+    html,
+    markdown,
+)
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.guarantee import discovered, percent
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
+from dpsgd_cli.results.summary import of_constant
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
-_CONSTANT = "constant_"
+_CONSTANT, _GAPS = "constant_", "calibration_gap_"
 _MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
 _BASELINES = {"rmse": "mean", "mae": "median", "perplexity": "most-frequent-token"}
 """The constant that is best by a metric of numbers."""
@@ -81,7 +95,7 @@ def write(directory: Path) -> list[Path]:
 def pages(directory: Path) -> dict[str, str]:
     """Return the text of each page of the finished result in `directory`. Raises as `write` does."""
     found, explained = _read(directory), shapes.read(directory)
-    blocks = [
+    behind = [
         *_statement(found),
         *_metrics(found),
         *([] if explained is None else shapes.blocks(explained)),
@@ -90,7 +104,46 @@ def pages(directory: Path) -> dict[str, str]:
         *_not_to_publish(found),
         *_again(found),
     ]
+    picture = _roc(found) or ([] if explained is None else shapes.quality(explained)) or _by_epoch(found)
+    blocks = [
+        *_head(found),
+        Cards([*([picture] if picture else []), _advice(found)]),
+        *_folded(behind),
+    ]
     return dict(zip(NAMES, (markdown(blocks), html(blocks)), strict=True))
+
+
+def _advice(found: _Read) -> list[Block]:
+    """Return what to know before a result is published, and how to check it, in a few lines."""
+    declared = "Not protected, because declared public: what is listed below."
+    shared = (
+        f"Share the folder that `dpsgd report {found.name} --publish DIR` makes: the original also holds values that"
+        " were computed without noise."
+    )
+    if found.private and found.document["provenance"]["seed"] is not None:
+        shared = f"Do not publish it: this is {guarantee.EXPERIMENT}, and the seed is in the recipe."
+    again = "Each further training on the same data adds to what this one cost."
+    checks = [
+        f"`dpsgd check {found.name}` prices the ledger again and compares it with the recipe, this page and the code.",
+        f"`dpsgd audit {found.name}` attacks trainings of the same recipe.",
+    ]
+    if not found.private:
+        return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]
+    publish = [shared, *([declared] if found.privacy["declarations"] else []), again]
+    return [Heading("Before you publish"), Bullets(publish), Heading("How to check it"), Bullets(checks)]
+
+
+def _folded(blocks: Sequence[Block]) -> list[Block]:
+    """Return the sections that begin with a heading as folded ones."""
+    found: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Heading):
+            found.append(Folded(block.text, []))
+        else:
+            last = found[-1]
+            assert isinstance(last, Folded)
+            found[-1] = Folded(last.title, [*last.blocks, block])
+    return found
 
 
 def is_written(directory: Path) -> bool:
@@ -122,30 +175,35 @@ def _attacker(ledger: Path) -> Attacker | str:
         return str(refusal)
 
 
+def _head(found: _Read) -> list[Block]:
+    """Return the verdict: who is protected, what an attacker gains, how good the model is, and what is wrong."""
+    privacy = found.privacy
+    warned = [f"Warning: {text}" for text in found.document["warnings"]]
+    uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])]
+    strength = [Text(headline.strength(privacy))] if found.private else []
+    return [
+        Heading(found.headline, 1),
+        Text(found.origin),
+        headline.cards(found.document, found.attacker),
+        *strength,
+        *([Bullets([*warned, *uncovered])] if warned or uncovered else []),
+    ]
+
+
 def _statement(found: _Read) -> list[Block]:
     """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
     privacy = found.privacy
-    warned = [f"Warning: {text}" for text in found.document["warnings"]]
-    warnings: list[Block] = [Bullets(warned)] if warned else []
     if not found.private:
         return [
-            Heading(found.headline, 1),
-            Text(found.origin),
+            Heading("Who is protected from what"),
             Text(
                 "This model was trained without differential privacy. Nothing bounds what it reveals about its training"
                 " records: they may be read from its weights or its answers. It serves as a comparison."
             ),
-            *warnings,
         ]
     return [
-        Heading(found.headline, 1),
-        Text(
-            f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."
-            f" {headline.strength(privacy)}"
-        ),
-        Text(found.origin),
-        *warnings,
         Heading("Who is protected from what"),
+        Text(f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."),
         Text(guarantee.protected(privacy)),
         Text(guarantee.NOT_HIDDEN),
         Heading("What epsilon and delta mean here"),
@@ -223,19 +281,30 @@ def _privately_measured(found: _Read) -> list[Block]:
         return []
     first, several = released[0], f" of trial 0 of {len(released)}" if len(released) > 1 else ""
     rows = [
-        [name.replace("_", " "), "too noisy to say" if point is None else metric_text(point), _interval(low, high)]
+        [
+            name.replace("_", " "),
+            "too noisy to say" if point is None else metric_text(point),
+            _interval(low, high),
+            of_constant(first, name),
+        ]
         for name, (point, low, high) in first["metrics"].items()
+        if not name.startswith(_GAPS)
     ]
+    gaps = "; ".join(_cell(one) for name, one in first["metrics"].items() if name.startswith(_GAPS))
+    by_part = (
+        [Text(f"Calibration gap, by parts of the predicted probability from low to high: {gaps}.")] if gaps else []
+    )
     unit = first["unit"]
     clamp = "" if first["clamp"] is None else f" No error counts as more than {metric_text(first['clamp'])}."
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
+    positive = f" The positive class is {first['classes'][1]}." if first["kind"] == "two-classes" else ""
     told = (
         f"Measured{several} on about {max(first['records'], 0):.0f} held-out {unit}, which are private, by one noisy"
         " release in parallel with the training. It costs nothing more. The intervals hold the metric on new records"
-        f" with probability 95%, noise included.{means}{clamp}"
+        f" with probability 95%, noise included.{means}{clamp}{positive}"
     )
-    table = TableBlock(("metric", "model", "95% interval"), rows)
-    return [Heading("How good the model is"), Text(told), table, *_confusion(first), *_curve(first), *_by_group(first)]
+    table = TableBlock(("metric", "model", "95% interval", "baseline (best constant answer)"), rows)
+    return [Heading("How good the model is"), Text(told), table, *by_part, *_confusion(first), *_by_group(first)]
 
 
 def _interval(low: float, high: float) -> str:
@@ -265,13 +334,21 @@ def _confusion(measured: Row) -> list[Block]:
     return [Text(told), TableBlock(("true class", *names, "F1"), rows)]
 
 
-def _curve(measured: Row) -> list[Block]:
-    points = measured.get("curve")
+def _roc(found: _Read) -> list[Block]:
+    """Return a picture of the released ROC curve with its intervals; nothing if there is none."""
+    released = found.document.get("evaluation")
+    points = released[0].get("curve") if released else None
     if not points:
         return []
-    rows = [[f"{at:.3f}", _cell(sensitive), _cell(specific)] for at, sensitive, specific in points]
-    told = "Points of the ROC curve: the second class is predicted above a probability."
-    return [Text(told), TableBlock(("probability", "sensitivity", "specificity"), rows)]
+    known = [(1 - of[0], one) for _, one, of in points if one[0] is not None and of[0] is not None]
+    known = [(0.0, (0.0, 0.0, 0.0)), *sorted(known, key=lambda point: point[0]), (1.0, (1.0, 1.0, 1.0))]
+    chart = Chart(460, 320, "false positive rate", "true positive rate (with 95% intervals)", low_legend=True)
+    chart.line((0, 1), (0, 1), "#888888", "guessing", "dashed")
+    places, values = [at for at, _ in known], [value for _, value in known]
+    chart.band(places, [low for _, low, _ in values], [high for _, _, high in values], COLOURS[0])
+    chart.line(places, [point for point, _, _ in values], COLOURS[0], "the model")
+    title = "ROC curve on private held-out records"
+    return [Heading("Telling the classes apart"), Picture(beside([chart], 1), title)]
 
 
 def _by_group(measured: Row) -> list[Block]:
@@ -338,6 +415,11 @@ def _metric(metric: Row) -> str:
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
     return interval_text(metric["mean"], metric["ci95"])
+
+
+def _by_epoch(found: _Read) -> list[Block]:
+    """Return the picture of epsilon and the usual metric by epoch, with a heading."""
+    return [block for block in _curves(found) if isinstance(block, Heading | Picture)]
 
 
 def _curves(found: _Read) -> list[Block]:

@@ -216,7 +216,7 @@ def warnings_of_training(released: Released) -> list[str]:
         who = several if len(released.finite) > 1 else "the training diverged"
         reasons = dict.fromkeys(_reason(released, trial) for trial in bad)
         told.append(f"{who}: {' or '.join(reasons)}; lower method.learning_rate")
-    return told + _no_better(released.metrics)
+    return told + (_no_gain(released.measured[0]) if released.measured else _no_better(released.metrics))
 
 
 def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool) -> list[str]:
@@ -266,6 +266,23 @@ def _ran_away(released: Released, trial: int) -> bool:
     losses = [epoch["test_loss"][trial] for epoch in released.epochs if "test_loss" in epoch]
     own = {name: [values[trial]] for name, values in released.metrics.items()}
     return bool(losses) and losses[-1] > RISE * min(losses) > 0 and bool(_no_better(own))
+
+
+def _no_gain(measured: Measured) -> list[str]:
+    """Return a warning if a private measurement does not show that the model is better than the best constant."""
+    gain = measured.gain
+    if gain is None or gain.low > 0:
+        return []
+    name, best, advice = "accuracy", "majority-class", "a larger budget, more records, or fewer columns"
+    if measured.kind == "numbers":
+        name, best = "rmse", "mean"
+    elif (auc := measured.metrics.get("auc")) is not None and auc.low > 0.5:
+        advice = "data.costs, to name the rarer class more often: the model does order records (AUC above .5)"
+    constant = measured.constants[name].value
+    beside = "too noisy to say" if constant is None else metric_text(constant)
+    by = f"{name if name == 'accuracy' else 'R2'}: {metric_text(gain.low)} to {metric_text(gain.high)}"
+    how = "no better than" if gain.value is not None and gain.value <= 0 else "not shown to be better than"
+    return [f"{how} the {best} baseline ({name} {beside}; gain in {by}); try {advice}"]
 
 
 def _no_better(metrics: Columns) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dpsgd_cli.common.text_format import metric_text
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading
-from dpsgd_cli.results.charts import COLOURS, Chart, beside
+from dpsgd_cli.results.charts import COLOURS, Chart, beside, day_text
 from dpsgd_cli.results.document import Block, Heading, Picture, TableBlock, Text
 from dpsgd_cli.results.result import Row
 
 NAME = "explained.json"
 Ends = tuple[float, float]
-MOST_PICTURES = 24
+MOST_PICTURES = 12
 MOST_COEFFICIENTS = 60
 """Coefficients of the table in a report; `dpsgd explain --out` writes all."""
 _IN_A_ROW = 4
@@ -36,12 +37,14 @@ class _Part(BaseModel):
 class Shape(_Part):
     """The effect of one column on each output: G values (numbers, or names of categories) by `effects` (G, K).
 
+    Numbers of a column of dates are days since `first_day`.
     `noise`: the standard deviation of training noise in each effect (G,); None where its law is not known. `intervals`:
     ends of the 95% interval of each effect (G, K), None where noise hides it; None if the recipe asked for none. `size`
     is the standard deviation of the effects over the values, the largest of the outputs.
     """
 
     column: str
+    first_day: date | None = None
     values: list[float] | list[str]
     effects: list[list[float]]
     noise: list[float] | None
@@ -140,7 +143,7 @@ def summary(explained: Explained) -> list[tuple[str, str, str, str]]:
     for shape in explained.shapes:
         effects = [own[0] for own in shape.effects]
         least, greatest = (
-            f"{_value(shape.values[at])} ({effects[at]:+.3g})"
+            f"{_value(shape.values[at], shape.first_day)} ({effects[at]:+.3g})"
             for at in (effects.index(min(effects)), effects.index(max(effects)))
         )
         told.append((shape.column, metric_text(shape.size), least, greatest))
@@ -184,8 +187,17 @@ def blocks(explained: Explained) -> list[Block]:
     return told
 
 
-def _value(value: float | str) -> str:
-    return f"{value:g}" if isinstance(value, float) else value or "(missing)"
+def quality(explained: Explained) -> list[Block]:
+    """Return a heading and one picture of quality on public test records; nothing without them."""
+    for name, told in (("roc", "Telling the classes apart"), ("predicted", "Predicted against true")):
+        if points := getattr(explained.curves, name):
+            alone = TestCurves.model_validate({name: points})
+            return [Heading(told), Picture(_draw_curves(alone), f"{told}, on public test records")]
+    return []
+
+
+def _value(value: float | str, first_day: date | None = None) -> str:
+    return day_text(value, first_day) if isinstance(value, float) else value or "(missing)"
 
 
 def _cell(value: Any) -> str:
@@ -193,14 +205,19 @@ def _cell(value: Any) -> str:
 
 
 def _draw_shapes(explained: Explained) -> str:
-    """Draw a panel for each of the largest columns: lines over numbers, points over categories, bands of noise."""
+    """Draw a panel for each of the largest columns, on one scale: lines over numbers, points over categories, bands.
+
+    Of many categories, those with the largest effects are shown.
+    """
     charts: list[Chart] = []
-    for shape in explained.shapes[:MOST_PICTURES]:
+    shown = [_strongest(shape) for shape in explained.shapes[:MOST_PICTURES]]
+    effects = [effect for shape in shown for own in shape.effects for effect in own]
+    for shape in shown:
         numbers = [value for value in shape.values if isinstance(value, float)]
-        named = [str(value) for value in shape.values] if not numbers else []
-        names = [_short(name, 10) or "(missing)" for name in named] if len(named) <= _MOST_NAMES else []
-        places = numbers or list(map(float, range(len(named))))
-        chart = Chart(300, 230, title=_short(shape.column), names=names)
+        names = [_short(str(value), 10) or "(missing)" for value in shape.values] if not numbers else []
+        places = numbers or list(map(float, range(len(names))))
+        span = (min(effects), max(effects))
+        chart = Chart(300, 230, title=_short(shape.column), names=names, first_day=shape.first_day, span=span)
         for number, output in enumerate(explained.outputs):
             own, colour = [effects[number] for effects in shape.effects], COLOURS[number % len(COLOURS)]
             low, high = _band(shape, number, own)
@@ -210,6 +227,17 @@ def _draw_shapes(explained: Explained) -> str:
             chart.line(places, own, colour, label, "line" if numbers else "points")
         charts.append(chart)
     return beside(charts, _IN_A_ROW)
+
+
+def _strongest(shape: Shape) -> Shape:
+    """Return a shape with the categories of its largest effects, in their order; any other shape as it is."""
+    if not isinstance(shape.values[0], str) or len(shape.values) <= _MOST_NAMES:
+        return shape
+    size = [max(map(abs, own)) for own in shape.effects]
+    kept = sorted(sorted(range(len(size)), key=lambda at: -size[at])[:_MOST_NAMES])
+    columns = ("values", "effects", "noise", "intervals")
+    lists = {name: own for name in columns if (own := getattr(shape, name)) is not None}
+    return shape.model_copy(update={name: [own[at] for at in kept] for name, own in lists.items()})
 
 
 def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -14,18 +14,62 @@ from dpsgd_cli.common.text_format import count, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS, is_of_class
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.guarantee import epsilon_words, price_terms, setting_terms
+from dpsgd_cli.results.guarantee import (
+    EXPERIMENT,
+    brief_protection,
+    epsilon_words,
+    price_terms,
+    rates_words,
+    setting_terms,
+)
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.users.settings import PERSON
 
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
-def result_text(document: Row, directory: Path) -> str:
-    """Return the summary of `result.json` for a terminal. It has no non-private value, so it may be shown."""
+def brief_text(document: Row, directory: Path) -> str:
+    """Return what decides about a result, for a terminal: who is protected, quality, price, attacks, and where it is.
+
+    What no budget covers is never left out. It has no non-private value, so it may be shown.
+    """
     document = public(document)
-    lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
-    metrics = document["metrics"]
+    privacy = document["privacy"]
+    lines = [_title(document), f"  protected   {brief_protection(privacy)}", *_quality_lines(document)]
+    if privacy["accountant"] is not None:
+        apart = "" if len(document["trials"]) == 1 else "; each trial on its own"
+        seeded = "" if privacy["noise_source"] == "secure" else f"; {EXPERIMENT}"
+        lines.append(f"  epsilon     {epsilon_words(privacy)}{apart}{seeded}")
+    if (attacker := privacy.get("attacker")) is not None:
+        rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
+        lines.append(f"  attacks     {rates_words(rates)}")
+    lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]
+    return "\n".join([*lines, f"  result      {directory}"])
+
+
+def _quality_lines(document: Row) -> list[str]:
+    """Return the first metric of a result beside its baseline; nothing if no rows were measured."""
+    released, metrics = document.get("evaluation"), document["metrics"]
+    if released:
+        name, (value, low, high) = next(iter(released[0]["metrics"].items()))
+        point = "too noisy to say" if value is None else metric_text(value)
+        best = of_constant(released[0], name)
+        beside = f"; baseline: {best}" if best else ""
+        return [f"  {name:<11} {point} (95% interval {metric_text(low)} to {metric_text(high)}){beside}"]
+    name = next((name for name in _SHOWN if name in metrics), None)
+    if name is None:
+        return []
+    return [f"  {name.removeprefix('test_'):<11} {metric_over_trials(metrics[name])}{_beside(metrics, name)}"]
+
+
+def _title(document: Row) -> str:
+    return f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"
+
+
+def result_text(document: Row, directory: Path) -> str:
+    """Return the whole summary of `result.json` for a terminal. It has no non-private value, so it may be shown."""
+    document = public(document)
+    lines, metrics = [_title(document)], document["metrics"]
     shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
     lines += [
         f"  {name:<26}{metric_over_trials(metrics[name])}{_beside(metrics, name)}"
@@ -52,10 +96,22 @@ def _measured_lines(document: Row) -> list[str]:
     ]
     for name, (value, low, high) in first["metrics"].items():
         point = "" if value is None else f"{metric_text(value)}, "
-        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}")
+        beside = of_constant(first, name)
+        told = f"; baseline: {beside}" if beside else ""
+        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}{told}")
+    if first["kind"] == "two-classes":
+        lines.append(f"    {'positive class':<24}{first['classes'][1]}")
     if "groups" in first:
         lines.append(f"    by {', '.join(first['groups'])}: see the report")
     return lines
+
+
+def of_constant(measured: Row, name: str) -> str:
+    """Return a metric of the best constant answer on private held-out records, as text; empty if it is not known."""
+    if name not in measured["constants"]:
+        return ""
+    value = measured["constants"][name][0]
+    return "too noisy to say" if value is None else metric_text(value)
 
 
 def _lengths(trials: Sequence[Row]) -> str:
@@ -90,15 +146,15 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         f"  adjacency                 {adjacency_label(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
-        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
-        f"  rho                       {_rho_text(rho)}",
-        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
+        *([f"  noise multiplier          {_multipliers(plan.noise_multipliers)}"] if plan.noise_multipliers else []),
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
         *[f"  declared public           {said}" for said in declarations],
-        *(["  noise multiplier by epoch"] if plan.noise_multipliers else []),
+        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
+        f"  rho                       {_rho_text(rho)}",
+        f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
     ]
-    return "\n".join([*lines, *_multiplier_lines(plan)])
+    return "\n".join(lines)
 
 
 def _rho_text(rho: float | None) -> str:
@@ -125,14 +181,10 @@ def _planned_length(plan: Plan) -> str:
     return f"at most {count(plan.most_epochs, 'epoch')} {steps}" if plan.most_epochs else "until the budget is spent"
 
 
-def _multiplier_lines(plan: Plan) -> list[str]:
-    """Return the noise multipliers by epoch, with equal neighbours on one line."""
-    lines: list[str] = []
-    start = 0
-    values = plan.noise_multipliers
-    for epoch in range(1, len(values) + 1):
-        if epoch == len(values) or values[epoch] != values[start]:
-            span = f"{start}" if epoch - start == 1 else f"{start}-{epoch - 1}"
-            lines.append(f"    {span:<11} {values[start]:.6g}")
-            start = epoch
-    return lines
+def _multipliers(values: Sequence[float]) -> str:
+    """Return the noise multipliers of the first and the last epoch as text, and where to read those between them."""
+    if len(values) == 1:
+        return f"{values[0]:.6g} in epoch 0"
+    if len(set(values)) == 1:
+        return f"{values[0]:.6g} in each epoch"
+    return f"{values[0]:.6g} in epoch 0, {values[-1]:.6g} in epoch {len(values) - 1} (`dpsgd account RECIPE --curve`)"

@@ -16,7 +16,7 @@ import torch
 from dpsgd_cli.accounting.ledger import charged_by_epoch
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.context import PackContext
 from dpsgd_cli.engine.evaluate import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.noise.run import gaussian
@@ -35,8 +35,8 @@ class AdaptiveRun:
 class AdaptiveSchedules:
     """Adaptive schedules of a pack's trials. A trial ends when its next epoch would exceed its budget."""
 
-    def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
-        self.context = context
+    def __init__(self, context: PackContext, plans: Sequence[Plan], task: str) -> None:
+        self.context, self.task = context, task
         own = {trial: plan for trial, plan in enumerate(plans) if isinstance(plan, AdaptiveSchedulePlan)}
         self.runs = {trial: AdaptiveRun(trial, plan, plan.noise()) for trial, plan in own.items()}
         if self.runs and context.validation is None:
@@ -58,8 +58,7 @@ class AdaptiveSchedules:
         if due:
             context, table = self.context, self.context.validation
             assert table is not None
-            task = context.recipes[0].data.task
-            found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
+            found = evaluate(context.pack, output, table, self.task, context.most_rows, context.loss)
             for run in due:
                 run.noise.observe(self._released(run, epoch, float(found["accuracy"][run.trial]), len(table)))
         self._settle(epoch + 1)

@@ -233,8 +233,9 @@ def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
         staging.mkdir()
         (staging / "recipe.yaml").write_text(dump_recipe(cell.loaded.recipe.changed(repeats=1)), encoding="utf-8")
         if (source / bundle.NAME).is_file():
+            # each run of the sweep states its own price, and the published one was chosen
             chosen = bundle.read(source / bundle.NAME).of_trials(slice(trial, trial + 1))
-            (staging / bundle.NAME).write_bytes(chosen.to_bytes())
+            (staging / bundle.NAME).write_bytes(chosen.stating(None).to_bytes())
         store.keep([staging])
         with contextlib.suppress(FileExistsError, OSError) if place.is_dir() else contextlib.nullcontext():
             staging.rename(place)

@@ -150,7 +150,10 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
     if not counts or preconditioner_problems(given):
         return none
     if signal < PRODUCTS_FROM:
-        return replace(none, why=f"too few records for this budget: n mu is {signal:,.0f} of {PRODUCTS_FROM:,}")
+        return replace(
+            none,
+            why=f"few records at this budget: records times mu is {signal:,.0f}; counts pay from {PRODUCTS_FROM:,}",
+        )
     every = replace(none, value=True)
     try:
         features = count(with_choice(recipe, every))
@@ -341,7 +344,7 @@ def _clip_norm(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
     if not isinstance(recipe.model, OneLayer):
         return AutoChoice(key, problem.clip, "a network's")
     norm = _rounded(problem.clip * problem.size * problem.residual)
-    return AutoChoice(key, norm, f"a residual of {problem.clip:.4g} with {problem.described}")
+    return AutoChoice(key, norm, f"clips what errors above {problem.clip:.4g} add, for {problem.described}")
 
 
 def _epochs(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
@@ -375,7 +378,7 @@ def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return uniform
     weights = Tail(epochs=steps, momentum=method.optimizer.momentum_value, fraction=method.average.fraction)
     schedule = Influence(initial=initial, weights=weights)
-    return AutoChoice(key, schedule, "less noise in early steps, which act on all weights that are averaged")
+    return AutoChoice(key, schedule, "early steps get less noise, because each changes all weights that are averaged")
 
 
 def _steps(problem: RuleProblem, per_epoch: int) -> tuple[int, str]:

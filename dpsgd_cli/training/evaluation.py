@@ -11,7 +11,7 @@ Not here: the metrics (`engine/metrics.py`), passing rows through models (`engin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,11 +42,11 @@ from dpsgd_cli.engine.metrics import (
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.evaluation.estimates import Measured
+from dpsgd_cli.evaluation.estimates import Estimate, Measured
 from dpsgd_cli.evaluation.groups import HeldOut
 from dpsgd_cli.evaluation.run import ClassCounts, measure_counts, measure_numbers
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Released, ResultContent, Unreleased
 from dpsgd_cli.training import assemble
@@ -72,7 +72,7 @@ class Models:
 
     pack: Pack
     values: Tensor
-    recipes: Sequence[Recipe]
+    recipes: Sequence[Experiment]
     labels: Sequence[object] | None
     most_rows: int
 
@@ -158,7 +158,7 @@ def _of_places(models: Models, table: Table, names: Sequence[object]) -> Columns
     return {name: [one[name] for one in found] for name in found[0]}
 
 
-def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
+def _answers(recipe: Experiment, labels: np.ndarray, outputs: np.ndarray) -> Answers:
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
         truth = target_scale(recipe.data).outward(labels.astype(np.float64))
@@ -171,13 +171,13 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
     return answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
 
 
-def reading_of(recipe: Recipe, classes: int) -> Reading:
+def reading_of(recipe: Experiment, classes: int) -> Reading:
     """Return how outputs of a model that a settled recipe trained are read."""
     data = recipe.data
     return Reading(residual_clip(recipe, classes), data.weights, None if data.costs is None else data.costs.of_classes)
 
 
-def residual_clip(recipe: Recipe, classes: int) -> float | None:
+def residual_clip(recipe: Experiment, classes: int) -> float | None:
     """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
     The bound is known if all rows have one norm, as second moments ensure; counts make it 1 in root mean square, and
@@ -269,6 +269,8 @@ def _measure_privately(trials: Trials, models: Models) -> tuple[Measured, ...]:
             reading = reading_of(recipe, models.classes or 2)
             if reading.clipped is None or not reading.plain:
                 measured = measured.without_probabilities()
+            if not reading.plain:  # mistakes have costs, so that the accuracy is not what is wanted
+                measured = replace(measured, gain=None)
         found.append(measured)
     return tuple(found)
 
@@ -300,7 +302,7 @@ def _held_out(trials: Trials, rows: int) -> tuple[np.ndarray, HeldOut]:
     return used, HeldOut(weights, groupings, unit is not None)
 
 
-def scores(recipe: Recipe, outputs: np.ndarray) -> np.ndarray:
+def scores(recipe: Experiment, outputs: np.ndarray) -> np.ndarray:
     """Return numbers (N, K) whose softmax is the model's probabilities; for two classes the log odds (N, 1).
 
     With costs or class weights they are moved, so that the largest decides. Outputs of a loss without probabilities are
@@ -330,7 +332,8 @@ def _final(trials: Trials) -> Final:
     privately: tuple[Measured, ...] = ()
     if trials.recipe.data.measured_privately:
         privately = _measure_privately(trials, models)
-        last = last | {f"test_{k}": v for k, v in _points(privately).items()}
+        last = last | {f"test_{k}": v for k, v in _points([one.metrics | one.f1_by_name for one in privately]).items()}
+        last = last | {f"constant_{k}": v for k, v in _points([one.constants for one in privately]).items()}
     else:
         measured, constants = measure_once(models, rows_of(trials.test))
         last = last | {f"test_{k}": v for k, v in measured.items()}
@@ -343,16 +346,12 @@ def _final(trials: Trials) -> Final:
     return Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings, privately)
 
 
-def _points(measured: Sequence[Measured]) -> Columns:
-    """Return the metrics of `METRICS`, and F1 scores of classes, that have a point in every trial."""
-    found: Columns = {}
-    told = [{name: one.metrics[name] for name in METRICS if name in one.metrics} | one.f1_by_name for one in measured]
-    for name in told[0]:
-        values = [one[name].value for one in told if name in one]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(measured):
-            found[name] = known
-    return found
+def _points(held: Sequence[Mapping[str, Estimate]]) -> Columns:
+    """Return the estimates of `METRICS`, and F1 scores of classes, that have a point in every trial."""
+    names = [name for name in (*METRICS, *(one for one in held[0] if one.startswith("f1_"))) if name in held[0]]
+    found = {name: [own[name].value for own in held if name in own] for name in names}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values for name, values in known.items() if len(values) == len(held)}
 
 
 def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple[Released, Unreleased]:

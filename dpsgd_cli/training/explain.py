@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -320,8 +321,11 @@ def _shape(
     intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
     known = [ends[0] is not None for ends in intervals or ()]
     effects -= effects[known].mean(axis=0) if any(known) else 0.0
+    of_days = column.computed is not None and column.computed.kind == "days"
+    first = datetime.fromisoformat(column.computed.first).date() if of_days and column.computed else None
     return Shape(
         column=column.name,
+        first_day=first,
         values=grid if column.values is None else list(column.values),
         effects=effects.tolist(),
         noise=None if noise is None else noise.tolist(),

@@ -237,9 +237,10 @@ class Trained:
     def remarks(self, rows: np.ndarray) -> list[str]:
         """Return remarks about `rows` (N, ...): a line per column that has values outside its public bounds."""
         by_bounds = any(
-            step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data, self.loaded.base)
+            step.bin is not None or (step.scale is not None and step.scale.by == "bounds")
+            for step in steps_of(self.data, self.loaded.base)
         )
-        done = "taken for the nearer bound" if by_bounds else "used as they are"
+        done = "clamped to the nearer bound" if by_bounds else "used as they are"
         told = []
         for index, column in enumerate(self.layout.columns or ()):
             if column.bounds is not None:

@@ -28,9 +28,9 @@ from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.engine.processes import Team, started_by_a_launcher
 from dpsgd_cli.errors import RunError, UsageError
+from dpsgd_cli.methods.experiment import Runtime
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
-from dpsgd_cli.recipe.schema import Runtime
-from dpsgd_cli.results import mlflow, provenance, store
+from dpsgd_cli.results import mlflow, provenance, reading, store
 from dpsgd_cli.training import charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
@@ -218,7 +218,7 @@ def _write(trials: Trials, directories: Sequence[Path], options: Options) -> Non
         for (member, span), directory, result in zip(trials.spans(), directories, results, strict=True):
             loaded, wanted = member.loaded, member.loaded.recipe.save_model
             saved = options.save_models if wanted is None else wanted
-            model = inference.bundle_of(trials, span).to_bytes() if saved else None
+            model = inference.bundle_of(trials, span).stating(reading.claim_of(result)).to_bytes() if saved else None
             if options.charged != "whole":
                 result.privacy.update(charging.named(member, directory))
             result.provenance.update(provenance.recipe_folder(loaded, directory))

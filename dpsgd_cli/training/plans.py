@@ -20,7 +20,7 @@ from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, RecipeError, UnsupportedMechanism, UsageError
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
@@ -176,7 +176,7 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
     recipe, model, said = loaded.recipe, loaded.recipe.model, []
     if recipe.data.balanced is not None:
         rate = f"{recipe.data.balanced.rate:g}"
-        said.append(f"The rate {rate} of the second class, which decides the classes' weights, is declared public.")
+        said.append(f"The rate {rate} of the positive class, which decides the classes' weights, is declared public.")
     if isinstance(model, PythonModel) and model.weights is not None:
         file, constant = model.weights.file, model.weights.constant
         if file is not None:

@@ -37,12 +37,13 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import keep_freed_memory
 from dpsgd_cli.engine import models, precision
-from dpsgd_cli.engine.context import AuditHook, Context
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Method, create
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
@@ -275,16 +276,16 @@ def start(
     rows = checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     context = Context(
-        recipes,
-        plans,
-        ledgers,
-        streams,
-        pack,
-        train,
-        loss_of(recipe, loaded.base),
-        rows,
-        loaded.base,
-        feature_bound(recipe, dataset),
+        recipes=recipes,
+        plans=plans,
+        ledgers=ledgers,
+        streams=streams,
+        pack=pack,
+        table=train,
+        loss=loss_of(recipe, loaded.base),
+        most_rows=rows,
+        base=loaded.base,
+        feature_bound=feature_bound(recipe, dataset),
         validation=held_out(in_numbers(recipe, dataset.validation_x), dataset.validation_y, dataset.per_trial, place),
         public=held_out(in_numbers(recipe, dataset.public_x), dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpsgd_cli.common.sections import Section
+from dpsgd_cli.common.sections import Name, Section
 
 PERSON = "user"
 """Name of the owner of rows in statements, whatever the column is called."""
@@ -15,7 +15,7 @@ PERSON = "user"
 class Unit(Section):
     """All rows of one user: neighbouring data sets differ in all of them at once."""
 
-    column: str = Field(
+    column: Name = Field(
         description="Whose a row is: a column of the table, an array of the npz file, or a .npy file with an entry for"
         " each row (relative to the recipe; training rows, then those of a test file). It is no feature.",
         min_length=1,

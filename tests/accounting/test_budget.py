@@ -36,7 +36,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.accounting.search import gap_of
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.price import solve_schedule
 from dpsgd_cli.schedules.settings import Schedule

@@ -13,8 +13,8 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 PCA = Release(GaussianSum(16.0, "zero-out", label="pca"))

@@ -10,8 +10,9 @@ import yaml
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.schedules.settings import NoiseSchedule
 from tests.cli.accounting import SCHEDULES, recipe, rows, run
 
 POISSON = ["method.batching=poisson", "privacy.adjacency=add-remove", "method.batch_size=600"]
@@ -55,7 +56,7 @@ def test_solve_gives_the_number_that_auto_gives(tmp_path: Path, case: str) -> No
     free = with_auto(tmp_path, path, name)
     found = load_recipe(free, [f"epochs={epochs}", f"privacy.budget={json.dumps(budget)}"]).recipe
     planned = plan_for(found, Facts(60_000)).schedule
-    assert planned is not None
+    assert isinstance(planned, NoiseSchedule)
     assert solved[name] == planned.number_at(name)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from dpsgd_cli.cli import complete
 from dpsgd_cli.cli.recipe import implied_settings
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
@@ -34,10 +36,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_list_names_every_shipped_recipe_with_its_question() -> None:
-    result = run("list")
-    assert result.exit_code == 0
-    rows = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
-    assert rows == [[name, question(file)] for name, file in shipped_recipes().items()]
+    brief, whole = run("list"), run("list", "--all")
+    assert (brief.exit_code, whole.exit_code) == (0, 0)
+    rows = [line.split(maxsplit=1) for line in whole.stdout.splitlines() if line.startswith("  ")]
+    assert dict(rows) == {name: question(file) for name, file in shipped_recipes().items()} and len(rows) == len(
+        dict(rows)
+    )
+    assert "  quickstart " in brief.stdout and "yu2019/" not in brief.stdout
+    assert f"papers: {len(rows) - len(brief.stdout.splitlines()) + 5} more" in brief.stdout
+
+
+def test_a_shell_is_offered_recipes_and_keys() -> None:
+    command = click.Context(click.Command("train"))
+    for typed, offered in (("quick", "quickstart"), ("privacy.budget.e", "privacy.budget.epsilon=")):
+        assert [one.value for one in complete(command, click.Argument(["recipe"]), typed)] == [typed, offered]
 
 
 def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:

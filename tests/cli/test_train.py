@@ -35,7 +35,7 @@ def test_a_divergence_fails_where_that_is_asked_for_once_the_result_is_there(
         failed = run(recipe, *arguments, "--fail-on-divergence")
         assert failed.exit_code == 1
         assert "diverged (trial 0, 1), and --fail-on-divergence was given" in failed.stderr.splitlines()[-1]
-        assert "results in" in failed.stdout
+        assert "  result  " in failed.stdout
     assert run(write_recipe(), "--out", out, "--fail-on-divergence").exit_code == 0
 
 
@@ -54,7 +54,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(write_recipe: WriteRecipe,
     result = run(write_recipe(), "--dry-run", "--out", tmp_path / "out")
     assert result.exit_code == 0
     assert result.stdout.startswith("tiny: 3 epochs of 4 steps\n")
-    assert "noise multiplier by epoch\n    0-2" in result.stdout
+    assert "noise multiplier          " in result.stdout
     assert not (tmp_path / "out").exists()
     plain = run(write_recipe(method=POISSON | {"kind": "sgd"}, privacy=None), "--dry-run")
     assert (plain.exit_code, plain.stdout) == (0, "tiny: 3 epochs without privacy; there is nothing to price\n")

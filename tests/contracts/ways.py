@@ -16,9 +16,11 @@ BUDGET = {"budget": {"epsilon": 4, "delta": 1e-3}}
 FOLDS: dict[str, Any] = {"folds": 3, "repeats": 1}
 
 WAYS: dict[str, dict[str, Any]] = BATCHED | {
-    "dp-agd": CANCER | SPENT | {"method": {"kind": "dp-agd", "refresh": 2}},
-    "dp-agd, folds": CANCER | SPENT | FOLDS | {"method": {"kind": "dp-agd", "refresh": 2, "momentum": 0.5}},
-    "dp-agd, network": SPENT | {"method": {"kind": "dp-agd", "refresh": 20}},
+    "dp-agd": CANCER | SPENT | {"method": {"kind": "dp-agd", "refresh": 2, "splits": 12}},
+    "dp-agd, folds": CANCER | SPENT | FOLDS | {
+        "method": {"kind": "dp-agd", "refresh": 2, "splits": 12, "momentum": 0.5},
+    },
+    "dp-agd, network": SPENT | {"method": {"kind": "dp-agd", "refresh": 20, "splits": 20}},
     "dp-gd, folds": CANCER | FOLDS | {"method": {"kind": "dp-gd"}},
     "dp-gd, tail": CANCER | FOLDS | {
         "method": {"kind": "dp-gd", "learning_rate": 4, "averaging": {"kind": "tail"},

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.data.draft import draft
+from dpsgd_cli.data import opening
+from dpsgd_cli.data.draft import ONE_ROW, draft
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
@@ -86,16 +87,15 @@ def test_what_the_target_is(tmp_path: Path, target: str, task: Any, classes: lis
     assert (data.get("classes"), data.get("target_bounds")) == (classes, None if classes else ["LOW", "HIGH"])
 
 
-def test_all_that_keeps_a_file_from_being_trained_on_is_said_together(tmp_path: Path) -> None:
+def test_what_keeps_a_file_from_being_trained_on_is_said(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text("a,b,y\n1,2,u\ninf,3,\n2,-inf,v\n")
-    with pytest.raises(DataError) as caught:
-        draft(path, "y", None, "bad.csv")
-    assert [re.findall("column '(.)' has 1 missing", line) for line in str(caught.value).splitlines()] == [
-        ["a"],
-        ["b"],
-        ["y"],
-    ]
+    path.write_text("a,b,y\n1,2,u\ninf,3,v\n2,-inf,\n3,inf,u\n")
+    told = "\n".join(draft(path, "y", None, "bad.csv").told)
+    for said in (
+        "y: 1 row without a label, first data row 3",
+        *(f"'{a}' has 1 missing or infinite value, first in data row {b}" for a, b in ("a2", "b4")),
+    ):
+        assert said in told
     with pytest.raises(DataError, match=r"--target names 'Y', which is no column; did you mean 'y'"):
         draft(path, "Y", None, "bad.csv")
     path.write_text("n,y\n1,u\n2,v\n3,u\n")
@@ -152,3 +152,215 @@ def test_the_command_says_what_it_used_of_a_file_with_private_bounds(tmp_path: P
     assert yaml.safe_load(out.read_text())["data"]["categorical"] == {"job": "private"}
     refused = CliRunner().invoke(main, [*asked, "--categorical", "job"])
     assert refused.exit_code == 2 and "goes with --private-bounds" in refused.output
+
+
+def exported(name: str = "", n: int = 300) -> dict[str, Any]:
+    """The columns of a table as it is exported, all drawn at random; forms are those of real exports."""
+    rng = np.random.default_rng(11)
+    person = rng.integers(0, n // 3, n)
+    label = np.where(rng.random(n) < 0.4, "ja", "nein")
+    tables: dict[str, dict[str, Any]] = {
+        "persons": {
+            "MRN": 700_000 + person,
+            "emp_no": 1000 + person,
+            "account": [f"A{p:05d}" for p in person],
+            "nhs_number": 4_000_000_000 + 7 * person,
+            "msisdn": [f"+44 7{p:09d}" for p in person],
+            "Versichertennr": [f"K{p:09d}" for p in person],
+            "cust_no": 50_000 + 3 * person,
+            "ref": 1000 + person,
+            "Akte": 50_000 + 3 * person,
+        },
+        "measured": {
+            "kwh": rng.integers(100, 999, n),
+            "price": rng.choice(np.arange(1099, 9999, 100), n),
+            "rent": rng.integers(300, 700, n) * 10,
+            "house": rng.integers(100, 180, n) * 1000,
+            "birth weight": rng.normal(3400, 400, n).round(-1).astype(int),
+            "grams": rng.permutation(np.repeat(rng.normal(3400, 400, n // 2).round().astype(int), 2)),
+            "born": rng.integers(1930, 2005, n),
+            "height": rng.normal(170, 9, n).round(1),
+        },
+    }
+    few = {"age": 20 + person % 60, "ward": rng.choice(["A", "B", "C"], n), "y": label}
+    return tables.get(name, {}) | few
+
+
+def test_whose_rows_these_are_is_asked_of_every_column_that_may_say_so(tmp_path: Path) -> None:
+    """Whatever it is called; no number of the answer is in the recipe, and nothing trains before it is given."""
+    columns = exported("persons")
+    frame = pd.DataFrame(columns)
+    frame.to_csv(tmp_path / "ids.csv", index=False)
+    made = command("recipe", "new", tmp_path / "ids.csv", "--target", "y", "-o", tmp_path / "open.yaml")
+    for name in {*columns} - {"age", "ward", "y"}:
+        times = frame[name].value_counts()
+        assert f"rows per value of {name}: {times.mean():.2f}, at most {times.max()}\n" in made.output
+    assert "rows per value of age" not in made.output and "--one-row-a-person" in made.output
+    text = (tmp_path / "open.yaml").read_text()
+    asked = yaml.safe_load(text)["privacy"]["unit"]
+    assert asked[0] == "WHOSE" and {*asked[1:]} == {*columns} - {"age", "ward", "y"}
+    assert f"{frame['MRN'].value_counts().mean():.2f}" not in text and "at most 1e-5" in text
+    refused = command("train", tmp_path / "open.yaml", "data.bounds.age=[0, 120]")
+    assert refused.exit_code == 2 and not (tmp_path / "results").exists()
+    assert re.search(
+        r"privacy\.unit: is an open question: whose rows .*\{column: '\w+', most_rows: 10\}.* null", refused.stderr
+    )
+    for answer, unit in (("null", None), ("{column: MRN, most_rows: 10}", "MRN")):
+        loaded = load_recipe(str(tmp_path / "open.yaml"), ["data.bounds.age=[0, 120]", f"privacy.unit={answer}"])
+        assert (loaded.recipe.privacy.unit and loaded.recipe.privacy.unit.column) == unit
+
+
+def test_the_answer_of_whose_rows_these_are_is_an_option(tmp_path: Path) -> None:
+    pd.DataFrame(exported("persons")).to_csv(tmp_path / "ids.csv", index=False)
+
+    def drafted(*options: str) -> dict[str, Any]:
+        made = command("recipe", "new", tmp_path / "ids.csv", "--target", "y", *options)
+        assert made.exit_code == 0, made.output
+        return yaml.load(made.stdout, Loader=yaml.BaseLoader)
+
+    of_mrn, of_rows = drafted("--unit", "MRN"), drafted("--one-row-a-person")
+    assert of_mrn["privacy"]["unit"] == {"column": "MRN", "most_rows": "10"}
+    assert "MRN" not in {**of_mrn["data"]["bounds"], **of_mrn["data"]["columns"]}
+    assert of_rows["privacy"]["unit"] == "null" and "MRN" in of_rows["data"]["columns"]
+    assert command("recipe", "new", tmp_path / "ids.csv", "--target", "y", "--unit", "MRM").exit_code == 2
+    named = draft(tmp_path / "ids.csv", "y", None, "ids.csv", private=["ward"])
+    assert yaml.safe_load(named.recipe)["privacy"]["unit"] == [
+        "WHOSE",
+        "emp_no",
+        "account",
+        "cust_no",
+        "MRN",
+    ]  # by names alone
+
+
+def test_one_odd_cell_hides_no_column_that_tells_persons_apart(tmp_path: Path) -> None:
+    frame = pd.DataFrame(exported("persons")).astype(object)
+    for name, odd in {
+        "MRN": "unknown",
+        "emp_no": 0,
+        "account": "test",
+        "cust_no": "<7",
+        "msisdn": "",
+        "ref": 0,
+    }.items():
+        frame.loc[5, name] = odd
+    frame["few"] = [f"P{k % 30:04d}" for k in range(len(frame))]
+    frame.to_csv(tmp_path / "ids.csv", index=False)
+    asked = yaml.safe_load(draft(tmp_path / "ids.csv", "y", None, "ids.csv").recipe)["privacy"]["unit"]
+    assert {*asked} == {"WHOSE", *frame.columns} - {"age", "ward", "y"}
+
+
+def test_numbers_that_are_measured_are_not_asked_about(tmp_path: Path) -> None:
+    pd.DataFrame(exported("measured")).to_csv(tmp_path / "m.csv", index=False)
+    assert yaml.safe_load(draft(tmp_path / "m.csv", "y", None, "m.csv").recipe)["privacy"].get("unit") is None
+
+
+def csv_of(columns: dict[str, Any], after: str = "", before: str = "") -> str:
+    rows = "".join(",".join(map(str, row)) + "\n" for row in zip(*columns.values(), strict=True))
+    return f"{before}{','.join(columns)}\n{rows}{after}"
+
+
+N = 40
+SOLD = [("no", "yes")[k % 3 == 0] for k in range(N)]
+NUMBERS = [f"{1 + k * 7 % 23}.{k % 10}" for k in range(N)]
+EXPORTS: dict[str, tuple[str, str, list[str], dict[str, Any]]] = {
+    "a detection limit": (
+        csv_of({"creatinine": [*NUMBERS[:7], "<0.2", *NUMBERS[8:]], "y": SOLD}),
+        "first in data row 8: '<0.2'; data.format.below: limit reads '<0.2' as 0.2, data.format.missing: ['<0.2']",
+        ["data.bounds.creatinine=[0, 30]", "data.format.below=half"],
+        {"rows": 40, "x": {7: 0.1, 8: float(NUMBERS[8])}},
+    ),
+    "a word among numbers": (
+        csv_of({"rooms": [*NUMBERS[:3], "unknown", *NUMBERS[4:]], "y": SOLD}),
+        "missing 'unknown'",
+        ["data.bounds.rooms=[0, 30]"],
+        {"rows": 40, "x": {3: 15.0, 4: float(NUMBERS[4])}},
+    ),
+    "a word that no list has": (
+        csv_of({"size": [*NUMBERS[:3], "Varies", "Varies", *NUMBERS[5:]], "y": SOLD}),
+        "size: 2 cells are no number, first in data row 4: 'Varies'; data.format.missing: ['Varies']",
+        ["data.bounds.size=[0, 30]", "data.format.missing=[Varies]"],
+        {"rows": 40, "x": {3: 15.0}},
+    ),
+    "a row of sums": (
+        csv_of({"kwh": NUMBERS, "y": SOLD}, after="Summe,\n"),
+        "y: 1 row without a label, first data row 41; data.rows: labelled",
+        ["data.bounds.kwh=[0, 30]", "data.rows=labelled"],
+        {"rows": 40, "x": {39: float(NUMBERS[39])}},
+    ),
+    "a blank label": (
+        csv_of({"a": NUMBERS, "y": [*SOLD[:9], " ", *SOLD[10:]]}),
+        "y: 1 row without a label, first data row 10; data.rows: labelled",
+        ["data.bounds.a=[0, 30]", "data.rows=labelled"],
+        {"rows": 39, "x": {9: float(NUMBERS[10])}, "classes": ("no", "yes")},
+    ),
+    "gaps of blanks": (
+        csv_of({"a": [*NUMBERS[:5], " ", *NUMBERS[6:]], "y": SOLD}),
+        "a       numbers, with gaps",
+        ["data.bounds.a=[0, 30]"],
+        {"rows": 40, "x": {5: 15.0}},
+    ),
+    "a class called None": (
+        csv_of({"hours": NUMBERS, "y": [("None", "Insomnia", "Apnea")[k % 3] for k in range(N)]}),
+        "'None' is taken for a class",
+        ["data.bounds.hours=[0, 30]"],
+        {"rows": 40, "classes": ("Apnea", "Insomnia", "None")},
+    ),
+    "magnitudes": (csv_of({"a": [f"{k * 7 % 41}M" for k in range(N)], "y": SOLD}), "('0M' is read as 0)",
+                   ["data.bounds.a=[0, 99]"], {"x": {1: 7.0}}),
+    "pounds": (csv_of({"a": [f"{130 + k * 7 % 41}lbs" for k in range(N)], "y": SOLD}), "('130lbs' is read as 130)",
+               ["data.bounds.a=[0, 999]"], {"x": {1: 137.0}}),
+    "durations": (csv_of({"a": [f"{1 + k % 9}h {k}m" for k in range(N)], "y": SOLD}), "('1h 0m' is read as 1)",
+                  ["data.bounds.a=[0, 24]"], {"x": {30: 4.5}}),
+    "times of a day": (csv_of({"a": [f"{k % 24:02d}:{k:02d}" for k in range(N)], "y": SOLD}), "is read as 0)",
+                       ["data.bounds.a=[0, 24]"], {"x": {30: 6.5}}),
+    "more than": (csv_of({"a": [f'"{10 ** (k % 3)},000+"' for k in range(N)], "y": SOLD}), "('1,000+' is read as 1000)",
+                  ["data.bounds.a=[0, 999999]"], {"x": {2: 100_000.0}}),
+    "feet and inches": (csv_of({"a": [f"{5 + k % 2}'{k % 12}" for k in range(N)], "y": SOLD}), "is read as 5)",
+                        ["data.bounds.a=[3, 8]"], {"x": {6: 5.5}}),
+    "names of rows": (
+        '"a","y"\n' + "".join(f'"{k}",{k * 7 % 23},{SOLD[k]}\n' for k in range(N)),
+        "row names  row numbers",
+        ["data.bounds.a=[0, 30]"],
+        {"x": {1: 7.0}},
+    ),
+    "a separator at the end": (
+        "a,y\n" + "".join(f"{k * 7 % 23},{SOLD[k]},\n" for k in range(N)),
+        "after the last separator  empty throughout",
+        ["data.bounds.a=[0, 30]"],
+        {"x": {1: 7.0}},
+    ),
+    "decomposed names and cells": (
+        csv_of({"Gro\u0308\u00dfe": NUMBERS, "Ort": ["K\u00f6ln", "Ko\u0308ln"] * (N // 2), "y": SOLD}),
+        "Gr\u00f6\u00dfe  ",
+        ["data.bounds={Gro\u0308\u00dfe: [0, 30]}", "data.drop=[Ort]"],
+        {"x": {1: float(NUMBERS[1])}},
+    ),
+}  # fmt: skip
+"""A file, what is said of it, what a person then adds to the recipe, and what training reads."""
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_an_odd_cell_does_not_stop_a_draft_and_what_it_offers_trains(tmp_path: Path, case: str) -> None:
+    content, said, added, wanted = EXPORTS[case]
+    (tmp_path / "t.csv").write_text(content)
+    drafted = draft(tmp_path / "t.csv", "y", None, "t.csv", unit=ONE_ROW)
+    assert said in "\n".join(drafted.told)
+    (tmp_path / "t.yaml").write_text(drafted.recipe)
+    data = load_recipe(str(tmp_path / "t.yaml"), added).recipe.data
+    read: Any = opening.load_raw(data, tmp_path)
+    assert len(read.train.x) == wanted.get("rows", N) and read.classes == wanted.get("classes", ("no", "yes"))
+    assert {row: read.train.x[row, 0] for row in wanted.get("x", {})} == pytest.approx(wanted.get("x", {}))
+
+
+def test_a_column_of_several_forms_is_left_out_and_said(tmp_path: Path) -> None:
+    days = [f"{1 + k % 28:02d}.05.2021" for k in range(N)]
+    columns = {"a": NUMBERS, "b": NUMBERS, "c": [f'"{k},5"' for k in range(N)], "d": [*days[1:], "2020-01-31"]}
+    columns["y"] = SOLD
+    (tmp_path / "t.csv").write_text(csv_of(columns))
+    drafted = draft(tmp_path / "t.csv", "y", None, "t.csv", unit=ONE_ROW)
+    assert yaml.safe_load(drafted.recipe)["data"]["drop"] == ["c", "d"]
+    told = "\n".join(drafted.told)
+    assert "numbers in another form (decimal ',', thousands None)" in told
+    assert "d: 1 cell is no date of the form %d.%m.%Y, first in data row 40: '2020-01-31'; mend it" in told
+    assert "2020" not in drafted.recipe

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import computed_columns
+from dpsgd_cli.data import computed_columns, opening
 from dpsgd_cli.data.cards import card_of
 from dpsgd_cli.data.column_settings import Computed
 from dpsgd_cli.data.dataset import Column, Layout
@@ -37,6 +37,19 @@ def write(folder: Path, name: str, content: str) -> Path:
 def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name, FILES[name])
     assert source_of(DATA, LAYOUT).rows(path).tolist() == ROWS
+
+
+@pytest.mark.parametrize("titles", ["", "Report of 2027\n", "Report\n\nof 2027;a;b\n\n"])
+def test_a_header_is_found_however_many_lines_stand_above_it(tmp_path: Path, titles: str) -> None:
+    """The recipe skips three; what is wrong with a file without a header is said once, and shows no cell."""
+    data = Data.model_validate({**DATA.model_dump(exclude_unset=True), "format": {"skip": 3}})
+    path = write(tmp_path, "new.csv", titles + FILES["others.csv"])
+    assert source_of(data, LAYOUT).rows(path).tolist() == ROWS
+    bare = write(tmp_path, "bare.csv", titles + FILES["others.csv"].partition("\n")[2] * 3)
+    with pytest.raises(DataError) as refused:
+        source_of(data, LAYOUT).rows(bare)
+    assert len(str(refused.value).splitlines()) == 1 and "header: false" in str(refused.value)
+    assert "smith" not in str(refused.value)
 
 
 def test_gaps_mean_what_the_recipe_says(tmp_path: Path) -> None:
@@ -140,3 +153,28 @@ def test_a_text_is_counted_for_all_of_its_buckets_at_once(tmp_path: Path, monkey
     rows = source_of(DATA, Layout((50,), columns)).one_by_one(path)
     assert rows.x.shape == (2, 50) and rows.x.max(axis=1).tolist() == pytest.approx([1, 1], abs=1e-6)
     assert len(counted) == 2  # to find rows that cannot be used, and to use the others
+
+
+def test_rows_without_a_label_are_left_out_wherever_labels_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    """In memory, in parts and of new labelled rows; each by itself, and a bad cell is named by its row of the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("dpsgd_cli.data.table_files.ROWS_AT_ONCE", 3)
+    lines = [f"{k},{('no', 'yes', '')[k % 3]}\n" for k in range(12)]
+    write(tmp_path, "t.csv", "a,y\n" + "".join(lines))
+    write(tmp_path, "kept.csv", "a,y\n" + "".join(line for line in lines if not line.endswith(",\n")))
+    told = {"target": "y", "classes": ["no", "yes"], "bounds": {"a": [0, 20]}}
+    for on_disk in (False, True):
+        data = Data.model_validate({**told, "path": "t.csv", "rows": "labelled", "on_disk": on_disk})
+        own: Any = opening.load_raw(data, tmp_path).train
+        other: Any = opening.load_raw(Data.model_validate({**told, "path": "kept.csv"}), tmp_path).train
+        assert np.asarray(own.x[0 : len(own)]).tolist() == other.x.tolist() and len(own) == len(other.x) == 8
+        assert np.asarray(own.y[0 : len(own)]).tolist() == other.y.tolist()
+    layout = Layout((1,), (Column("a", (0, 20)),))
+    assert (
+        source_of(data, layout).labelled(tmp_path / "t.csv", ["no", "yes"]).x.ravel().tolist()
+        == other.x.ravel().tolist()
+    )
+    assert len(source_of(data, layout).rows(tmp_path / "t.csv")) == 12
+    write(tmp_path, "t.csv", "a,y\n" + "".join(lines[:10]) + "x,no\n")
+    with pytest.raises(DataError, match="'a' holds no number in data row 11"):
+        opening.load_raw(Data.model_validate({**told, "path": "t.csv", "rows": "labelled"}), tmp_path)

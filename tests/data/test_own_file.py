@@ -40,8 +40,9 @@ def opened(folder: Path, data: dict[str, Any]) -> Any:
 
 def test_a_declared_table(tmp_path: Path) -> None:
     source = read(tmp_path, categorical={"job": ["smith", "nurse"]}, bounds={"age": [0, 99]}, classes=["yes", "no"])
+    assert source.classes == ("no", "yes")  # the positive one is the second
     assert source.train.x.tolist() == [[30, 1, 10.5], [40, 0, -2], [50, 1, 0]]
-    assert source.train.y.tolist() == [1, 0, 0]
+    assert source.train.y.tolist() == [0, 1, 1]
     assert [(c.name, c.bounds, c.values) for c in source.layout.columns or ()] == [
         ("age", (0, 99), None),
         ("job", None, ("smith", "nurse", "")),
@@ -162,7 +163,7 @@ def test_a_gap_means_what_the_recipe_says(tmp_path: Path) -> None:
     assert [column.name for column in columns(source)] == ["age", "age is missing", "job", "pay"]
     assert source.train.x.tolist() == [[30, 0, 0, 10.5], [40, 1, 1, 7], [50, 0, 1, -2]]
     assert source.warnings == ()
-    assert source.declarations[-1].endswith("a rule for each record by itself: age 40.0, job 'other', pay 7.0.")
+    assert source.declarations[-1].endswith("are public (recipe): age 40.0, job 'other', pay 7.0.")
 
 
 def test_an_empty_category_is_a_category_whether_there_are_any_or_not(tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ from dpsgd_cli.errors import DataError
     [
         ([1.0, None, None], r"column 'x' has 2 missing values, first in data row 2"),
         ([np.inf, 1.0, 2.0], r"column 'x' has 1 missing or infinite value, first in data row 1"),
-        (["1", "two", "3"], r"column 'x' holds no number in data row 2, as data.format .* name .* data.categorical"),
+        (
+            ["1", "two", "3"],
+            r"column 'x' holds no number in data row 2, as data.format .* say in data.format what",
+        ),
+        (["1", "two", "three"], r"column 'x' holds no number in data row 2 and 1 more.* name .* data.categorical"),
         (["1", "?", "3"], r"column 'x' has 1 missing value, first in data row 2"),
         (list(pd.date_range("2020-01-01", periods=3)), r"column 'x' holds dates"),
     ],

@@ -27,8 +27,8 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import streams
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe

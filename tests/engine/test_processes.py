@@ -233,7 +233,7 @@ def test_torchrun_runs_the_command(write_recipe: WriteRecipe, tmp_path: Path) ->
     command = [sys.executable, *launcher, "tiny.yaml", "--out", "out"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("test_accuracy") == 1 and ended.stdout.count("results in") == 1
+    assert ended.stdout.count("  accuracy ") == 1 and ended.stdout.count("  result ") == 1
     assert [path.name[:5] for path in (tmp_path / "out").iterdir()] == ["tiny-"]
 
 

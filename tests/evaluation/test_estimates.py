@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 from sklearn import metrics
+from sklearn.dummy import DummyClassifier
 
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.engine.streams import SeededStreams
@@ -34,6 +35,57 @@ def test_without_noise_metrics_of_two_classes_are_those_of_scikit_learn() -> Non
     assert found["auc"].value == pytest.approx(metrics.roc_auc_score(y, margin), abs=1e-3)
     assert found["log_loss"].value == pytest.approx(metrics.log_loss(y, p), abs=1e-3)
     assert found["brier"].value == pytest.approx(metrics.brier_score_loss(y, 1 / (1 + np.exp(-margin))), abs=1e-3)
+
+
+def test_without_noise_baselines_are_those_of_dummies_of_scikit_learn() -> None:
+    """Of two classes, of four and of numbers; the share of the second class follows from the released metrics, too."""
+    rng = np.random.default_rng(1)
+    y, margin = drawn(20_000, rng)
+    two = run.measure_classes(y, margin[:, None], ALMOST_NONE, SeededStreams(0), len(y))
+    dummy = DummyClassifier(strategy="prior").fit(y[:, None], y)
+    shares = dummy.predict_proba(y[:, None])
+    wanted = {
+        "accuracy": dummy.score(y[:, None], y),
+        "balanced_accuracy": 0.5,
+        "auc": 0.5,
+        "average_precision": metrics.average_precision_score(y, shares[:, 1]),
+        "log_loss": metrics.log_loss(y, shares),
+        "brier": metrics.brier_score_loss(y, shares[:, 1]),
+    }
+    assert {name: one.value for name, one in two.constants.items()} == pytest.approx(wanted, abs=1e-4)
+    accuracy, sensitivity, specificity = (
+        two.metrics[name].value or 0.0 for name in ("accuracy", "sensitivity", "specificity")
+    )
+    assert (specificity - accuracy) / (specificity - sensitivity) == pytest.approx(y.mean(), abs=1e-4)
+    assert two.gain is not None and two.gain.value == pytest.approx(accuracy - (1 - y.mean()), abs=1e-4)
+    y4 = rng.choice(4, 20_000, p=[0.2, 0.5, 0.2, 0.1])
+    four = run.measure_classes(y4, rng.normal(0, 1, (20_000, 4)), ALMOST_NONE, SeededStreams(0), len(y4))
+    assert four.constants["accuracy"].value == pytest.approx((y4 == 1).mean(), abs=1e-4)
+    assert four.gain is not None and four.gain.high < 0
+    t = rng.normal(20, 5, 20_000).clip(0, 50)
+    halves = Release(ALMOST_NONE.mechanism, 2)
+    numbers = run.measure_numbers(t, t + rng.normal(0, 1, len(t)), (0.0, 50.0), halves, SeededStreams(0), len(t))
+    assert numbers.constants["rmse"].value == pytest.approx(t.std(), rel=1e-3)
+    assert numbers.gain == numbers.metrics["r2"]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.94])
+def test_a_baseline_and_the_gain_over_it_are_covered_as_stated(share: float) -> None:
+    """300 releases at epsilon 1 of a model that always answers the first class, of 160 records, whose gain is 0.
+
+    Intervals are 95%; by chance, at most 29 of 300 miss with probability .999. Of as few records, the baseline is shown
+    without a point where noise hides which class is more frequent.
+    """
+    release = held_out_releases(held_out_release("gaussian", 1.0, 1e-5, "add-remove"), False)
+    missed = lost = shown = 0
+    for seed in range(300):
+        y = (np.random.default_rng(seed).random(160) >= share).astype(int)
+        found = run.measure_classes(y, np.full((160, 1), -0.2), release, SeededStreams(seed), 160)
+        assert found.gain is not None
+        missed += not found.constants["accuracy"].low <= share <= found.constants["accuracy"].high
+        lost += share > 0.5 and not found.gain.low <= 0 <= found.gain.high
+        shown += found.constants["accuracy"].value is not None
+    assert max(missed, lost) <= 29
 
 
 def test_a_point_lies_within_its_own_interval() -> None:

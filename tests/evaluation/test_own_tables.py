@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,24 @@ def test_left_out_no_held_out_record_is_public(kind: str) -> None:
     assert not [text for text in told["privacy"]["declarations"] if "test" in text or "without noise" in text]
     assert told["privacy"]["evaluation"] == "private" and told["privacy"]["epsilon"] <= 2
     assert 200 < told["evaluation"][0]["records"] < 400
-    assert not [name for name in told["metrics"] if name.startswith("constant_")]
+    constants = {name[9:]: one["mean"] for name, one in told["metrics"].items() if name.startswith("constant_")}
+    assert constants and all(told["evaluation"][0]["constants"][name][0] == one for name, one in constants.items())
+
+
+def test_a_model_that_nothing_shows_to_be_better_than_a_constant_is_warned_of() -> None:
+    """Nothing predicts, and 94% are of one class; `ja` is the positive one, though it is listed first."""
+    rng = np.random.default_rng(0)
+    left = np.where(rng.random(800) < 0.06, "ja", "nein")
+    pd.DataFrame({"a": rng.random(800), "y": left}).to_csv("own.csv", index=False)
+    data = {"path": "own.csv", "target": "y", "classes": ["ja", "nein"], "bounds": {"a": [0, 1]}}
+    done = run("train", "--verbose", "--out", "out", data=data)
+    assert done.exit_code == 0, done.output
+    baseline = re.search(r"accuracy .*; baseline: (0\.\d+)\n", done.stdout)
+    assert baseline is not None and abs(float(baseline[1]) - (left == "nein").mean()) < 0.1
+    assert re.search(r"positive class +ja\n", done.stdout)
+    assert re.search("warning: no(t shown to be| )better than the majority-class baseline .*; try ", done.stderr)
+    (page,) = Path("out").glob("own-*/report.md")
+    assert "baseline (best constant answer)" in page.read_text() and "positive class is ja" in page.read_text()
 
 
 def test_public_has_to_be_stated_and_is_declared() -> None:

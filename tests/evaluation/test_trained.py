@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from dpsgd_cli.data.opening import load_raw
 from dpsgd_cli.data.preparation import held_out_rows
 from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.evaluation.estimates import Noised
-from dpsgd_cli.evaluation.metrics import f1_of_two, of_two_classes
+from dpsgd_cli.evaluation.metrics import baseline_of_two, f1_of_two, of_two_classes
 from dpsgd_cli.evaluation.strategy import for_two_classes
 from dpsgd_cli.main import main
 
@@ -91,7 +92,13 @@ def test_no_public_field_knows_more_than_the_released_cells() -> None:
     assert measured["records"] == pytest.approx(noised.records)
     history = pd.read_csv(directory / "history.csv")
     assert not [column for column in history if column.startswith(("test_", "constant_"))]
-    told = [name for name in document["metrics"] if not name.startswith("nonprivate_")]
+    constants, gain = baseline_of_two(noised)
+    known = {
+        f"constant_{name}": one.value for name, one in constants.items() if name in METRICS and one.value is not None
+    }
+    assert {name: document["metrics"][name]["mean"] for name in document["metrics"] if "constant" in name} == known
+    assert measured["gain"] == pytest.approx([gain.value, gain.low, gain.high])
+    told = [name for name in document["metrics"] if name.startswith("test_")]
     points = measured["metrics"] | {
         f"f1_{name}": one for name, one in zip(("no", "yes"), measured["f1_by_class"], strict=True)
     }

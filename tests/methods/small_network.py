@@ -12,14 +12,14 @@ from torch import nn
 
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import LOSSES
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 RECORDS = 30

@@ -12,12 +12,12 @@ from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.context import Context
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.recipe.schema import Recipe
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_network import RECORDS, context, recipe, records, train

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods import small_network, small_problem

@@ -17,13 +17,13 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.context import Context
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 from dpsgd_cli.recipe.schema import Recipe
@@ -48,8 +48,19 @@ def started(one: Recipe, x: np.ndarray, y: np.ndarray, bound: float, outputs: in
     plan = plan_for(one, Facts(len(table), feature_bound=bound))
     streams = tuple(SeededStreams((one.seed or 0) + trial) for trial in range(one.trials))
     ledgers = tuple(plan.ledger() for _ in streams)
-    shared = (one,) * one.trials, (plan,) * one.trials, ledgers, streams
-    return DpLeastSquares(Context(*shared, pack, table, cross_entropy, 9, Path(), feature_bound=bound))
+    context = Context(
+        recipes=(one,) * one.trials,
+        plans=(plan,) * one.trials,
+        ledgers=ledgers,
+        streams=streams,
+        pack=pack,
+        table=table,
+        loss=cross_entropy,
+        most_rows=9,
+        base=Path(),
+        feature_bound=bound,
+    )
+    return DpLeastSquares(context)
 
 
 def problem(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -12,11 +12,11 @@ import torch
 
 from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.on_disk import DiskRows, stored
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import create
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.users.run import UnitTable
 from tests.conftest import Train, WriteRecipe

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import _QueryNoise
 from dpsgd_cli.methods.pate.settings import ConfidentGnMax, GnMax, LnMax

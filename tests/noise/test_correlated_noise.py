@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import CorrelatedSums
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.streams import SecureStreams
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.noise.price import NoiseStrategy
 from tests.methods.small_network import RECORDS, context, recipe, records
 from tests.methods.test_dp_sgd import CLIPPINGS, LAYERS, NOTHING, accepted, method_of, noise_of
 from tests.noise.test_price import matrix
@@ -41,7 +42,7 @@ def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(clipping: st
     assert plan is not None and plan.correlated is not None
     noise = noise_of(trained)[:, 0]
     steps = len(noise)
-    fresh = torch.from_numpy(matrix(plan.correlated.strategy)) @ noise
+    fresh = torch.from_numpy(matrix(NoiseStrategy.of(plan.correlated))) @ noise
     bounds = {"flat": [0.7], "joint": [0.7, 0.7]}.get(clipping, [0.2, 1.1])
     whole = float(np.linalg.norm(bounds))
     half = steps // 2
@@ -88,7 +89,7 @@ def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int)
     moved = sums_of(trained, 24, values) - sums_of(context([made(epochs=5)], data=(x, y)), 24, values)
     steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
     assert len({step % 3 for step in steps}) == 1 and 2 <= len(steps) <= 8
-    rows = torch.from_numpy(matrix(plan.correlated.strategy)[:24, :24]) @ moved
+    rows = torch.from_numpy(matrix(NoiseStrategy.of(plan.correlated))[:24, :24]) @ moved
     mechanism = plan.epochs[0][0].mechanism
     assert isinstance(mechanism, CorrelatedSums) and mechanism.sampling_rate == 21 / 30
     group = steps[0] % 3
@@ -111,7 +112,7 @@ def test_a_record_in_one_order_moves_c_g_by_no_more_than_is_charged() -> None:
     assert len(steps) == 4 and set(np.diff(steps)) == {5}
     charged = [(one.mechanism.sensitivity, one.count) for one in plan.releases]  # type: ignore[union-attr]
     assert all(count == 1 for _, count in charged)
-    square = float((torch.from_numpy(matrix(plan.correlated.strategy)) @ moved).square().sum())
+    square = float((torch.from_numpy(matrix(NoiseStrategy.of(plan.correlated))) @ moved).square().sum())
     assert plan.sensitivity**2 * 0.5 < square <= sum(own**2 for own, _ in charged) * (1 + 1e-9)
 
 
@@ -140,7 +141,7 @@ def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
     second = replace(context([one] * 20, data=NOTHING, streams=secure), ledgers=first.ledgers)
     plan, found = first.plans[0], []
     assert plan is not None and plan.correlated is not None
-    own = plan.correlated.strategy
+    own = NoiseStrategy.of(plan.correlated)
     weights, methods = own.column[:3] / own.norm, [method_of(first), method_of(second)]
 
     def watch(trained: Context, method: DpSgd) -> None:

@@ -17,7 +17,7 @@ from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.noise.price import NoiseStrategy, by_cycle, strategy
 from dpsgd_cli.noise.settings import CorrelatedNoise
 from dpsgd_cli.recipe.schema import Recipe
@@ -299,8 +299,8 @@ def test_one_order_costs_one_gaussian_of_all_epochs(adjacency: str) -> None:
         recipe({"kind": "banded", "bands": 30}, method=method, privacy={"adjacency": adjacency}), Facts(1050)
     )
     assert [[(r.mechanism.kind, r.count) for r in epoch] for epoch in plan.epochs] == [[("correlated", 1)]] * 4
-    assert plan.correlated is not None and plan.correlated.strategy.steps == 44
-    moved = float(np.linalg.norm(np.abs(matrix(plan.correlated.strategy))[:, ::11].sum(axis=1)))
+    assert plan.correlated is not None and plan.correlated.steps == 44
+    moved = float(np.linalg.norm(np.abs(matrix(NoiseStrategy.of(plan.correlated)))[:, ::11].sum(axis=1)))
     expected = accountants.get("gaussian").epsilon([Release(GaussianSum(2.0 / moved, "zero-out"))], 1e-5)
     assert plan.guarantee().epsilon == pytest.approx(expected, rel=1e-6)
     assert plan.sensitivity == (2.0 if adjacency == "replace-one" else 1.0)
@@ -361,8 +361,8 @@ def test_auto_takes_the_bands_with_the_least_error_at_the_budget(epsilon: float,
         assert own is not None
         errors[bands] = own.error
     assert chosen.correlated.error == min(errors.values()) and chosen.correlated.independent == errors[1]
-    assert chosen.correlated.strategy.reach >= least
-    assert chosen.sampling.groups == chosen.correlated.strategy.reach == min(errors, key=lambda b: errors[b])
+    assert chosen.correlated.reach >= least
+    assert chosen.sampling.groups == chosen.correlated.reach == min(errors, key=lambda b: errors[b])
 
 
 @pytest.mark.parametrize(

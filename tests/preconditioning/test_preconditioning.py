@@ -162,7 +162,7 @@ def test_the_release_is_charged_its_share_before_anything_else(
 def test_the_share_is_of_what_preprocessing_leaves() -> None:
     from dpsgd_cli.accounting.mechanism import Release
     from dpsgd_cli.accounting.plan import Facts
-    from dpsgd_cli.methods.descriptor import plan_for
+    from dpsgd_cli.methods.experiment import plan_for
 
     spent = Release(GaussianSum(2.0, "add-remove", label="pca"))
     plan = plan_for(made(), Facts(60, preprocessing_releases=[spent]))

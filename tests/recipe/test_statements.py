@@ -17,9 +17,9 @@ from dpsgd_cli.clipping.settings import Clipping
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.descriptor import Descriptor, plan_for
 from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
+from dpsgd_cli.methods.experiment import Descriptor, plan_for
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
 from dpsgd_cli.methods.settings import METHODS

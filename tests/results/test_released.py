@@ -12,10 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from dpsgd_cli.data import Dataset
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.base import Method
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Released, Unreleased, mark_nonprivate, public
 from dpsgd_cli.training import assemble

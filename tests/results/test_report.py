@@ -14,8 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.accounting.ledger import read_entries
+from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.main import main
 from dpsgd_cli.results import headline, report, store
+from dpsgd_cli.results.document import Card
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 
@@ -108,6 +110,46 @@ def test_the_first_lines_say_quality_epsilon_day_version_and_data(write_recipe: 
     assert f"by dpsgd {document['provenance']['version']}. Data: `tiny.npz` (its hash" in line
     (hidden,) = document["provenance"]["nonprivate_data_sha256"].values()
     assert hidden[:12] not in plain
+
+
+STATED = {
+    "accountant": "pld", "epsilon": 1.0, "delta": 1e-5, "bound": "upper", "adjacency": "add-remove",
+    "noise_source": "secure",
+}  # fmt: skip
+BEST = Attacker({0.01: 0.1}, 0.62459, "pld", 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "answers", "warned"),
+    [
+        ({}, ["Each record", "62.46% instead of 50%", "Accuracy 0.8000"], [False, False, False]),
+        ({"unit": {"column": "mrn"}}, ["Each user", "62.46% instead of 50%", "Accuracy 0.8000"], [False, False, False]),
+        ({"epsilon": 12.0}, ["Each record", "62.46% instead of 50%", "Accuracy 0.8000"], [False, True, False]),
+        ({"epsilon": None}, ["Each record", "62.46% instead of 50%", "Accuracy 0.8000"], [False, True, False]),
+        ({"bound": "estimate"}, ["Each record", "62.46% instead of 50%", "Accuracy 0.8000"], [False, True, False]),
+        ({"noise_source": "seeded"}, ["Each record", "62.46% instead of 50%", "Accuracy 0.8000"], [False, True, False]),
+        ({"accountant": None}, ["Nobody", "Unlimited", "Accuracy 0.8000"], [True, True, False]),
+    ],
+)  # fmt: skip
+def test_the_first_screen_warns_of_what_does_not_protect(
+    changed: dict[str, Any], answers: list[str], warned: list[bool]
+) -> None:
+    metrics = {"test_accuracy": {"mean": 0.8}, "constant_accuracy": {"mean": 0.7}}
+    boxes = headline.cards({"privacy": STATED | changed, "metrics": metrics}, BEST).boxes
+    assert [(box.answer, box.warned) for box in boxes if isinstance(box, Card)] == list(
+        zip(answers, warned, strict=True)
+    )
+
+
+def test_the_first_screen_warns_of_a_model_that_is_no_better_than_a_constant() -> None:
+    for name, model, constant, best in (
+        ("accuracy", 0.7, 0.7, False),
+        ("rmse", 2.0, 3.0, True),
+        ("rmse", 3.0, 2.0, False),
+    ):
+        metrics = {f"test_{name}": {"mean": model}, f"constant_{name}": {"mean": constant}}
+        box = headline.cards({"privacy": STATED, "metrics": metrics}, "unknown").boxes[-1]
+        assert isinstance(box, Card) and box.warned == (not best) == (box.answer == "No better than a constant")
 
 
 @pytest.mark.parametrize(

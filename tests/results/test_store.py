@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import json
 import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dpsgd_cli.engine.bundle import Bundle
@@ -145,6 +149,42 @@ def test_the_public_copy_holds_nothing_that_is_marked(tmp_path: Path, result: Pa
     assert (copy / "ledger.jsonl").read_bytes() == (result / "ledger.jsonl").read_bytes()
 
 
+REGISTRY = {
+    "": "short_name data_curator intended_use data_product_type data_product_description publication_date",
+    "dp_flavor": "name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_parameters",
+    "model": "model_type release_type interactivity",
+    "additional_dp_information": "post_processing composition",
+    "implementation": "pre_processing_eda_hyperparameter_tuning mechanisms justification",
+}
+"""Required keys of `schemas/deployments-schema.yaml` (opendp/deployments-registry-data, November 2026), by section."""
+REGISTRY_NAMES = {
+    "dp_flavor": {"name": ["Pure DP", "Approximate DP", "Zero Concentrated DP", "other"]},
+    "model": {
+        "model_type": ["Local", "Central", "Shuffle", "Federated"],
+        "release_type": ["One-shot", "Continual"],
+        "interactivity": ["Interactive", "Non-interactive"],
+    },
+}
+REGISTRY_OPTIONAL = (
+    "privacy_unit_description privacy_parameters_description actors model_type_description release_type_description"
+    " interactivity_description additional_information_url"
+)
+
+
+def check_deployment(record: dict[str, Any]) -> None:
+    """A record has the registry's required keys, and no others; its names are among those that the registry knows."""
+    assert set(record) == {"approved", "registry_author", "deployment"} and record["approved"] is False
+    for section, required in REGISTRY.items():
+        own = record["deployment"] if not section else record["deployment"][section]
+        known = {*required.split(), *REGISTRY_OPTIONAL.split(), *(filter(None, REGISTRY) if not section else ())}
+        assert set(required.split()) <= set(own) <= known, section
+        assert all(own[key] in names for key, names in REGISTRY_NAMES.get(section, {}).items())
+        assert all(isinstance(value, str | dict) for value in own.values())
+    parameters = record["deployment"]["privacy_loss"]["privacy_parameters"]
+    assert set(parameters) <= {"epsilon", "rho", "delta"} and all(isinstance(one, float) for one in parameters.values())
+
+
 def test_the_public_copy_can_be_used(tmp_path: Path, result: Path) -> None:
     def run(*arguments: object) -> str:
         found = CliRunner().invoke(main, [str(one) for one in arguments])
@@ -153,8 +193,14 @@ def test_the_public_copy_can_be_used(tmp_path: Path, result: Path) -> None:
 
     copy = tmp_path / "copy"
     run("report", result, "--publish", copy)
-    assert {file.name for file in copy.iterdir()} == COPY | {"report.md", "report.html"}
+    assert {file.name for file in copy.iterdir()} == COPY | {"report.md", "report.html", "deployment.yaml"}
     assert "nonprivate_" not in (copy / "report.md").read_text()
+    check_deployment(yaml.safe_load((copy / "deployment.yaml").read_text()))
+    with safe_open(copy / "model.safetensors", "np") as file:
+        stated = json.loads(file.metadata()["dpsgd"])["privacy"]
+    told = json.loads((copy / "result.json").read_text())["privacy"]
+    ledger = hashlib.sha256((copy / "ledger.jsonl").read_bytes()).hexdigest()
+    assert (stated["epsilon"], stated["delta"], stated["ledger_sha256"]) == (told["epsilon"], told["delta"], ledger)
     np.save(tmp_path / "new.npy", np.load(tmp_path / "tiny.npz")["x_test"])
     (tmp_path / "tiny.npz").unlink()
     assert run("predict", copy, tmp_path / "new.npy") == run("predict", result, tmp_path / "new.npy")

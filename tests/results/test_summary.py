@@ -9,7 +9,7 @@ import pytest
 
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.results.summary import plan_text, result_text
+from dpsgd_cli.results.summary import brief_text, plan_text, result_text
 from dpsgd_cli.training.loop import plan_recipe
 from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import OWN, PCA, WriteRecipe
@@ -44,6 +44,30 @@ def test_the_numbers_of_a_result() -> None:
         "results in results/toy-1",
     ):
         assert part in text
+
+
+def test_five_lines_say_who_is_protected_how_well_it_does_and_at_what_price() -> None:
+    constant = {"mean": 0.5, "std": 0.0, "ci95": None, "n": 2}
+    attacker = {"mu": 1.0, "regret": 0.0, "true_positives": {"0.01": 0.0924}, "proved_by": "gaussian"}
+    told = document(PRIVACY | {"attacker": attacker, "noise_source": "seeded (experiment)"})
+    told["metrics"]["constant_accuracy"] = constant
+    assert brief_text(told, Path("r")).splitlines() == [
+        "toy: 2 trials, 3 epochs",
+        "  protected   each record, one at a time (zero-out); a person with several records is protected less",
+        "  accuracy    0.9125 +- 0.0898 (95% CI, 2 trials); baseline: 0.5000",
+        "  epsilon     at most 3.0000 at delta 1e-05; each trial on its own; an experiment: anybody who knows the seed"
+        " can subtract the noise",
+        "  attacks     TPR at most 9.24% at FPR 1%",
+        "  result      r",
+    ]
+    measured = {"metrics": {"accuracy": [None, 0.7, 0.9]}, "constants": {"accuracy": [0.6, 0.5, 0.7]}}
+    held_out = brief_text(document() | {"evaluation": [measured]}, Path("r")).splitlines()[2]
+    assert held_out == "  accuracy    too noisy to say (95% interval 0.7000 to 0.9000); baseline: 0.6000"
+    users = PRIVACY | {"unit": {"column": "person"}, "uncovered_steps": ["pca was fitted on the records"]}
+    text = brief_text(document(users), Path("r"))
+    assert "each user with all rows of one `person` together" in text
+    assert "NOT covered pca was fitted on the records" in text
+    assert "nobody: nothing protects" in brief_text(document(PRIVACY | {"accountant": None}), Path("r"))
 
 
 def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
@@ -84,7 +108,7 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
         "budget                    none",
         "before training           pca: noise multiplier 5",
         "The number of training records is public: 48.",
-        "    0-2         8\n    3-5         4\n    6           2",
+        "noise multiplier          8 in epoch 0, 2 in epoch 6 (`dpsgd account RECIPE --curve`)",
         f"at most {epsilon_text(plan.guarantee().epsilon)} at delta 0.001, by pld",
     ):
         assert part in text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
-from dpsgd_cli.methods.descriptor import plan_for
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.price import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.schedules.settings import Validation

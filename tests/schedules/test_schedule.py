@@ -14,9 +14,9 @@ from scipy.optimize import minimize
 
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.errors import DpsgdError, PrivacyError, RecipeError
-from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import SgdSettings, TailIterates
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results.provenance import code_sha256
 from dpsgd_cli.schedules.settings import LEAST, Schedule

@@ -19,8 +19,8 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.methods.descriptor import plan_for
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.training import auto_settings, loop
 from dpsgd_cli.training.auto_rule import (

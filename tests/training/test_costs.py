@@ -71,7 +71,7 @@ def test_a_dear_miss_is_missed_less_at_the_same_price(
         found[name] = (told[rare["y"] == "yes"].mean(), shares.mean(), rows[0]["epsilon"], sure)
         if name == "costs":
             assert (told == (8 * shares > 1 - shares)).all()
-        assert ("rate 0.1 of the second class" in str(document)) == (name == "balanced")
+        assert ("rate 0.1 of the positive class" in str(document)) == (name == "balanced")
     recalls = {name: one[0] for name, one in found.items()}
     assert recalls.pop("plain") + 0.15 < min(recalls.values())
     # probabilities allow for the weights

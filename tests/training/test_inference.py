@@ -179,7 +179,7 @@ def test_tables_keep_their_words(write_recipe: WriteRecipe, train: Train, table:
     table["age"] += 75
     above = int((table["age"] > 100).sum())
     assert trained.remarks(trained.source.rows(table)) == [
-        f"{above} values of 'age' outside of its bounds 0 to 100: taken for the nearer bound, as in training"
+        f"{above} values of 'age' outside of its bounds 0 to 100: clamped to the nearer bound, as in training"
     ]
     capped = table.assign(age=table["age"].clip(0, 100))
     assert np.array_equal(

@@ -24,7 +24,7 @@ the statement gives the budget. A trial stops before the first gradient whose se
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,17 +33,15 @@ from dpsgd_cli.accounting.accountants.additive import total_rho
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
 from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.methods.base import Method
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, AgdRates, DpAgdMethod, agd_rates
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.methods.risks.problem import penalty_of, risk_of
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class DpAgd(Method):
@@ -267,7 +265,7 @@ class _Pace:
         return gamma * self.rho if self.rejected else self.rho
 
 
-def _settings(recipe: Recipe) -> DpAgdMethod:
+def _settings(recipe: Experiment) -> DpAgdMethod:
     assert isinstance(recipe.method, DpAgdMethod)
     return recipe.method
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,10 +20,7 @@ from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.search import largest
 from dpsgd_cli.common.sections import Count, Fraction, Positive
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, Experiment, FullBatch
 
 
 class DpAgdMethod(FullBatch):
@@ -148,7 +145,7 @@ def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     return rates
 
 
-def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
+def adaptive_plan(recipe: Experiment, facts: Facts) -> AdaptivePlan:
     """A budget in zCDP, for methods that choose while they run what to release next."""
     privacy = recipe.required_privacy
     budget, delta = privacy.budget, privacy.stated_delta
@@ -161,10 +158,10 @@ def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
             f" {accountant} does not cover; use zcdp or zcdp-tight"
         )
     rho = budget.rho if isinstance(budget, RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
-    return AdaptivePlan.of(recipe, facts, accountant=accountant, rho_total=rho, is_adaptive=True)
+    return recipe.planned(AdaptivePlan, facts, accountant=accountant, rho_total=rho, is_adaptive=True)
 
 
-def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
+def dp_agd(recipe: Experiment, facts: Facts) -> Plan:
     """Return the plan of a zCDP budget whose parts `methods/dp_agd/run.py` chooses during the run."""
     assert isinstance(recipe.method, DpAgdMethod)
     plan = adaptive_plan(recipe, facts)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +27,7 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd.run import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import AllIterates, SgdSettings, section_of
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.methods.lectures.price import excess_risk_of_average
 from dpsgd_cli.methods.lectures.run import Claim, problem_of, report
 from dpsgd_cli.methods.risks.affine import AffineRisk
@@ -37,9 +37,6 @@ from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.preconditioning.run import Preconditioning
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.users.run import UnitTable
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class FullBatchMethod(GradientMethod):
@@ -164,7 +161,7 @@ class Gd(FullBatchMethod, WithoutPrivacy):
     def learning_rates(self, epoch: float) -> list[float]:
         return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
 
-    def _second_moment(self, recipe: Recipe) -> float:
+    def _second_moment(self, recipe: Experiment) -> float:
         """Return the squared Lipschitz constant of the whole objective on its ball; inf without a bound."""
         model, bound = recipe.model, self.context.feature_bound
         if not isinstance(model, ConvexModel) or bound is None:

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
 from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
 
 
 class FullGradient(Gradient):

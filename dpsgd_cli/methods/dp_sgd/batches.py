@@ -27,9 +27,10 @@ from dpsgd_cli.batching.run import (
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.augmentation import Augmentation
-from dpsgd_cli.engine.context import AuditHook, Context
+from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.tensors import Batch, Examples
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.users.run import UnitTable
 

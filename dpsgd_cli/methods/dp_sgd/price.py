@@ -17,7 +17,7 @@ may be replaced; the noise has standard deviation z S):
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
   together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
 
-Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), how much of a schedule a budget
+Not here: what depends on a kind of schedule, clipping or batching (their rooms), how much of a schedule a budget
 buys (`accounting/budget.py`), prices (`accountants/`).
 """
 
@@ -41,6 +41,7 @@ from dpsgd_cli.calibration.price import with_calibration
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.intervals.price import with_intervals
+from dpsgd_cli.methods.experiment import Experiment, Privacy
 from dpsgd_cli.noise.settings import numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
@@ -48,7 +49,6 @@ from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import Charge, NoiseStrategy
-    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 MOST_EPOCHS = 100_000
 P = TypeVar("P", bound=Plan)
@@ -69,7 +69,7 @@ def _charged(mechanism: Mechanism, use: Charge) -> Release:
     return Release(changed, use.uses)
 
 
-def gradient(recipe: Recipe, facts: Facts) -> Plan:
+def gradient(recipe: Experiment, facts: Facts) -> Plan:
     """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
 
     Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
@@ -78,7 +78,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     return _drafted(recipe, facts, privacy.schedule, recipe.length)
 
 
-def one_gaussian(recipe: Recipe, facts: Facts, moved: float, label: str = "gradient") -> Plan:
+def one_gaussian(recipe: Experiment, facts: Facts, moved: float, label: str = "gradient") -> Plan:
     """Return the plan of one Gaussian on all records, with the least noise that the budget allows.
 
     `moved` bounds the L2 norm by which one record more moves the released vector; a replaced record moves it by twice
@@ -88,7 +88,7 @@ def one_gaussian(recipe: Recipe, facts: Facts, moved: float, label: str = "gradi
 
 
 def _drafted(
-    recipe: Recipe,
+    recipe: Experiment,
     facts: Facts,
     schedule: Schedule,
     length: int | Literal["until-budget"],
@@ -126,7 +126,7 @@ def _drafted(
     return draft.with_fewest_errors() if noise is not None and noise.bands == "auto" else draft.plan()
 
 
-def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
+def of_own_code(recipe: Experiment, facts: Facts) -> Plan:
     """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
     return replace(gradient(recipe, facts), is_adaptive=True)
 
@@ -175,7 +175,7 @@ def _check_sampler(sampling: Sampling, accountant: str) -> None:
 class _Draft:
     """A plan in the making."""
 
-    recipe: Recipe
+    recipe: Experiment
     privacy: Privacy
     sampling: Sampling
     facts: Facts
@@ -246,7 +246,7 @@ class _Draft:
         if noise is None or not multipliers:
             return None
         own = self._strategy(len(multipliers))
-        return PlannedNoise(own, own.error(multipliers))
+        return PlannedNoise(own.steps, own.taken, own.error(multipliers))
 
     def _strategy(self, epochs: int) -> NoiseStrategy:
         from dpsgd_cli.noise.price import strategy  # scipy, for which a plan of independent noise need not wait
@@ -294,8 +294,8 @@ class _Draft:
 
     def _made(self, kind: type[P], **own: Any) -> P:
         """Return a plan of `kind` with the numbers that all plans of gradients share."""
-        return kind.of(
-            self.recipe,
+        return self.recipe.planned(
+            kind,
             self.facts,
             sampling=self.sampling,
             sensitivity=self.sensitivity,

@@ -39,19 +39,22 @@ from dpsgd_cli.clipping.bounds import bounds_of
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, require_bound, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.engine.context import AroundNoise, Context
+from dpsgd_cli.engine.context import AroundNoise
 from dpsgd_cli.engine.processes import Reduction
+from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.engine.tensors import Examples, Table, to_device, to_host
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.intervals.price import LABEL as INTERVALS
 from dpsgd_cli.intervals.run import infer
 from dpsgd_cli.methods.base import Method
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.optimizers import factors_of, make_average, make_update, project_to_ball
 from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
 from dpsgd_cli.methods.risks.affine import CodedSums, fits
 from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
+from dpsgd_cli.noise.price import NoiseStrategy
 from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.preconditioning.maps import MAP
 from dpsgd_cli.preconditioning.run import Preconditioning
@@ -277,7 +280,7 @@ class DpSgd(GradientMethod):
 
     def __init__(self, context: Context) -> None:
         self.plans = context.plans_of(Plan)
-        self.adaptive = AdaptiveSchedules(context, self.plans)
+        self.adaptive = AdaptiveSchedules(context, self.plans, context.recipes[0].data.task)
         self.lengths = self.adaptive.lengths
         super().__init__(context)
         if self.adaptive.runs and isinstance(section_of(context.recipes[0]).average, TailIterates):
@@ -292,19 +295,20 @@ class DpSgd(GradientMethod):
         self.sensitivities = self.bounds.sensitivities
         self.moves = context.column([replace_factor(plan.sampling.adjacency) for plan in self.plans])
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
-        shapes = [None if plan.correlated is None else plan.correlated.strategy for plan in self.plans]
-        self.step_noise = step_noise(shapes, pack.size, pack.values.device)
+        self.correlations = [None if p.correlated is None else NoiseStrategy.of(p.correlated) for p in self.plans]
+        self.step_noise = step_noise(self.correlations, pack.size, pack.values.device)
         if context.team.size > 1 and type(self).privatise is DpSgd.privatise and context.watcher is None:
             apart = self.noise.apart and type(self.step_noise) is StepNoise
             self.around[0] = self.reduction = Reduction(context.team, pack.sums, pack.columns, apart)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
-        self.preconditioning = None
-        if context.recipes[0].preconditioner is not None:
-            self.preconditioning = Preconditioning(context, self.plans)
-        self.calibrating = None
+        self.preconditioning, self.calibrating = None, None
+        kinds = [recipe.preconditioner for recipe in context.recipes if recipe.preconditioner is not None]
+        if kinds:
+            self.preconditioning = Preconditioning(context, self.plans, kinds, context.columns)
         if any(recipe.calibration is not None for recipe in context.recipes):
-            self.calibrating = Calibrating(context, self.plans)
+            norms = [section.clipping.norm_bound(None) for section in self.sections]
+            self.calibrating = Calibrating(context, self.plans, norms, bool(kinds))
         self._inferred: Sequence[np.ndarray] = ()
         self._check_priced()
 
@@ -357,7 +361,9 @@ class DpSgd(GradientMethod):
                 self.preconditioning.prepare()
             # behind a cut, weights of the preconditioned rows
             weights = super().output if self.cuts else self.output
-            self._inferred = infer(self.context, self.plans, weights, self.cuts)
+            model = self.context.recipes[0].model
+            bias = isinstance(model, OneLayer) and model.has_bias
+            self._inferred = infer(self.context, self.plans, bias, weights, self.cuts)
         return {
             MAP: () if self.preconditioning is None else self.preconditioning.maps,
             INTERVALS: self._inferred,
@@ -419,7 +425,7 @@ class DpSgd(GradientMethod):
 
     def _grid(self, epoch: int) -> Grid:
         """Return the noise grid of all trials' sums in `epoch` and of the statistics released with them."""
-        pack, known = self.context.pack, [plan.correlated for plan in self.plans]
+        pack, known = self.context.pack, self.correlations
         multipliers = {of(epoch, trial) for trial in range(pack.trials) for of in (self._multiplier, self._applied)}
         steps, moved = 1, 1.0
         if known[0] is not None:
@@ -427,7 +433,7 @@ class DpSgd(GradientMethod):
             multipliers |= {z for plan in self.plans for z in plan.noise_multipliers}
             steps = self.epochs * self.steps
             moved = max(multipliers) / min(multipliers)
-            moved *= max(one.strategy.moved_by_rounding for one in known if one is not None)
+            moved *= max(one.moved_by_rounding for one in known if one is not None)
         numbers = pack.size + (0 if self.side_statistics is None else self.side_statistics.shape[1])
         return Grid.of(numbers * steps, self.context.table.summed, multipliers, moved)
 

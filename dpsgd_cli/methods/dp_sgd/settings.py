@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,12 +12,9 @@ from dpsgd_cli.calibration.price import Calibration
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.intervals.price import INFERENCE, Inference
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor, Experiment, MethodSection
 from dpsgd_cli.preconditioning.price import Preconditioner
 from dpsgd_cli.schedules.learning_rate import Rate
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 class OptimizerKind(Section):
@@ -101,10 +98,8 @@ class TailIterates(Section):
 Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
 
 
-class Gradient(Section):
+class Gradient(MethodSection):
     """Settings that all gradient methods share."""
-
-    must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
 
     batching: Batching = Field(
         "poisson",
@@ -127,7 +122,6 @@ class Gradient(Section):
         description="Parameters with rates of their own; it is post-processing, at no price.",
         examples=[[{"names": "*.bias", "decay": 0}]],
     )
-    descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()
     averaging: Averaging | Auto | None = Field(
         "auto",
@@ -174,11 +168,6 @@ class Gradient(Section):
         """Return the averaging of the weights; None while it is `auto`."""
         return None if self.averaging == "auto" else self.averaging
 
-    @property
-    def described(self) -> Descriptor:
-        """Return the method's descriptor under these settings."""
-        return self.descriptor
-
 
 class Preconditioned(Gradient):
     """Settings of the gradient methods that can take a preconditioner."""
@@ -205,6 +194,11 @@ class Preconditioned(Gradient):
     def conditioned(self) -> Preconditioner | None:
         """Return the preconditioner; None while it is `auto`."""
         return None if self.preconditioner == "auto" else self.preconditioner
+
+    @property
+    def inferred(self) -> float | None:
+        """Return the share of the budget for the rounds of `intervals/price.py`; None without them."""
+        return None if self.inference is None else self.inference_share
 
     @property
     def calibrated(self) -> Calibration | None:
@@ -261,7 +255,7 @@ class DpSgdMethod(Preconditioned):
         return replace(self.descriptor, distributable=False) if alone else self.descriptor
 
 
-def section_of(recipe: Recipe) -> Gradient:
+def section_of(recipe: Experiment) -> Gradient:
     """Return the method section of a gradient recipe."""
     assert isinstance(recipe.method, Gradient)
     return recipe.method

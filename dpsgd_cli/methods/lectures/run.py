@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import Hinge
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.methods.lectures.price import PublicProblem, excess_risk_of_last

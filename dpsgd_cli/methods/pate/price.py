@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
@@ -28,11 +27,9 @@ from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.experiment import Experiment, Privacy
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import Aggregation
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 # The cap is above what all queries cost by more than the rounding of their sum.
 _ABOVE = 1 + 1e-9
@@ -60,7 +57,7 @@ class VotingPlan(Plan):
         return super()._filter() if self.most is None else GaussianFilter(self.most)
 
 
-def pate(recipe: Recipe, facts: Facts) -> Plan:
+def pate(recipe: Experiment, facts: Facts) -> Plan:
     """Return the plan of a PATE recipe.
 
     Raises PrivacyError if no guarantee covers it, and InfeasibleBudget if not all queries fit.
@@ -89,7 +86,7 @@ def _check_has_mu(counted: Sequence[Release]) -> None:
 class _Draft:
     """A plan in the making."""
 
-    recipe: Recipe
+    recipe: Experiment
     method: PateMethod
     privacy: Privacy
     facts: Facts
@@ -99,8 +96,8 @@ class _Draft:
         rule: Aggregation = named(self.method.aggregation.rule)(self._solved())
         before, covers = self._before()
         asked = self._worst(rule)
-        draft = VotingPlan.of(
-            self.recipe,
+        draft = self.recipe.planned(
+            VotingPlan,
             self.facts,
             is_adaptive=rule.is_adaptive,
             postprocessing_epochs=self.method.student.epochs,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.independence import check_model, check_outputs, stand_in_rows
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_ROWS
@@ -42,15 +41,14 @@ from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
 from dpsgd_cli.methods.base import Findings, Method
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import SgdMethod
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.settings import PateMethod, Training
 from dpsgd_cli.methods.pate.votes import Aggregation, epsilon_at
 from dpsgd_cli.noise.run import gaussian, laplace
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 NO_ANSWER, NOT_ASKED = -1, -2
 _NUMBERS_AT_ONCE = 1 << 25
@@ -307,7 +305,7 @@ def _classes(context: Context) -> int:
     return int(outputs)
 
 
-def _descent(recipe: Recipe, settings: Training) -> Recipe:
+def _descent(recipe: Experiment, settings: Training) -> Experiment:
     """Return the recipe that trains by `settings` alone, without privacy."""
     own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
     changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
@@ -317,7 +315,7 @@ def _descent(recipe: Recipe, settings: Training) -> Recipe:
     return recipe.changed(**changes, data=recipe.data.changed(**prepared))
 
 
-def _unlimited(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
+def _unlimited(recipes: Sequence[Experiment]) -> tuple[Ledger, ...]:
     """Return empty ledgers, for trainings that release nothing themselves."""
     return tuple(Ledger() for _ in recipes)
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from dpsgd_cli.common.sections import Count, NonNegative, Positive, Section
 from dpsgd_cli.engine.settings import Model
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Gradient
+from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.schedules.learning_rate import Rate
 
 

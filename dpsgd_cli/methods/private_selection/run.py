@@ -28,10 +28,10 @@ from torch import Tensor
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Findings, Method
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod, SelectionPlan
 from dpsgd_cli.noise.selection import choice_draws, select_least

@@ -7,7 +7,7 @@ costs the larger of the most expensive training and the choice. The ledger is ch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,12 +19,9 @@ from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.common.sections import Positive
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.descriptor import Descriptor, plan_for
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient
+from dpsgd_cli.methods.experiment import Descriptor, Experiment, Privacy, plan_for
 from dpsgd_cli.schedules.settings import Decay, Schedule
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Privacy, Recipe
 
 
 class PrivateSelectionMethod(Gradient):
@@ -51,10 +48,10 @@ class SelectionPlan(Plan):
     """Plan in which `candidates[i]` trains recipe `recipes[i]` on its part; `epochs` are the charges for the whole."""
 
     candidates: tuple[Plan, ...] = ()
-    recipes: tuple[Recipe, ...] = ()
+    recipes: tuple[Experiment, ...] = ()
 
 
-def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
+def plan_selection(recipe: Experiment, facts: Facts) -> SelectionPlan:
     """Return the plan of a `private-selection` recipe; its budget is in rho, preprocessing included.
 
     Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget if
@@ -90,8 +87,8 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
         accountant = BestAccountant().best(
             [*facts.preprocessing_releases, *(r for epoch in epochs for r in epoch)], costliest.delta
         )[1]
-    return SelectionPlan.of(
-        recipe,
+    return recipe.planned(
+        SelectionPlan,
         facts,
         sampling=replace(costliest.sampling, records=facts.records),
         noise_multipliers=costliest.noise_multipliers,
@@ -103,7 +100,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     )
 
 
-def _candidate(recipe: Recipe, privacy: Privacy, schedule: Schedule, rho: float) -> Recipe:
+def _candidate(recipe: Experiment, privacy: Privacy, schedule: Schedule, rho: float) -> Experiment:
     """Return the recipe that trains one candidate alone."""
     settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
     own = privacy.changed(schedule=schedule, budget=RhoBudget(rho=rho), accountant="auto", budget_covers="total")

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.engine.coded_table import PIECE, CodedTable, LookUp, by_code, features_of, lanes, numbers
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import Loss, cross_entropy
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.methods.context import Context
 from dpsgd_cli.preconditioning.maps import BlockMap
 from dpsgd_cli.preconditioning.run import Made
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dpsgd_cli.engine.loss_bounds import LOSSES, Region
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.methods.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
     return Constants(slope * feature_bound, curvature * feature_bound**2, model.l2, feature_bound)
 
 
-def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
+def problem_constants(recipe: Experiment, feature_bound: float | None, in_ball: bool = True) -> Constants:
     """Return the constants of a recipe's smooth convex problem. Raises PrivacyError that names the failing condition.
 
     `in_ball`: whether the method keeps all its weights in the ball of `model.radius`. A method that does not needs

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import Loss, MarginLoss, margin_loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import ModelError
+from dpsgd_cli.methods.context import Context
+from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.methods.risks.risk import LinearRisk, PackRisk, Risk
 from dpsgd_cli.methods.risks.rows import SignedRows
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.schema import Recipe
 
 
 def loss_of(model: ConvexModel) -> MarginLoss:
@@ -79,7 +76,7 @@ def risk_of(context: Context) -> Risk:
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
 
 
-def l2_of(recipe: Recipe) -> float:
+def l2_of(recipe: Experiment) -> float:
     """Return the coefficient of |w|^2 / 2 in the objective; 0 for models without one."""
     return recipe.model.l2 if isinstance(recipe.model, ConvexModel) else 0.0
 
@@ -89,7 +86,7 @@ def penalty_of(context: Context) -> Tensor:
     return context.column([len(context.table) * l2_of(recipe) for recipe in context.recipes])
 
 
-def radii_of(recipes: Sequence[Recipe]) -> list[float]:
+def radii_of(recipes: Sequence[Experiment]) -> list[float]:
     """Return the radius of each trial's constraint; inf for unconstrained trials."""
     return [
         r.model.radius if isinstance(r.model, ConvexModel) and r.model.radius is not None else math.inf for r in recipes
