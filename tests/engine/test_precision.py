@@ -121,7 +121,7 @@ def adapted() -> nn.Module:
     """A frozen dense layer beside a low-rank adapter, on sequences."""
     made = Of(lambda m, x: m.last((m.base(x) + m.up(m.down(x))).tanh()).mean(1), base=nn.Linear(6, 8),
               down=nn.Linear(6, 2, bias=False), up=nn.Linear(2, 8, bias=False), last=nn.Linear(8, 2))  # fmt: skip
-    made.base.requires_grad_(False)  # type: ignore[union-attr]
+    made.base.requires_grad_(False)
     return made
 
 
