@@ -379,6 +379,7 @@ MODES: dict[str, Callable[[Task], Step]] = {
     "plain-bfloat16": partial(plain, dtype="bfloat16"),
     "plain-bfloat16-compiled": partial(plain, dtype="bfloat16", compiles=True),
     "dpsgd-bfloat16": partial(private, dtype="bfloat16"),
+    "dpsgd-bfloat16-compiled": partial(private, dtype="bfloat16", compiles=True),
     "opacus-hooks": partial(opacus, ghost=False),
     "opacus-ghost": partial(opacus, ghost=True),
     "torch.func": torch_func,

@@ -206,7 +206,7 @@ def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledReci
         method = method.changed(batch_size=batch)
     dtype = "float64" if runtime.dtype == "float64" else "float32"
     for name, value in (("compile", False), ("dtype", dtype)):
-        if getattr(runtime, name) != value:
+        if getattr(runtime, name) not in (value, "auto"):
             changed[name] = value
     runtime = runtime.changed(compile=False, dtype=dtype)
     update = {"repeats": trials, "folds": None, "method": method, "runtime": runtime, "save_model": False}

@@ -6,11 +6,12 @@ and squared norms. A program has no randomness and no state between steps: noise
 charged before its epoch began. On a GPU, torch captures the program's graph.
 
 Clipping stays equally strict. The operations are those of `sum_clipped`, and norms include a margin for rounding errors
-between sums and norms that are computed differently (`layers/base.py`). A compiler may reorder additions. An option
-makes it store each number that has several readers. Otherwise it would compute a layer's input or gradient once for the
-norm and again for the sum; where terms cancel (a derivative near zero), the result is all rounding error, and the two
-may differ. The compiler might also omit a rounding to fewer bits in one place and not in another, so rounded passes
-(`precision.py`) are refused.
+between sums and norms that are computed differently (`layers/base.py`). A compiler may reorder additions. It might also
+compute a layer's input or gradient once for the norm and again for the sum, or round it to fewer bits for one and not
+for the other; where terms cancel (a derivative near zero), the result is all rounding error, and the two may differ.
+So what is recorded of a layer, and whatever else norms and sums both read, goes through an operator that no compiler
+looks into (`Session.stored`): its numbers are in memory, as short as they were recorded, and every reader reads these.
+Only `tf32` is refused: one setting rounds all products of a program, also those of norms and sums.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,20 +34,18 @@ from dpsgd_cli.errors import ModelError
 _Program = Callable[..., tuple[Tensor, ...]]
 
 _MOST_PROGRAMS = 8
-# The compiler stores a number with several readers if computing it takes more reads than this; by default each reader
-# may recompute it.
-_ONCE: dict[str, str | int | bool | Callable[..., Any]] = {"realize_reads_threshold": 0}
 
 
 class Compiled:
     """Replacement for `sum_clipped` with a compiled program per shape of batch; after 8 shapes, others run uncompiled.
 
-    `backend` is a backend of torch.compile. Raises ModelError if a step cannot be traced or compiled.
+    `backend` is a backend of torch.compile. A step that cannot be traced or compiled runs uncompiled; if compiling is
+    `required`, it raises ModelError.
     """
 
-    def __init__(self, backend: str = "inductor") -> None:
-        self._backend = backend
-        self._programs: dict[tuple[object, ...], _Program] = {}
+    def __init__(self, backend: str = "inductor", required: bool = True) -> None:
+        self._backend, self._required = backend, required
+        self._programs: dict[tuple[object, ...], _Program | None] = {}
 
     @torch.no_grad()
     def __call__(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> Found:
@@ -57,18 +55,24 @@ class Compiled:
         """
         kind = None if clipping is None else clipping.flat
         key = (id(pack), loss, kind, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
-        if key not in self._programs:
-            if len(self._programs) == _MOST_PROGRAMS:
-                return sum_clipped(pack, rows, loss, clipping)
-            self._programs[key] = self._made(pack, rows, loss, clipping)
-        sums, losses, *squares = self._programs[key](*_arguments(pack, rows, clipping))
+        if key not in self._programs and len(self._programs) < _MOST_PROGRAMS:
+            try:
+                self._programs[key] = self._made(pack, rows, loss, clipping)
+            except ModelError:
+                if self._required:
+                    raise
+                self._programs[key] = None
+        program = self._programs.get(key)
+        if program is None:
+            return sum_clipped(pack, rows, loss, clipping)
+        sums, losses, *squares = program(*_arguments(pack, rows, clipping))
         pack.sums.add_(sums)
         return losses, squares[0] if squares else None
 
     def _made(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> _Program:
         """Compile a program for batches like `rows`; weights and sums do not change."""
-        if pack.session.rounds:
-            raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
+        if pack.rounded_products:
+            raise ModelError("runtime.compile: a program cannot round the products of passes alone; use float32")
         # run once uncompiled: a model may create state in its first pass, which fails on tensors without values
         before = pack.sums.clone()
         try:
@@ -79,7 +83,6 @@ class Compiled:
             raise ModelError(
                 "runtime.compile: dropout draws other masks in each step, which a program cannot; leave one out"
             )
-        options = _ONCE | {"triton.cudagraphs": pack.values.is_cuda}
         try:
             with warnings.catch_warnings():
                 # warnings of the compiler about its own code, which a user cannot fix
@@ -89,7 +92,7 @@ class Compiled:
                     backend=self._backend,
                     fullgraph=True,
                     dynamic=False,
-                    options=options if self._backend == "inductor" else None,
+                    options={"triton.cudagraphs": pack.values.is_cuda} if self._backend == "inductor" else None,
                 )
                 program(*_arguments(pack, rows, clipping))
         except torch.OutOfMemoryError:

@@ -261,7 +261,7 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
             layer.zero_nonfinite(bad)
     if mask is not None:
         factors = factors * mask
-    return list(factors.expand(len(pack.layers), -1, -1))
+    return list(pack.session.stored(factors).expand(len(pack.layers), -1, -1))
 
 
 WORTH_ASKING = 1 << 24

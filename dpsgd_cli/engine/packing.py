@@ -69,6 +69,7 @@ class Pack(nn.Module):
         self.rounded_products = False
         self.products = place.dtype
         self._rounded: Tensor | None = None
+        self._exact = torch.empty(0)
         self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
         self._seen: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, nn.Parameter]] = []
         self.trusted = trusted
@@ -274,12 +275,16 @@ class Pack(nn.Module):
         self.session.tracing = True
         # kept rather than made again afterwards: a tracer would build the new views from its own tensors
         anchor, kept = self.session.anchor, [layer.bound for layer in self.members]
+        rounded = self._exact, self._rounded, self._views
         self._attach(values, sums)
+        if self._rounded is not None:
+            self._round(values, self._rounded.dtype)
         try:
             yield
         finally:
             self.session.tracing = False
             self.session.anchor = anchor
+            self._exact, self._rounded, self._views = rounded
             for layer, views in zip(self.members, kept, strict=True):
                 layer.forget()
                 layer.bind(*views)
@@ -299,10 +304,7 @@ class Pack(nn.Module):
                     f"runtime.dtype {str(dtype).removeprefix('torch.')}: {self._places[id(layer)] or 'the model'}"
                     f" ({type(layer).__name__}) has no rule for rounded passes; use float32 or tf32"
                 )
-        self._rounded = self.values.to(dtype)
-        exact = {id(layer): layer.bound[0] for layer in self.members}
-        rounded = {id(layer): self._views_of(self._rounded, layer) for layer in self.members}
-        self._views = {False: exact, True: rounded}
+        self._round(self.values, dtype)
         # what a module's own code sees of its parameters: frozen ones, and descriptions of trained ones
         self._seen = [
             (module._parameters, name, p, _rounded(p, dtype))
@@ -311,13 +313,20 @@ class Pack(nn.Module):
             if p is not None and p.is_floating_point()
         ]
 
+    def _round(self, values: Tensor, dtype: torch.dtype) -> None:
+        """Keep room for `values` (R, P), to which layers are bound, rounded to `dtype`, and views of both."""
+        self._exact, self._rounded = values, values.to(dtype)
+        exact = {id(layer): layer.bound[0] for layer in self.members}
+        rounded = {id(layer): self._views_of(self._rounded, layer) for layer in self.members}
+        self._views = {False: exact, True: rounded}
+
     def _take_parameters(self, x: Tensor) -> Tensor:
         """Bind rounded parameters for a recorded pass and exact ones for others; return `x` in their dtype."""
         if self._rounded is None:
             return x
         recording = self.session.recording
         if recording:
-            self._rounded.copy_(self.values)
+            self._rounded.copy_(self._exact)
         for parameters, name, exact, rounded in self._seen:
             parameters[name] = rounded if recording else exact
         for layer in self.members:

@@ -46,8 +46,19 @@ pass works on a rounded copy of the parameters and keeps each layer's input a an
 significands. With `tf32`, matrix products of a GPU inside the passes round their factors to 10 bits.
 
 Clipping stays equally strict. An example's contribution is defined by the recorded a and d, however they were computed.
-Its norm and its part of the sum are both computed from them in float32, where 8-bit significands are exact. So an
-example adds a vector of norm at most C, up to float32 rounding, although it is a rounded gradient.
+Its norm and its part of the sum are both computed from them by `product`. So an example adds a vector of norm at most
+C, up to float32 rounding, although it is a rounded gradient:
+
+- *Products.* The product of two 8-bit significands is exact in float32, so a GPU's tensor cores may multiply them.
+  Assumed of their accumulators: they add up at least 8 exact products at a time, each time with an error of at most
+  2^-23 of the sum of magnitudes so far. So a sum of n products errs by at most n / 8 times 2^-23 of the sum of their
+  magnitudes. Norms are raised by that much (`layers/base.py`). No GPU has run this since; `tests/engine/test_gpu.py`
+  measures it where there is one.
+- *Factors.* A clip factor f times d has 24 bits. `product` splits e = f d into hi + lo of 8 bits each. If e has
+  exponent k, then |e - hi| <= 2^(k - 8). The difference is exact, and rounding it to lo errs by at most 2^(k - 17),
+  which is at most 2^-17 |e|. With S = sum_t |a_t| |d_t|, a part of the sum errs by at most (2^-17 + 2^-24) f S in norm.
+  Where a rule rescaled d beforehand, its norm errs by 2^-17 S, too. Hence factors are computed from |g| + `LOST` S
+  instead of |g|. Then what an example adds has norm at most f |g| + f LOST S <= C.
 
 The price also requires that the other examples' parts of a sum do not change when one example is added or removed. In
 float32 this holds up to rounding. In rounded passes a part would change by 8-bit rounding if a library computes a row
@@ -74,7 +85,11 @@ PRECISION = torch.float64
 """Dtype of sums over records."""
 PARAMETERS = {"float64": torch.float64}
 """Dtype of parameters, norms and noise by `runtime.dtype`; float32 for all others."""
-PASSES = {"bfloat16": torch.bfloat16}
+SHORT = torch.bfloat16
+"""Dtype of 8-bit significands, whose products are exact in float32."""
+LOST = 1.02 * 2.0**-16
+"""What splitting takes from or adds to a contribution: at most this share of sum_t |a_t| |d_t|; see above."""
+PASSES = {"bfloat16": SHORT}
 """Dtype of recorded passes by `runtime.dtype`; all others use the parameters' dtype."""
 
 
@@ -102,8 +117,43 @@ def add_product(total: Tensor, slopes: Tensor, rows: Tensor, weights: Tensor | N
     total.addmm_(own.T, rows.to(PRECISION))
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b: in float32 if a factor has 8-bit significands (`SHORT`), else in the factors' dtype.
+
+    Shapes (..., M, K) and (..., K, N); leading axes broadcast. A float32 factor beside a short one is split in two, of
+    which each product is exact: see the module's docstring.
+    """
+    if SHORT not in (a.dtype, b.dtype):
+        return torch.matmul(a, b)
+    found = [_short_product(x, y) for x in _parts(a) for y in _parts(b)]
+    return found[0] if len(found) == 1 else found[0] + found[1]
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Return hi and lo, `SHORT`, of a float32 tensor; a short one as it is.
+
+    hi is rounded as an integer. A compiler may take x.to(SHORT).float() for x, so that lo would be 0.
+    """
+    if x.dtype == SHORT:
+        return (x,)
+    high = ((x.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
+    return high.to(SHORT), (x - high).to(SHORT)
+
+
+def _short_product(a: Tensor, b: Tensor) -> Tensor:
+    if not a.is_cuda:
+        return torch.matmul(a.float(), b.float())
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
+    return torch.bmm(left, right, out_dtype=torch.float32).view(*lead, a.shape[-2], b.shape[-1])
+
+
 def keep_sums_exact() -> None:
-    """Turn off rounded (TF32) products on a GPU outside of `rounded_products`; cuDNN rounds convolutions by default."""
+    """Turn off rounded (TF32) products on a GPU outside of `rounded_products`; cuDNN rounds convolutions by default.
+
+    Parts of products in bfloat16 are never added up in bfloat16.
+    """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 

@@ -260,7 +260,7 @@ def _rounding(recipe: Experiment) -> list[str]:
 
 
 def _compiling(recipe: Experiment) -> list[str]:
-    if not recipe.runtime.compile:
+    if recipe.runtime.compile is not True:
         return []
     problems = []
     if not recipe.method.described.minibatch:
@@ -268,10 +268,9 @@ def _compiling(recipe: Experiment) -> list[str]:
         problems.append(
             f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
         )
-    dtype = recipe.runtime.dtype
-    if dtype in ("bfloat16", "tf32"):
+    if recipe.runtime.dtype == "tf32":
         problems.append(
-            f"runtime.compile: a compiler may leave out roundings that the bound under {dtype} counts on; use float32"
+            "runtime.compile: a program cannot round the products of passes alone, as tf32; use bfloat16 or float32"
         )
     return problems
 
@@ -307,7 +306,7 @@ def _unit(recipe: Experiment) -> list[str]:
         problems.append("data.augment: is for single records; leave it out, or privacy.unit")
     if recipe.runtime.dtype in ("bfloat16", "tf32"):
         problems.append(f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64")
-    if recipe.runtime.compile:
+    if recipe.runtime.compile is True:
         problems.append("runtime.compile: is for single records; leave it false, or leave privacy.unit out")
     return problems
 

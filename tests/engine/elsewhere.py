@@ -109,6 +109,8 @@ class Rule:
                 return func(*args, **kwargs)
         inside = {id(x.numbers): x for x in there}
         args_, kwargs_ = tree_map(lambda x: x.numbers if isinstance(x, Elsewhere) else x, (args, kwargs))
+        if func is aten.bmm.dtype:  # which the host lacks
+            func, args_ = aten.bmm.default, tuple(x.to(args_[2]) for x in args_[:2])
         found = func(*args_, **(kwargs_ if to is None else kwargs_ | {"device": HOST}))
         to_host = func is aten._to_copy.default and to is not None and to.type == "cpu"
         if to_host or (func is aten.copy_.default and not isinstance(args[0], Elsewhere)):

@@ -103,6 +103,30 @@ def test_noise_of_steps_and_trials_is_independent_and_standard() -> None:
     assert len(draws.flatten().unique()) > 0.99 * draws.numel()
 
 
+@pytest.mark.parametrize("terms", [64, 1024, 16384])
+def test_an_accumulator_of_short_products_errs_no_more_than_is_assumed(terms: int) -> None:
+    """`precision.py` states the assumption; numbers of one sign make every addition err in one direction."""
+    draw = torch.Generator().manual_seed(terms)
+    for signed in (False, True):
+        a, b = (torch.rand(4, 32, terms, generator=draw).sub_(0.5 * signed).bfloat16() for _ in range(2))
+        exact, sizes = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+        found = precision.product(a.to(GPU), b.to(GPU).mT).double().cpu()
+        assert float(((found - exact).abs() / sizes).max()) <= terms / 8 * 2**-23
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_short_products_keep_the_bound(compiled: bool) -> None:
+    """Sharp: every gradient is far beyond the bound."""
+    pack, rows = pack_on(GPU), table(GPU)
+    pack.work_in(torch.bfloat16)
+    bounds, function = Clipping(torch.full((1, 2), 1e-3, device=GPU)), Compiled() if compiled else sum_clipped
+    for row in range(10):
+        pack.sums.zero_()
+        part = (50 * rows.x[None, row : row + 1], rows.y[None, row : row + 1], None)
+        add_clipped_sums(pack, part, cross_entropy, bounds, Diagnostics(2, GPU), function)
+        assert bool((pack.sums.norm(dim=1) <= 1e-3 * (1 + 1e-5)).all())
+
+
 def test_rounded_products_stay_inside_the_passes() -> None:
     pack, exact = pack_on(GPU), pack_on(GPU)
     pack.work_in(None, rounded_products=True)

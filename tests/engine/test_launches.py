@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -112,6 +113,29 @@ def test_large_convolutions_of_trials_run_one_by_one(monkeypatch: pytest.MonkeyP
                 torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
     assert counted[1, 3] == 3 * counted[1 << 28, 3]
     assert counted[1, 1] == 3 * counted[1 << 28, 1] - 2  # the first layer's
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rounded_products_are_of_short_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of a CPU; on a GPU, one product is made of two short tensors for each part of a factor."""
+    build, rows = NETWORKS[name]
+    torch.manual_seed(0)
+    x, found, short = rows(3), {}, []
+    bmm = torch.bmm
+
+    def counted(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+        short.append((a.dtype, b.dtype, *kwargs.values()) == (torch.bfloat16, torch.bfloat16, torch.float32))
+        return bmm(a, b, **kwargs)
+
+    monkeypatch.setattr(torch, "bmm", counted)
+    for device in (CPU, GPU):
+        with installed(monkeypatch) if device == GPU else nullcontext():
+            pack = made(build, 3, device)
+            pack.work_in(torch.bfloat16)
+            short.clear()
+            found[device] = clip(pack, x).cpu()
+    torch.testing.assert_close(found[GPU], found[CPU], rtol=0.01, atol=0.01)
+    assert sum(short) > 2
 
 
 class Counted(TorchDispatchMode):

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import precision
 from dpsgd_cli.engine.layers import Own, WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
@@ -23,6 +25,8 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
 from dpsgd_cli.training.start import Member, start
+from tests.engine.conftest import Of, weighted_output
+from tests.engine.test_launches import NETWORKS
 
 PLACE = Placement(torch.device("cpu"))
 ROWS = 6
@@ -77,6 +81,128 @@ def test_norms_of_rounded_products_would_not_be_exact_enough() -> None:
     a, d = torch.randn(64, generator=torch.Generator().manual_seed(1)).bfloat16(), torch.ones(3).bfloat16()
     exact = a.float().norm() * d.float().norm()
     assert abs(float(torch.outer(d, a).square().sum().sqrt()) / float(exact) - 1) > 1e-4
+
+
+def truncated(a: Tensor, b: Tensor) -> Tensor:
+    """A product of short numbers whose accumulator adds up 8 exact products at a time and cuts the sum to 24 bits."""
+    missing = -a.shape[-1] % 8
+    rows = F.pad(a.double(), (0, missing)).unflatten(-1, (-1, 8)).movedim(-2, 0)
+    columns = F.pad(b.double(), (0, 0, 0, missing)).unflatten(-2, (-1, 8)).movedim(-3, 0)
+    blocks = rows @ columns
+    total = torch.zeros(blocks.shape[1:])
+    for block in blocks:
+        exact = total + block
+        total = exact.float()
+        total = torch.where(total.abs() > exact.abs(), total.nextafter(torch.zeros(())), total)
+    return total
+
+
+def longest(build: Callable[[], nn.Module], x: Tensor, weights: Tensor, bounds: Tensor) -> float:
+    """The norm of what one example `x` adds, over its bound, at most over `bounds`; `weights` are its d."""
+    found = []
+    for bound in bounds.tolist():
+        pack = Pack(build, [0], PLACE)
+        pack.work_in(torch.bfloat16)
+        clipping, seen = Clipping(torch.full((1, 1), bound)), Diagnostics(1, PLACE.device)
+        batch = (x[None, None], torch.zeros(1, 1), None)
+        add_clipped_sums(pack, batch, lambda y, _: (y * weights).flatten(2).sum(dim=2), clipping, seen)
+        found.append(float(pack.sums.norm()) / bound)
+    return max(found)
+
+
+def table() -> nn.Module:
+    """A table and a dense layer that share their weight."""
+    net: Any = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 5, bias=False))
+    net[1].weight = net[0].weight
+    return net
+
+
+def adapted() -> nn.Module:
+    """A frozen dense layer beside a low-rank adapter, on sequences."""
+    made = Of(lambda m, x: m.last((m.base(x) + m.up(m.down(x))).tanh()).mean(1), base=nn.Linear(6, 8),
+              down=nn.Linear(6, 2, bias=False), up=nn.Linear(2, 8, bias=False), last=nn.Linear(8, 2))  # fmt: skip
+    made.base.requires_grad_(False)
+    return made
+
+
+EVERY: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = NETWORKS | {
+    "tied": (lambda: nn.Sequential(table(), nn.Tanh()), lambda trials: torch.randint(0, 5, (trials, 5, 4))),
+    "adapter": (adapted, lambda trials: torch.randn(trials, 5, 3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_norms_and_sums_are_those_of_float64(name: str) -> None:
+    """The truth: the gradient of one row at a time, by products in float64 of the same recorded numbers."""
+    build, rows = EVERY[name]
+    torch.manual_seed(1)
+    x, y, pack = rows(1), torch.arange(5.0)[None], Pack(build, [0], PLACE)
+    pack.work_in(torch.bfloat16)
+    pack.expect(1 << 15)
+    alone = []
+    for row in torch.eye(5, dtype=torch.bool):
+        pack.sums.zero_()
+        sum_clipped(pack, (x, y, row[None]), weighted_output, None)
+        alone.append(pack.sums[0].clone())
+    truth = torch.stack(alone)
+    pack.expect(5)
+    pack.sums.zero_()
+    _, squares = sum_clipped(pack, (x, y, None), weighted_output, Clipping(torch.full((1, 1), 0.3)))
+    assert squares is not None
+    norms, factors = truth.norm(dim=1), (0.3 / squares.sum(dim=0)[0].sqrt()).clamp(max=1.0).double()
+    assert bool((squares.sum(dim=0)[0].sqrt() >= norms * (1 - 1e-6)).all())
+    assert bool((squares.sum(dim=0)[0].sqrt() <= norms * 1.001).all())
+    assert float((pack.sums[0] - factors @ truth).norm()) <= 1e-5 * float(factors @ norms)
+
+
+BOUNDS = torch.linspace(0.1, 0.2, 60)
+
+
+@pytest.mark.parametrize(
+    ("build", "x"),
+    [
+        (lambda: nn.Linear(40, 1, bias=False), torch.ones(40)),
+        (lambda: nn.Linear(40, 30, bias=False), torch.ones(3, 40)),
+        (lambda: nn.Linear(3, 4, bias=False), torch.ones(9, 3)),
+        (lambda: nn.Conv1d(3, 4, 1, bias=False), torch.ones(3, 9)),
+        (lambda: nn.Conv1d(8, 16, 1, bias=False), torch.ones(8, 9)),
+        (lambda: nn.Conv2d(8, 16, 3, bias=False), torch.ones(8, 4, 4)),
+        (table, torch.ones(4, dtype=torch.long)),
+    ],
+    ids=["dense", "gram", "instantiated", "kept", "instantiated conv", "gram conv", "tied"],
+)
+def test_what_a_split_factor_adds_to_an_example_is_in_its_norm(build: Callable[[], nn.Module], x: Tensor) -> None:
+    """Every number of a gradient is one clip factor times a power of two: all are rounded in one direction."""
+    assert longest(build, x, torch.ones(()), BOUNDS) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 30), (3, 4)], ids=["gram", "instantiated"])
+@pytest.mark.parametrize("conv", [False, True])
+def test_rounded_terms_that_cancel_keep_the_bound(inputs: int, outputs: int, conv: bool) -> None:
+    """Two terms, of which the last digit is left. A factor times either has digits beyond it, which decide alone."""
+    d = torch.tensor([1.0, -(1 - 2**-8)])
+    if conv:
+        found = longest(lambda: nn.Conv1d(inputs, outputs, 1, bias=False), torch.ones(inputs, 2), d, BOUNDS)
+    else:
+        found = longest(lambda: nn.Linear(inputs, outputs, bias=False), torch.ones(2, inputs), d[:, None], BOUNDS)
+    assert found <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["gram", "instantiated"])
+def test_what_an_accumulator_cuts_off_is_in_the_norm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of (1 + 2^-7)^2 need more than 24 bits. They are in one of two terms that cancel, or in all terms."""
+    monkeypatch.setattr(precision, "_short_product", truncated)
+    many, odd = 1 << 15, 1 + 2**-7
+    x, d = torch.ones(2, many), torch.tensor([[1.0], [-1.0]])
+    x[1] = odd
+    if kind == "instantiated":
+        x, d = torch.full((many, 2), odd), torch.full((many, 1), odd)
+    pack = Pack(lambda: nn.Linear(x.shape[1], 3, bias=False), [0], PLACE)
+    pack.work_in(torch.bfloat16)
+    batch = (x[None, None], torch.zeros(1, 1), None)
+    _, squares = sum_clipped(pack, batch, lambda y, _: (y * d).flatten(2).sum(dim=2), Clipping(torch.ones(1, 1)))
+    true = 3**0.5 * float((d.double().T @ x.double()).norm())
+    assert squares is not None and float(squares.sqrt()) >= true * (1 - 1e-6)
 
 
 def test_gradients_are_those_of_full_precision_to_the_rounding() -> None:

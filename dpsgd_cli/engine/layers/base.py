@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpsgd_cli.engine.apart import Passes
+from dpsgd_cli.engine.precision import LOST, PRECISION, product
 from dpsgd_cli.errors import ModelError
 
 STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
@@ -52,13 +53,22 @@ class Grams:
         """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n)."""
         place = x.data_ptr() if type(x) is Tensor else 0
         if place == 0:  # a tensor that has no memory, or does not say where
-            return torch.matmul(x, x.transpose(-1, -2))
+            return product(x, x.transpose(-1, -2))
         key = (place, x.dtype, x.shape, x.stride())
-        held = self._last.pop(key, None) or (x, torch.matmul(x, x.transpose(-1, -2)))
+        held = self._last.pop(key, None) or (x, product(x, x.transpose(-1, -2)))
         self._last[key] = held
         if len(self._last) > 2:
             del self._last[next(iter(self._last))]
         return held[1]
+
+
+@torch.library.custom_op("dpsgd::stored", mutates_args=())
+def stored(x: Tensor) -> Tensor:
+    """Return a copy of `x`; a compiler knows nothing of it, so it must have the numbers of `x` in memory."""
+    return x.clone()
+
+
+stored.register_fake(torch.empty_like)
 
 
 class Session:
@@ -83,6 +93,10 @@ class Session:
         self.tracing = False
         self.anchor = anchor
 
+    def stored(self, x: Tensor) -> Tensor:
+        """Return `x`; in a compiled program as numbers that are computed and rounded once, whoever reads them."""
+        return stored(x) if self.tracing else x
+
     def begin(self, reduces: bool = False) -> None:
         """Start recording. `reduces`: see there.
 
@@ -105,7 +119,8 @@ class Layer(nn.Module, ABC):
 
     `kinds`: the exact module types that the rule covers. `clipped`: the method of clipping and its cost, in words.
     `holds_gradients`: a step may hold each example's own gradient, as large as the layer's parameters.
-    `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`.
+    `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`, or by
+    `precision.product` from that of `stored`.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
@@ -257,6 +272,13 @@ class Layer(nn.Module, ABC):
         """Return (a, d) of every call that took part in the loss: B rows each, one call per copy of the examples."""
         return [pair for call, d in enumerate(self.gradients) if d is not None for pair in self.of_call(call)]
 
+    def stored(self) -> list[tuple[Tensor, Tensor]]:
+        """Return `recorded`, for `precision.product`: what rounded passes have left stays as short as they left it."""
+        if self.session.exact == PRECISION:
+            return self.recorded()
+        pairs = ((a, d) for a, d in zip(self.inputs, self.gradients, strict=True) if d is not None)
+        return [pair for a, d in pairs for pair in zip(self.by_copy(a), self.by_copy(d), strict=True)]
+
     def of_call(self, call: int) -> list[tuple[Tensor, Tensor]]:
         """Return `recorded` of one call."""
         a, d = self.inputs[call], self.gradients[call]
@@ -387,7 +409,7 @@ class Outer:
         rows = self.rows
         if not rows.is_floating_point():
             rows = torch.nn.functional.one_hot(rows, self.height).to(self.columns.dtype)
-        return rows.transpose(-1, -2) @ self.columns
+        return product(rows.transpose(-1, -2), self.columns)
 
 
 @dataclass(frozen=True)
@@ -428,6 +450,7 @@ class Instantiated(Layer, stated=False):
         return [Each(self.kept[name])] if name in self.kept else []
 
     def square_norms(self) -> Tensor:
+        self._kept = {name: self.session.stored(g) for name, g in self.kept.items()}
         # reshaped, not flattened: a parameter may have no dimension
         return added(g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.kept.values())
 
@@ -455,21 +478,31 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     return positions * (inputs + outputs) <= inputs * outputs
 
 
-def instantiated_margin(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return the rounding margin to add to the squared norm of an instantiated gradient sum_t d_t a_t^T.
+def instantiated_squares(squares: Tensor, inputs: Tensor, outputs: Tensor, short_terms: int = 0) -> Tensor:
+    """Return the squared norm of an instantiated gradient sum_t d_t a_t^T with a margin for rounding.
 
     `inputs` is sum_t |a_t|^2 and `outputs` is sum_t |d_t|^2. The clipped sum and the norm come from different matrix
     products. Where terms cancel, the two differ by rounding errors of a few machine epsilons of sum_t |a_t| |d_t|,
     whose square is at most `inputs` times `outputs`. The margin is 8 epsilons of that product, as in `gram_squares`;
-    where nothing cancels it is far below one part in 1000.
+    where nothing cancels it is far below one part in 1000. `short_terms`: the number of terms t, if they are short.
     """
-    return inputs * outputs * (8 * torch.finfo(inputs.dtype).eps)
+    squares = squares + inputs * outputs * (8 * torch.finfo(inputs.dtype).eps)
+    return raised(squares, inputs.sqrt() * outputs.sqrt(), short_terms) if short_terms else squares
 
 
-def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
+def raised(squares: Tensor, most: Tensor, terms: int = 0) -> Tensor:
+    """Return squared norms of gradients by short factors, raised by what `precision.product` may lose.
+
+    `most` is sum_t |a_t| |d_t|. `terms`: how many terms a tensor core adds up for each entry of the gradient.
+    """
+    return (squares.sqrt() + (LOST + terms / 8 * torch.finfo(squares.dtype).eps) * most).square()
+
+
+def gram_squares(inputs: Tensor, outputs: Tensor, width: int, short: bool = False) -> Tensor:
     """Return squared norms (...) of sum_t d_t a_t^T from the Gram matrices (..., T, T) of the a_t and of the d_t.
 
-    `width` is the larger of the dimensions of a_t and d_t.
+    `width` is the larger of the dimensions of a_t and d_t. `short`: the matrices are of short numbers; each may be off
+    by width / 8 epsilons of |a_t| |a_s|, or of |d_t| |d_s|.
 
     Guarantee: no less than the true squared norm. Terms of the sum may cancel and leave rounding errors larger than
     the result, even below zero. The rounding errors of the matrix products and of the sum were measured to stay within
@@ -479,9 +512,11 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     """
     ours, theirs = inputs.diagonal(dim1=-2, dim2=-1).sqrt(), outputs.diagonal(dim1=-2, dim2=-1).sqrt()
     numbers = torch.finfo(inputs.dtype)
-    margin = (ours * theirs).sum(dim=-1).square() * (8 * numbers.eps)
+    most = (ours * theirs).sum(dim=-1)
+    margin = most.square() * ((8 + short * width / 4) * numbers.eps)
     hidden = (ours.sum(dim=-1).square() + theirs.sum(dim=-1).square()) * (width * numbers.tiny)
-    return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
+    squares = (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
+    return raised(squares, most) if short else squares
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
@@ -503,7 +538,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer) -> Tensor:
         del anchor
-        a = layer.unfold(x.detach())
+        a = layer.session.stored(layer.unfold(x.detach()))
         ctx.layer, ctx.call, ctx.shape, ctx.version = layer, len(layer.inputs), x.shape, a._version
         layer.inputs.append(a)
         layer.gradients.append(None)
@@ -523,7 +558,7 @@ class _Recorded(torch.autograd.Function):
                 "the input of a layer was changed in place after the layer had used it; change a copy instead"
             )
         d = gradient.reshape(layer.session.trials, layer.session.rows, *gradient.shape[1:])
-        layer.gradients[ctx.call] = d
+        d = layer.gradients[ctx.call] = layer.session.stored(d)
         found = None
         if ctx.needs_input_grad[0]:
             found = layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape)

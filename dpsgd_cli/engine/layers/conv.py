@@ -22,9 +22,10 @@ from dpsgd_cli.engine.layers.base import (
     aligned,
     gram_is_cheaper,
     gram_squares,
-    instantiated_margin,
+    instantiated_squares,
     stacked,
 )
+from dpsgd_cli.engine.precision import SHORT, product
 
 # Patches are copied for a few rows at a time. A copy that fits a core's cache is several times cheaper than a larger
 # one. A GPU needs work for all its processors, and 256 MiB are little of its memory.
@@ -133,56 +134,65 @@ class Conv(Layer):
         return view.reshape(a.shape[0], a.shape[1], self.groups, -1, math.prod(sides))
 
     def square_norms(self) -> Tensor:
-        calls = self.recorded()
-        rows = self.session.rows
-        room = _PATCH_ELEMENTS.get(calls[0][1].device.type, 1 << 22)
-        most = max(1, room // max(1, self._patch_elements(calls)))
-        chunks = [self._norms_of(calls, start, min(start + most, rows)) for start in range(0, rows, most)]
+        calls = self.stored()
+        chunks = [self._norms_of(calls, part) for part in self._chunks(calls)]
         self.kept = None
         if all(kept is not None for _, kept in chunks):
             self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
         norms = torch.cat([norms for norms, _ in chunks], dim=1)
         if self.has_bias:
-            self.shifts = self._shifts(calls)
+            self.shifts = self.session.stored(self._shifts(calls))
             norms += self.shifts.square().sum(dim=2)
         return norms
 
-    @staticmethod
-    def _shifts(calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _shifts(self, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Return each example's gradient for the bias, (R, B, O)."""
-        return torch.stack([d.flatten(3).sum(dim=3) for _, d in calls]).sum(dim=0)
+        return torch.stack([d.flatten(3).sum(dim=3, dtype=self.session.exact) for _, d in calls]).sum(dim=0)
 
-    def _margin(self, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the rounding margin (R, rows) of instantiated squared norms.
+    def _sizes(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the sums (R, rows) of squared patches, or more, and of squared gradients of the output.
 
         An input value is in at most ceil(kernel / stride) patches along each axis.
         """
+        exact = self.session.exact
         patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
-        inputs = torch.stack([a.flatten(2).square().sum(dim=2).expand(len(d), -1) for a, d in calls]).sum(dim=0)
-        outputs = torch.stack([d.flatten(2).square().sum(dim=2) for _, d in calls]).sum(dim=0)
-        return instantiated_margin(patches * inputs, outputs)
+        every = [
+            (a.to(exact).flatten(2).square().sum(dim=2), d.to(exact).flatten(2).square().sum(dim=2)) for a, d in calls
+        ]
+        inputs, outputs = (
+            torch.stack([x.expand(self.session.trials, -1) for x in part]).sum(dim=0)
+            for part in zip(*every, strict=True)
+        )
+        return patches * inputs, outputs
 
-    def _patch_elements(self, calls: list[tuple[Tensor, Tensor]]) -> int:
-        """Return how many numbers the patches of one row have, in all trials together."""
-        weight = self.values["weight"]
-        per_position = weight[0, 0].numel() * self.groups
-        return self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
+    def _chunks(self, calls: list[tuple[Tensor, Tensor]]) -> list[slice]:
+        """Return the parts of a batch whose patches, in all trials together, are made at once."""
+        per_position = self.values["weight"][0, 0].numel() * self.groups
+        of_a_row = self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
+        rows, room = self.session.rows, _PATCH_ELEMENTS.get(calls[0][1].device.type, 1 << 22)
+        most = max(1, room // max(1, of_a_row))
+        return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
 
-    def _norms_of(self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """Return squared norms (R, rows) of rows start..stop-1, and gradients (R, rows, groups, O, K) if small."""
-        parts = [self._patches(a[:, start:stop]) for a, _ in calls]
+    def _by_group(self, d: Tensor) -> Tensor:
+        """Return gradients (R, B, O, ...) of the output as (R, B, groups, O / groups, L)."""
+        return d.reshape(*d.shape[:2], self.groups, self.outputs // self.groups, -1)
+
+    def _norms_of(self, calls: list[tuple[Tensor, Tensor]], part: slice) -> tuple[Tensor, Tensor | None]:
+        """Return squared norms (R, rows) of a part of the rows, and gradients (R, rows, groups, O, K) if small."""
+        calls = [(a[:, part], d[:, part]) for a, d in calls]
+        parts = [self._patches(a) for a, _ in calls]
         widest = max(part.shape[0] for part in parts)
         u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-1)
-        split = (self.session.trials, stop - start, self.groups, self.outputs // self.groups, -1)
-        d = torch.cat([g[:, start:stop].reshape(split) for _, g in calls], dim=-1)
-        inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
+        d = torch.cat([self._by_group(d) for _, d in calls], dim=-1)
+        inputs, outputs, positions, short = u.shape[-2], d.shape[-2], d.shape[-1], SHORT in (u.dtype, d.dtype)
 
         if gram_is_cheaper(positions, inputs, outputs):
             width = max(inputs, outputs)
-            return gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, width).sum(dim=-1), None
-        gradients = torch.matmul(d, u.transpose(-1, -2))
+            of_inputs, of_outputs = (product(x.transpose(-1, -2), x) for x in (u, d))
+            return gram_squares(of_inputs, of_outputs, width, short).sum(dim=-1), None
+        gradients = product(d, u.transpose(-1, -2))
         norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
-        norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
+        norms = instantiated_squares(norms, *self._sizes(calls), short * positions)
         return norms, gradients if gradients.numel() <= u.numel() else None
 
     def zero_nonfinite(self, bad: Tensor) -> None:
@@ -194,12 +204,15 @@ class Conv(Layer):
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         if self.has_bias:
-            self.add("bias", factors, self._shifts(self.recorded()) if self.shifts is None else self.shifts)
+            self.add("bias", factors, self._shifts(self.stored()) if self.shifts is None else self.shifts)
         if self.kept is not None:
             self.add("weight", factors, self.kept)
             return
-        for a, gradient in self.recorded():
+        for a, gradient in self.stored():
             d = gradient * aligned(factors, gradient)
+            if a.dtype == SHORT:
+                self._add_by_patches(a, d)
+                continue
             total, weight = self.sums["weight"], self.values["weight"].to(d.dtype)
             if not self.one_by_one(d):
                 both = self._side_by_side(a), self._side_by_side(d)
@@ -207,3 +220,12 @@ class Conv(Layer):
                 continue
             for r, own in enumerate(weight):
                 total[r] += self._backward(own, a[min(r, len(a) - 1)], d[r], [False, True, False])[1]
+
+    def _add_by_patches(self, a: Tensor, d: Tensor) -> None:
+        """Add the weight gradient from rescaled `d`: PyTorch's convolutions would round it to the dtype of `a`."""
+        total = self.sums["weight"]
+        for part in self._chunks([(a, d)]):
+            u, own = self._patches(a[:, part]), self._by_group(d[:, part])
+            # (R, groups, O / groups, B L) times (R or 1, groups, B L, K)
+            found = product(own.permute(0, 2, 3, 1, 4).flatten(3), u.permute(0, 2, 1, 4, 3).flatten(2, 3))
+            total += found.view(total.shape)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.engine.apart import without_gradient
 from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram_squares, stacked
+from dpsgd_cli.engine.precision import SHORT
 from dpsgd_cli.errors import ModelError
 
 
@@ -55,27 +56,27 @@ class Embedding(Layer):
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         raise ModelError("the input of an Embedding must be integers that no layer computed")
 
-    def _flat(self) -> tuple[Tensor, Tensor]:
+    def _flat(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E)."""
         trials, rows = self.session.trials, self.session.rows
         tokens, gradients = [], []
-        for a, d in self.recorded():
+        for a, d in pairs:
             tokens.append(a.reshape(a.shape[0], rows, a.shape[2:].numel()).expand(trials, -1, -1))
             gradients.append(d.reshape(trials, rows, a.shape[2:].numel(), self.width))
         token, gradient = (one[0] if len(one) == 1 else torch.cat(one, 2) for one in (tokens, gradients))
         return token, gradient
 
     def square_norms(self) -> Tensor:
-        tokens, d = self._flat()
+        tokens, d = self._flat(self.stored())
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        return gram_squares(same.to(d.dtype), self.session.grams.of(d), self.width)
+        return gram_squares(same.to(self.session.exact), self.session.grams.of(d), self.width, d.dtype == SHORT)
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        tokens, d = self._flat()
+        tokens, d = self._flat(self.stored())
         return [Outer(tokens, d, self.height)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        tokens, d = self._flat()
+        tokens, d = self._flat(self.recorded())
         scaled = d * factors[..., None, None]
         if not self.one_by_one(d):
             total = self.sums["weight"]

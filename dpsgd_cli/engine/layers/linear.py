@@ -22,8 +22,10 @@ from dpsgd_cli.engine.layers.base import (
     Session,
     gram_is_cheaper,
     gram_squares,
-    instantiated_margin,
+    instantiated_squares,
+    raised,
 )
+from dpsgd_cli.engine.precision import SHORT, product
 
 
 class Linear(Layer):
@@ -63,21 +65,24 @@ class Linear(Layer):
         return rows.reshape(d.shape[0], *a.shape[1:])
 
     def square_norms(self) -> Tensor:
-        pairs = self.recorded()
+        pairs, exact = self.stored(), self.session.exact
+        short = any(SHORT in (a.dtype, d.dtype) for a, d in pairs)
         if len(pairs) == 1 and pairs[0][0].dim() == 3:
             a, d = pairs[0]
-            return (_square(a) + float(self.has_bias)) * _square(d)
+            squares = (_square(a, exact) + float(self.has_bias)) * _square(d, exact)
+            return raised(squares, squares.sqrt()) if short else squares
         a, d = self._sequence(pairs)
         positions, inputs = a.shape[-2:]
 
         if gram_is_cheaper(positions, inputs, self.outputs):
             of_inputs, of_outputs = self.session.grams.of(a), self.session.grams.of(d)
             of_inputs = of_inputs + 1.0 if self.has_bias else of_inputs
-            return gram_squares(of_inputs, of_outputs, max(inputs + 1, self.outputs))
-        norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
-        norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
-        ones = positions * float(self.has_bias)
-        return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
+            return gram_squares(of_inputs, of_outputs, max(inputs + 1, self.outputs), short)
+        norms = product(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
+        norms = norms + _square(d.sum(dim=-2, dtype=exact), exact) if self.has_bias else norms
+        sizes, of_outputs = (x.to(exact).square().sum(dim=(-1, -2)) for x in (a, d))
+        of_inputs = sizes + positions * float(self.has_bias)
+        return instantiated_squares(norms, of_inputs, of_outputs, short * positions)
 
     def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Concatenate all calls as (R or 1, B, T, I) and (R, B, T, O), since they used the same weights."""
@@ -94,11 +99,11 @@ class Linear(Layer):
         )
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        a, d = self._sequence(self.recorded())
-        return [Each(d.sum(dim=2))] if name == "bias" else [Outer(d, a, self.outputs)]
+        a, d = self._sequence(self.stored())
+        return [Each(d.sum(dim=2, dtype=self.session.exact))] if name == "bias" else [Outer(d, a, self.outputs)]
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        for a, d in self.recorded():
+        for a, d in self.stored():
             between = d.shape[2:-1].numel()
             rows = factors if between == 1 else factors.repeat_interleave(between, dim=1)
             self._add_rows(a.flatten(1, -2), d.flatten(1, -2), rows)
@@ -106,26 +111,26 @@ class Linear(Layer):
     def _add_rows(self, a: Tensor, d: Tensor, factors: Tensor) -> None:
         if a.shape[0] == 1 and self.session.trials > 1:
             scaled = (d * factors.unsqueeze(-1)).transpose(1, 2)
-            product = scaled.reshape(-1, a.shape[1]) @ a[0]
-            self.sums["weight"] += product.view(self.session.trials, self.outputs, -1)
+            both = product(scaled.reshape(-1, a.shape[1]), a[0])
+            self.sums["weight"] += both.view(self.session.trials, self.outputs, -1)
         elif self.session.trials == 1:
             total, column = self.sums["weight"][0], factors[0].unsqueeze(-1)
             narrow = a.shape[-1] < d.shape[-1]
-            total += (d[0] if narrow else d[0] * column).T @ (a[0] * column if narrow else a[0])
+            total += product((d[0] if narrow else d[0] * column).T, a[0] * column if narrow else a[0])
         elif a.shape[-1] < d.shape[-1]:
             # not in place: as the rows of `sums` are not contiguous, trials would be added one by one
-            self.sums["weight"].mT.add_(torch.bmm((a * factors.unsqueeze(-1)).mT, d))
+            self.sums["weight"].mT.add_(product((a * factors.unsqueeze(-1)).mT, d))
         else:
-            self.sums["weight"].add_(torch.bmm((d * factors.unsqueeze(-1)).mT, a))
+            self.sums["weight"].add_(product((d * factors.unsqueeze(-1)).mT, a))
         if self.has_bias:
-            self.sums["bias"].add_(torch.bmm(factors.unsqueeze(1), d).squeeze(1))
+            self.sums["bias"].add_(torch.bmm(factors.unsqueeze(1), d.to(factors.dtype)).squeeze(1))
 
 
-def _square(x: Tensor) -> Tensor:
-    """Return the squared L2 norm over the last axis, no less than the true one even if squares underflow.
+def _square(x: Tensor, exact: torch.dtype) -> Tensor:
+    """Return the squared L2 norm over the last axis, as `exact`, no less than the true one even if squares underflow.
 
     Underflow matters because norms are multiplied: a huge input times a tiny gradient need not be small.
     """
-    squares = torch.linalg.vector_norm(x, dim=-1).square_()
+    squares = torch.linalg.vector_norm(x, dim=-1, dtype=exact).square_()
     # underflow hides at most the smallest normal number per term
-    return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)
+    return squares.add_(x.shape[-1] * torch.finfo(exact).tiny)

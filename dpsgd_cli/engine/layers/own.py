@@ -118,7 +118,7 @@ class Matrix(Linear):
         return {"weight": views["weight"].mT}
 
     def contributions(self, name: str) -> list[Outer | Each]:
-        a, d = self._sequence(self.recorded())
+        a, d = self._sequence(self.stored())
         return [Outer(a, d, a.shape[-1])]
 
 
@@ -150,5 +150,5 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.own.gradients[ctx.call] = gradient.reshape(ctx.shape)
+        ctx.own.gradients[ctx.call] = ctx.own.session.stored(gradient.reshape(ctx.shape))
         return None, None, None

@@ -140,7 +140,7 @@ class Standardised(Layer):
         if self.rescaled:
             return
         by = self._strengths(self._filters()[1])[:, None, :, None, None]
-        self.gradients[:] = [None if d is None else d * by for d in self.gradients]
+        self.gradients[:] = [None if d is None else self.session.stored(d * by) for d in self.gradients]
         self.plain[0].inputs, self.plain[0].gradients = self.inputs, self.gradients
         self.rescaled = True
 
@@ -150,7 +150,7 @@ class Standardised(Layer):
         strength = self._strengths(scale).unsqueeze(1)
         along_ones, along_units, shifts, most = self._inner_products()
         # the sums of gain and bias use the same gradients as their norms
-        self.kept = along_units / strength, shifts / strength
+        self.kept = self.session.stored(along_units / strength), self.session.stored(shifts / strength)
         # divided before squaring, so that it is finite if the plain norm is
         mean = along_ones / self.exact["weight"][0, 0].numel() ** 0.5
         taken = mean.square() + above.unsqueeze(1) * along_units.square()

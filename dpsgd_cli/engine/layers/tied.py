@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpsgd_cli.engine.layers.base import Each, Layer, Outer, added, gram_squares
+from dpsgd_cli.engine.layers.base import Each, Layer, Outer, added, gram_squares, raised
+from dpsgd_cli.engine.precision import SHORT, product
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,24 @@ class Tied:
 def _square(parts: list[Outer | Each]) -> Tensor:
     """Return the squared norm (R, B) of the sum of one example's contributions to a weight."""
     outer = [part for part in parts if isinstance(part, Outer)]
+    short = any(SHORT in (part.rows.dtype, part.columns.dtype) for part in outer)
     if len(outer) == len(parts):
         columns = _gram([part.columns for part in outer])
         rows = _gram([part.rows for part in outer]).to(columns.dtype)
-        return gram_squares(rows, columns, max(part.columns.shape[-1] for part in outer))
+        return gram_squares(rows, columns, max(part.columns.shape[-1] for part in outer), short)
     total = added(part.gradient if isinstance(part, Each) else part.instantiated() for part in parts)
-    return total.reshape(*total.shape[:2], -1).square().sum(dim=2)
+    squares = total.reshape(*total.shape[:2], -1).square().sum(dim=2)
+    if not short:
+        return squares
+    return raised(squares, added(map(_sizes, outer)), sum(part.columns.shape[-2] for part in outer))
+
+
+def _sizes(part: Outer) -> Tensor:
+    """Return sum_t |rows_t| |columns_t|, shape (R, B); integer rows stand for unit vectors."""
+    sizes = torch.linalg.vector_norm(part.columns, dim=-1, dtype=torch.float32)
+    if part.rows.is_floating_point():
+        sizes = sizes * torch.linalg.vector_norm(part.rows, dim=-1, dtype=torch.float32)
+    return sizes.sum(dim=-1)
 
 
 def _gram(vectors: list[Tensor]) -> Tensor:
@@ -86,7 +99,7 @@ def _gram(vectors: list[Tensor]) -> Tensor:
 def _products(one: Tensor, other: Tensor) -> Tensor:
     """Return the products (R, B, T, S) of two lists of vectors, of which integers stand for unit vectors."""
     if one.is_floating_point() and other.is_floating_point():
-        return one @ other.transpose(-1, -2)
+        return product(one, other.transpose(-1, -2))
     if not one.is_floating_point() and not other.is_floating_point():
         return (one.unsqueeze(-1) == other.unsqueeze(-2)).float()
     if one.is_floating_point():

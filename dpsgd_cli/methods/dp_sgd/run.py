@@ -77,7 +77,7 @@ class GradientMethod(Method):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         settings = section_of(context.recipes[0])
-        self.batches = Batches(context)
+        self.batches = Batches(context, max(self.lengths))
         self.divisor = float(settings.batch or len(context.table))
         context.pack.expect(int(self.divisor))
         self.learning_rate = self._rates(0)
@@ -100,10 +100,10 @@ class GradientMethod(Method):
         watching = None if watcher is None else watcher.around(sums, self.divisor, self.units)
         self.around += [] if watching is None else [watching]
         self.sum_clipped: SumClipped = sum_clipped
-        if context.recipes[0].runtime.compile:
+        if self.batches.compiled:
             from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
 
-            self.sum_clipped = Compiled()
+            self.sum_clipped = Compiled(required=context.recipes[0].runtime.compile is True)
 
     @abstractmethod
     def spend(self, epoch: int, trial: int) -> None:

@@ -142,7 +142,7 @@ def clipped_slopes(
 def fits(context: Context) -> bool:
     """Return True if `CodedSums` may stand in for `add_clipped_sums` of all rows."""
     table, recipe = context.table, context.recipes[0]
-    if not isinstance(table, CodedTable) or not isinstance(recipe.model, LinearModel) or recipe.runtime.compile:
+    if not isinstance(table, CodedTable) or not isinstance(recipe.model, LinearModel) or recipe.runtime.compile is True:
         return False
     additions = PIECE + table.rows // PIECE + max(len(one.values) for one in table.coded.columns)
     exact = additions <= MOST_ROWS + table.rows // MOST_ROWS
