@@ -723,7 +723,7 @@ def _rule(use: Use) -> str:
 
 
 _USES = {
-    "number": "cosines over public bounds",
+    "number": "a curve within its bounds",
     "category": "one feature a value",
     "hash": f"a public hash into {BUCKETS} buckets",
     "text": f"hashed words and pairs of words, {WORD_BUCKETS} buckets",
