@@ -110,13 +110,6 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Commands:
-    """Lines to type in a shell."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Picture:
     """An SVG or `img` element; Markdown leaves it out."""
 
@@ -149,7 +142,7 @@ class Folded:
     blocks: Sequence[Block]
 
 
-Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Commands | Picture | Cards | Folded
+Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Picture | Cards | Folded
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -187,8 +180,6 @@ def _in_markdown(block: Block) -> str:
         case TableBlock(header, rows):
             rule = ["---", *["---:"] * (len(header) - 1)]
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
-        case Commands(lines):
-            return "\n".join(["```sh", *lines, "```"])
         case Definitions(items):
             return "\n".join(f"- {_plain(term)}: {_plain(text)}" for term, text in items)
         case Cards(boxes):
@@ -236,8 +227,6 @@ def _in_html(block: Block) -> str:
             return f'<div class="cards">{"".join(map(_box_in_html, boxes))}</div>'
         case Folded(title, blocks):
             return f"<details><summary>{_marked(title)}</summary>{html_part(blocks)}</details>"
-        case Commands(lines):
-            return f"<pre>{escape(chr(10).join(lines))}</pre>"
         case Picture(element, title):
             return f'<figure role="img" aria-label="{escape(title)}">{element}</figure>'
 

@@ -24,7 +24,6 @@ from dpsgd_cli.results.document import (
     Block,
     Bullets,
     Cards,
-    Commands,
     Folded,
     Heading,
     Picture,
@@ -102,7 +101,6 @@ def pages(directory: Path) -> dict[str, str]:
         *_curves(found),
         *_chosen(found),
         *_not_to_publish(found),
-        *_again(found),
     ]
     picture = _roc(found) or ([] if explained is None else shapes.quality(explained)) or _by_epoch(found)
     blocks = [
@@ -125,6 +123,8 @@ def _advice(found: _Read) -> list[Block]:
     again = "Each further training on the same data adds to what this one cost."
     checks = [
         f"`dpsgd check {found.name}` prices the ledger again and compares it with the recipe, this page and the code.",
+        f"`dpsgd account {found.name}` states the price by every accountant that applies.",
+        *[f"`dpsgd account {found.name} --trials all` prices all trials."] * (len(found.document["trials"]) > 1),
         f"`dpsgd audit {found.name}` attacks trainings of the same recipe.",
     ]
     if not found.private:
@@ -493,21 +493,3 @@ def _not_to_publish(found: _Read) -> list[Block]:
         rest += ", of one trial; all trials together (their means, too) are another statement, see below"
     copied = f"`dpsgd report {found.name} --publish DIR` copies what may be published, if that is everything else."
     return [Heading("What must not be published"), Bullets(told), Text(f"Covered by the statement: {rest}. {copied}")]
-
-
-def _again(found: _Read) -> list[Block]:
-    """List the commands that derive the numbers again."""
-    lines = [f"dpsgd train {found.name}/recipe.yaml --out again"]
-    if found.private:
-        stated = f"--accountant {found.privacy['accountant']} --delta {json.dumps(found.privacy['delta'])}"
-        together = [f"dpsgd account {found.name} --trials all"] if len(found.document["trials"]) > 1 else []
-        lines = [f"dpsgd account {found.name} {stated}", f"dpsgd account {found.name}", *together, *lines]
-    lines.insert(-1, f"dpsgd report {found.name}")
-    return [
-        Heading("How to check it again"),
-        Text(
-            f"In the folder that holds `{found.name}`. Its files are compared with their SHA-256 first. The commands"
-            " state the price again (by its accountant, then by all that apply), write this page, and train again."
-        ),
-        Commands(lines),
-    ]
