@@ -128,7 +128,6 @@ def test_a_loss_that_remembers_is_refused_before_training(folder: Path, tmp_path
     [
         ("hasty", r"line \d+ of net\.py \(`x \+= 1`\): a tensor is changed in place .* write h = h \+ 1"),
         ("floats", r"line \d+ of net\.py .*the records are integers \(tokens\).* x\.float\(\)"),
-        ("bare", r"line \d+ of net\.py .*: Linear is clipped by what it is called with"),
     ],
 )
 def test_a_models_author_is_told_the_line_and_what_to_write(

@@ -57,7 +57,7 @@ def test_the_installed_wheel_works_from_anywhere(wheel: Path, tmp_path: Path) ->
         return python("-m", "dpsgd_cli", *args)
 
     assert python("-c", "import dpsgd_cli; print(dpsgd_cli.__file__)").startswith(str(installed))
-    assert "yu2019/mnist-exponential" in dpsgd("recipe", "list")
+    assert "yu2019/mnist-exponential" in dpsgd("recipe", "list", "--all")
     assert dpsgd("recipe", "show", "quickstart").startswith("name: quickstart\n")
     assert "digits" in dpsgd("data", "list")
     assert list(elsewhere.iterdir()) == []

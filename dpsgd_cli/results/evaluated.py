@@ -39,7 +39,6 @@ _NOT_READING = (
     "public",
     "augment",
     "evaluation",
-    "positive",
 )
 """Keys of `tested_section` that do not change the content of a record as read; files are compared by their hashes."""
 

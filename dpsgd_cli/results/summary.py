@@ -16,6 +16,7 @@ from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.guarantee import (
     EXPERIMENT,
+    book_words,
     brief_protection,
     epsilon_words,
     price_terms,
@@ -44,6 +45,7 @@ def brief_text(document: Row, directory: Path) -> str:
         rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
         lines.append(f"  attacks     {rates_words(rates)}")
     lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]
+    lines += [f"  charged to  {book_words(privacy['book'])}"] if "book" in privacy else []
     return "\n".join([*lines, f"  result      {directory}"])
 
 

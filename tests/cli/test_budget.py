@@ -47,7 +47,7 @@ def test_a_book_is_created_charged_and_shown(folder: Path) -> None:
     assert trained.exit_code == 0, trained.output
     book = books.read(Path("t.book"))
     entry = f"budget book {book.identity}, entry {book.charges[0]['id']}"
-    assert f"charged to                {entry}" in trained.output
+    assert f"charged to  {entry}" in trained.output
     (directory,) = Path("results").glob("mine-*")
     assert entry in (directory / report.NAMES[0]).read_text()
     shown = run("budget", "show", "t.book")

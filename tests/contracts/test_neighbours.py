@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
+from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.main import main
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
@@ -308,7 +309,7 @@ def table(path: Path, chooses: bool) -> Any:
 def masked_text(text: str) -> list[str]:
     """The printed result, with the numbers of lines of metrics, times and what was spent as a mark."""
     lines = [line for line in text.splitlines() if not line.strip().startswith("nonprivate_")]
-    varies = re.compile(r"\s*(test_|answer|chosen_|time|trained|spent|of that|\d+ trial)")
+    varies = re.compile(rf"\s*(test_|answer|chosen_|time|trained|spent|of that|\d+ trial|({'|'.join(METRICS)}) )")
     return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
 
 

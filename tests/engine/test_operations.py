@@ -108,7 +108,10 @@ def test_every_operation_is_that_of_each_example_alone_or_refused() -> None:
                 continue
             rows, true = found[0].requires_grad_(), found[1]
             try:
-                y = Passes().run(model, rows)
+                passes = Passes()
+                y = passes.run(model, rows)
+                if passes.masks.drew:
+                    continue  # its own numbers are random, too
                 compared += 1
                 if not torch.allclose(with_gradient(y, rows), true, 1e-6, 1e-9, equal_nan=True):
                     wrong.add(one.formatted_name)

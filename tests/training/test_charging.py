@@ -381,17 +381,21 @@ def test_a_recipe_that_no_book_can_cover_is_invalid(
         load_recipe(str(recipe(**changes)))
 
 
+@pytest.mark.parametrize("listed", [{"classes": [0, 1]}, {}])
 def test_runs_hold_out_the_same_records_however_they_are_read(
-    recipe: Callable[..., Path], train: Train, tmp_path: Path
+    recipe: Callable[..., Path], train: Train, tmp_path: Path, listed: dict[str, Any]
 ) -> None:
-    """Under add-remove a coin of a record's content as read decides: with a column less, other records are tested."""
+    """Under add-remove a coin of a record's content as read decides: with a column less, other records are tested.
+
+    So they are with another positive class, whose number is another one.
+    """
     (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i / 60},{i % 7},{i % 2}\n" for i in range(60)))
-    own = {"path": "t.csv", "target": "y", "classes": [0, 1], "bounds": {"a": [0, 1], "b": [0, 7]}}
+    own = {"path": "t.csv", "target": "y", **listed, "bounds": {"a": [0, 1], "b": [0, 7]}}
     terms = {"data": {"t.csv": sha256(tmp_path / "t.csv")}, "epsilon": 30.0}
     path = recipe(terms, data=own)
     train(path)
     train(path, "data.bounds={a: [0, 2], b: [0, 7]}")
-    for change in ("data.drop=[b]", "data.classes=[1, 0]", "data.split={test: 0.3}"):
+    for change in ("data.drop=[b]", "data.positive=0", "data.split={test: 0.3}"):
         fewer = ["data.bounds={a: [0, 1]}"] if "drop" in change else []
         with pytest.raises(UsageError, match="leave out the same records"):
             train(path, change, *fewer)
