@@ -99,7 +99,25 @@ def records_of(records: Any) -> tuple[Table | np.ndarray | dict[str, np.ndarray]
     arrays = {str(name): array_of(column) for name, column in records.items()}
     if any(one.ndim > 1 for one in arrays.values()):
         return arrays, labels
-    return table_of(pd.DataFrame(arrays).infer_objects()), labels
+    columns = {
+        str(name): pd.Series(arrays[str(name)]).infer_objects()
+        if _is_of_one_kind(column)
+        else pd.Series(column, dtype=object)
+        for name, column in records.items()
+    }
+    return table_of(pd.DataFrame(columns)), labels
+
+
+def _is_of_one_kind(column: Any) -> bool:
+    """Return True unless `column` is a list of values of several types, of which NumPy would change some for others.
+
+    A list has no type that is public, so each of its values keeps its own. Whole numbers are among fractions if each of
+    them is one.
+    """
+    if not isinstance(column, list | tuple):
+        return True
+    kinds = {*map(type, column)} - {type(None)}
+    return len(kinds) < 2 or (kinds == {int, float} and all(one is None or float(one) == one for one in column))
 
 
 def are_columns(records: Any) -> bool:
