@@ -144,8 +144,8 @@ def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str
             part = "" if same == value.numel() else f" in {same:,} of its {value.numel():,} numbers"
             problems.append(
                 f"{name} is the same for every seed{part} and no constant: load it by model.weights {{file: ...,"
-                " public: true} (from Python: give the module, with weights='public'), or, where code computes it, declare"
-                f" model.weights {{constant: [{name}], public: true}}"
+                " public: true} (from Python: give the module, with weights='public'), or, where code computes it,"
+                f" declare model.weights {{constant: [{name}], public: true}}"
             )
     problems += [
         f"{name} is a tensor or array in a plain attribute, which nothing declares or keeps; use register_buffer"
