@@ -109,15 +109,17 @@ def records_of(records: Any) -> tuple[Table | np.ndarray | dict[str, np.ndarray]
 
 
 def _is_of_one_kind(column: Any) -> bool:
-    """Return True unless `column` is a list of values of several types, of which NumPy would change some for others.
+    """Return True unless `column` holds values of several types, of which NumPy or pandas would change some for others.
 
-    A list has no type that is public, so each of its values keeps its own. Whole numbers are among fractions if each of
-    them is one.
+    A list has no type that is public, so each of its values keeps its own. Whole numbers may stand among fractions,
+    which hold all of them up to 2^53.
     """
-    if not isinstance(column, list | tuple):
+    if not isinstance(column, list | tuple) and getattr(column, "dtype", None) not in (None, np.dtype(object)):
         return True
     kinds = {*map(type, column)} - {type(None)}
-    return len(kinds) < 2 or (kinds == {int, float} and all(one is None or float(one) == one for one in column))
+    return len(kinds) < 2 or (
+        kinds == {int, float} and all(type(one) is not int or abs(one) <= 1 << 53 for one in column)
+    )
 
 
 def are_columns(records: Any) -> bool:
