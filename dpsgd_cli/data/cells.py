@@ -237,7 +237,9 @@ def _array_of(name: object, values: Any) -> pa.Array:
     if not pd.api.types.is_object_dtype(dtype):
         with contextlib.suppress(pa.ArrowException, ValueError, TypeError):
             return pa.array(values, from_pandas=True)
-    elif pd.api.types.infer_dtype(values) == "date":  # whose texts are the same
+    elif {*map(type, values)} <= {date, float, *map(type, (None, pd.NA, pd.NaT))} and (
+        pd.api.types.infer_dtype(values) == "date"
+    ):  # whose texts are the same, which those of times of a day would not be
         return pa.array(values, pa.date32(), from_pandas=True)
     texts: list[str | None] = []
     for value in values:

@@ -99,7 +99,27 @@ def records_of(records: Any) -> tuple[Table | np.ndarray | dict[str, np.ndarray]
     arrays = {str(name): array_of(column) for name, column in records.items()}
     if any(one.ndim > 1 for one in arrays.values()):
         return arrays, labels
-    return table_of(pd.DataFrame(arrays).infer_objects()), labels
+    columns = {
+        str(name): pd.Series(arrays[str(name)]).infer_objects()
+        if _is_of_one_kind(column)
+        else pd.Series(column, dtype=object)
+        for name, column in records.items()
+    }
+    return table_of(pd.DataFrame(columns)), labels
+
+
+def _is_of_one_kind(column: Any) -> bool:
+    """Return True unless `column` holds values of several types, of which NumPy or pandas would change some for others.
+
+    A list has no type that is public, so each of its values keeps its own. Whole numbers may stand among fractions,
+    which hold all of them up to 2^53.
+    """
+    if not isinstance(column, list | tuple) and getattr(column, "dtype", None) not in (None, np.dtype(object)):
+        return True
+    kinds = {*map(type, column)} - {type(None)}
+    return len(kinds) < 2 or (
+        kinds == {int, float} and all(type(one) is not int or abs(one) <= 1 << 53 for one in column)
+    )
 
 
 def are_columns(records: Any) -> bool:

@@ -347,8 +347,15 @@ class Pack(nn.Module):
         if self.trusted:
             y = model(flat)
         else:
+            bound = next(iter(self.members[0].values.values()))  # a view, which counts the changes of all values
+            version = bound._version
             with passes.masks.pass_of(flat, self.trials, self.session.copies, self.session.recording):
                 y = passes.run(model, flat)
+            if bound._version != version:
+                raise ModelError(
+                    "the model changes a trained parameter in place, as a moving average or a projection does; nothing"
+                    " clips what is written, and no noise hides it; leave it out, or compute with a copy (`.clone()`)"
+                )
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
 
 

@@ -30,6 +30,8 @@ from dpsgd_cli.errors import DataError, ModelError
 
 Builder = Callable[[], nn.Module]
 _SEED = 1
+_SEEDS = 40
+"""How many seeds tell what is drawn from what is the same by chance: a coin is so once in 2^39."""
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -136,13 +138,14 @@ def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str
                 f"{name} differs between two builds of one seed: it is not drawn from torch's generator, so nobody can"
                 " say what shaped it; draw it by torch.nn.init, or load it by model.weights.file"
             )
-        elif name in loaded or name in constant or _one_value(value) or not _equal(value, theirs.get(name)):
+        elif name in loaded or name in constant:
             continue
-        else:
+        elif same := _same_for_every_seed(name, value, theirs.get(name), build, seed):
+            part = "" if same == value.numel() else f" in {same:,} of its {value.numel():,} numbers"
             problems.append(
-                f"{name} is the same for every seed and no constant: load it by model.weights {{file: ..., public:"
-                " true} (from Python: give the module, with weights='public'), or, where code computes it, declare"
-                f" model.weights {{constant: [{name}], public: true}}"
+                f"{name} is the same for every seed{part} and no constant: load it by model.weights {{file: ...,"
+                " public: true} (from Python: give the module, with weights='public'), or, where code computes it,"
+                f" declare model.weights {{constant: [{name}], public: true}}"
             )
     problems += [
         f"{name} is a tensor or array in a plain attribute, which nothing declares or keeps; use register_buffer"
@@ -150,6 +153,25 @@ def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str
     ]
     if problems:
         raise ModelError("\n".join(problems))
+
+
+def _same_for_every_seed(name: str, value: Tensor, other: Tensor | None, build: Builder, seed: int) -> int:
+    """Return how many numbers of a tensor no seed changes, if those are not all equal, else 0.
+
+    Rows that were trained elsewhere may stand beside new ones in one tensor. `other` is that of `seed` + 1; as long as
+    numbers are left that may be the same by chance, further seeds are tried.
+    """
+    same = torch.ones_like(value, dtype=torch.bool)
+    for further in range(1, _SEEDS):
+        if other is None or other.shape != value.shape:
+            return 0
+        same &= value == other
+        if _one_value(value[same]):
+            return 0
+        if bool(same.all()):
+            break
+        other = held(seeded(build, seed + 1 + further)).get(name)
+    return int(same.sum())
 
 
 def _equal(one: Tensor, other: Tensor | None) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,32 @@ def test_a_typed_column_has_the_texts_of_its_values() -> None:
     }
     for name, (array, texts) in typed.items():
         assert Cells(name, pa.chunked_array([array])).texts() == texts, name
+
+
+NOON, DAY = datetime(2020, 1, 31, 12), date(2020, 1, 31)
+
+
+@pytest.mark.parametrize(
+    ("cells", "texts"),
+    [
+        ([NOON, DAY, None], ["2020-01-31 12:00:00", "2020-01-31", None]),
+        ([DAY, DAY, None], ["2020-01-31", "2020-01-31", None]),
+        ([1.0, -0.0, "x"], ["1", "0", "x"]),
+        ([2**60 + 1, 0.5], ["1152921504606846977", "0.5"]),
+        ([10**400, 0.5], [str(10**400), "0.5"]),
+        ([True, 5], ["True", "5"]),
+        ([1, 2.5, None], ["1", "2.5", None]),
+    ],
+)
+def test_a_value_of_a_list_or_an_object_column_does_not_follow_from_the_types_of_others(
+    cells: list[Any], texts: list[str | None]
+) -> None:
+    held = pd.Series(cells, dtype=object)
+    assert Cells.of("a", held).texts() == texts
+    for column in (cells, held.to_numpy()):
+        table, _ = memory.records_of({"a": column})
+        assert isinstance(table, Table)
+        assert table["a"].texts() == texts
 
 
 def test_one_record_of_a_random_table_changes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

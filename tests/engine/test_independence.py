@@ -109,6 +109,20 @@ def test_models_that_mix_examples_are_refused(model: Build, seeds: list[int]) ->
     assert not pack.session.recording and not any(layer.inputs for layer in pack.members)
 
 
+class MovingAverage(Model):
+    """Moves a layer's weights towards what they are called with, as a codebook's moving average does, in training."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.last.weight.data.lerp_(x.detach().expand(2, 6), 0.01)
+        return x
+
+
+def test_a_weight_that_a_pass_changes_in_place_is_refused() -> None:
+    with pytest.raises(ModelError, match="changes a trained parameter in place"):
+        independence.check_model(Pack(MovingAverage, [0], PLACE), (6,), torch.empty(0))
+
+
 class Constant(Model):
     """Decides in Python by a number of its own."""
 

@@ -45,6 +45,7 @@ def from_elsewhere() -> Tensor:
     return torch.tensor(np.random.default_rng().random(3))
 
 
+SAME_IN = "table is the same for every seed in"
 SAME = "table is the same for every seed and no constant"
 WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "trained": (holding(PRETRAINED.clone), SAME),
@@ -52,6 +53,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "buffer": (holding(PRETRAINED.clone, buffer=True), SAME),
     "whole numbers": (holding(lambda: PRETRAINED.to(torch.int8), buffer=True), SAME),
     "one number is another": (holding(lambda: torch.tensor([1.0, 1.0, 1.001])), SAME),
+    "beside new rows": (holding(lambda: torch.cat([PRETRAINED, torch.randn(2, 6)])), f"{SAME_IN} 18 of its 30 numbers"),
     "from elsewhere": (holding(from_elsewhere), "table differs between two builds of one seed"),
     "hidden": (holding(lambda: [{"a": PRETRAINED.numpy()}]), r"table\[0\]\['a'\] is a tensor or array"),
 }
@@ -76,7 +78,13 @@ def test_what_is_declared_or_loaded_passes_and_nothing_else_does() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.3])
 @pytest.mark.parametrize("buffer", [False, True])
 def test_constants_and_what_the_seed_draws_need_no_declaration(value: float, buffer: bool) -> None:
-    for make in (lambda: torch.full((3,), value), lambda: torch.tensor(value), lambda: torch.randn(3)):
+    for make in (
+        lambda: torch.full((3,), value),
+        lambda: torch.tensor(value),
+        lambda: torch.randn(3),
+        lambda: torch.cat([torch.full((3,), value), torch.randn(3)]),
+        lambda: torch.randint(2, (9,)) * 2.0 - 1,
+    ):
         weights.check_declared(holding(make, buffer=buffer), None, [])
 
 
