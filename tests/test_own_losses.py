@@ -41,18 +41,11 @@ class Floats(Tagger):
     def forward(self, input_ids, attention_mask):
         return self.last(input_ids)
 
-class Bare(Tagger):
-    def forward(self, input_ids, attention_mask):
-        return nn.functional.linear(self.table(input_ids), self.last.weight)
-
 def hasty(shapes, outputs):
     return Hasty(outputs)
 
 def floats(shapes, outputs):
     return Floats(outputs)
-
-def bare(shapes, outputs):
-    return Bare(outputs)
 
 seen = []
 
