@@ -18,7 +18,7 @@ import pytest
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common import free_memory
 from dpsgd_cli.data import fingerprint, memory, opening, table_files
-from dpsgd_cli.data.cells import Table, numbers_in
+from dpsgd_cli.data.cells import Table, numbers_in, text_of
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -81,6 +81,10 @@ def test_a_record_that_equals_others_leaves_their_texts(first: Any, use: dict[st
         with memory.holding(Path("t.parquet"), Table.of(frame)):
             found.append(features(Path("t.parquet"), "", **use))
     np.testing.assert_array_equal(found[0][1:], found[1])
+
+
+def test_equal_times_have_one_text() -> None:
+    assert text_of(BERLIN) == text_of(BERLIN.tz_convert("UTC")) == "2020-01-01 00:00:00+00:00"
 
 
 def test_arrow_tables_in_memory_keep_their_integers() -> None:
