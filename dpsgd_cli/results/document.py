@@ -118,7 +118,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Card:
+class Box:
     """A box of the first screen: what it is about, the answer, and what that means; `warned` of bad news."""
 
     label: str
@@ -131,7 +131,7 @@ class Card:
 class Cards:
     """Boxes side by side: answers, or lists of blocks."""
 
-    boxes: Sequence[Card | Sequence[Block]]
+    boxes: Sequence[Box | Sequence[Block]]
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def _in_markdown(block: Block) -> str:
             return ""
 
 
-def _box_in_markdown(box: Card | Sequence[Block]) -> str:
-    if isinstance(box, Card):
+def _box_in_markdown(box: Box | Sequence[Block]) -> str:
+    if isinstance(box, Box):
         return _plain(f"**{box.label}: {box.answer}.** {box.meaning}")
     return "\n\n".join(filter(None, map(_in_markdown, box)))
 
@@ -231,8 +231,8 @@ def _in_html(block: Block) -> str:
             return f'<figure role="img" aria-label="{escape(title)}">{element}</figure>'
 
 
-def _box_in_html(box: Card | Sequence[Block]) -> str:
-    if not isinstance(box, Card):
+def _box_in_html(box: Box | Sequence[Block]) -> str:
+    if not isinstance(box, Box):
         return f"<section>{html_part(box)}</section>"
     told = f'<h2>{_marked(box.label)}</h2><p class="big">{_marked(box.answer)}</p>'
     return f'<section class="card{" warn" * box.warned}">{told}<p class="small">{_marked(box.meaning)}</p></section>'

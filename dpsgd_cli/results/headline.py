@@ -12,7 +12,7 @@ from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.document import Block, Bullets, Card, Cards, Heading, TableBlock, Text, html_part
+from dpsgd_cli.results.document import Block, Box, Bullets, Cards, Heading, TableBlock, Text, html_part
 from dpsgd_cli.results.guarantee import EXPERIMENT, NO_PRIVACY, one_unit, percent
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.results.summary import of_constant
@@ -68,41 +68,41 @@ def cards(document: Row, attacker: Attacker | str | None) -> Cards:
     return Cards([_protected(document["privacy"]), _gain(document["privacy"], attacker), *_quality(document)])
 
 
-def _protected(privacy: Row) -> Card:
+def _protected(privacy: Row) -> Box:
     about, unit = "Who is protected", privacy.get("unit")
     if privacy["accountant"] is None:
-        return Card(about, "Nobody", "The model was trained without privacy and may reveal its training records.", True)
+        return Box(about, "Nobody", "The model was trained without privacy and may reveal its training records.", True)
     kind = NEIGHBOURS[privacy["adjacency"]]
     if unit is None:
         hidden = kind.hides.partition(":")[0]
-        meaning = f"One row at a time. Hidden is {hidden}. A person with several rows is protected less."
-        return Card(about, "Each record", meaning)
+        meaning = f"One row at a time. What is hidden: {hidden}. A person with several rows is protected less."
+        return Box(about, "Each record", meaning)
     hidden = kind.hides_of_users.partition(":")[0]
-    return Card(about, "Each user", f"All rows with one value of `{unit['column']}` together. Hidden is {hidden}.")
+    return Box(about, "Each user", f"All rows with one value of `{unit['column']}` together. What is hidden: {hidden}.")
 
 
-def _gain(privacy: Row, attacker: Attacker | str | None) -> Card:
+def _gain(privacy: Row, attacker: Attacker | str | None) -> Box:
     if privacy["accountant"] is None:
-        return Card("What an attacker gains", "Unlimited", "No epsilon: nothing bounds what the model reveals.", True)
+        return Box("What an attacker gains", "Unlimited", "No epsilon: nothing bounds what the model reveals.", True)
     epsilon = privacy["epsilon"]
     shown = "no finite epsilon" if epsilon is None else f"epsilon {epsilon_text(epsilon)}"
     about = f"What an attacker gains · {shown}"
     weak = epsilon is None or epsilon > REASONABLE or privacy["bound"] != "upper"
     experiment = "" if privacy["noise_source"] == "secure" else f" This is {EXPERIMENT}."
     if not isinstance(attacker, Attacker):
-        return Card(
+        return Box(
             about, shown.capitalize(), f"{strength(privacy).partition(':')[0]}.{experiment}", weak or bool(experiment)
         )
-    return Card(
+    return Box(
         about,
         f"{percent(attacker.right)} instead of 50%",
-        f"Who knows all other records guesses whether {one_unit(privacy)} took part. The best guess is right at most so"
-        f" often; a coin is right in 50% of cases.{experiment}",
+        f"An attacker who knows all other records guesses whether {one_unit(privacy)} took part. At most this share of"
+        f" guesses is right; of a coin's, 50%.{experiment}",
         weak or bool(experiment),
     )
 
 
-def _quality(document: Row) -> list[Card]:
+def _quality(document: Row) -> list[Box]:
     """Return the box of the first metric beside its baseline; none if no rows were measured."""
     about = "How good the model is"
     if released := document.get("evaluation"):
@@ -114,7 +114,7 @@ def _quality(document: Row) -> list[Card]:
         within += f" The best constant answer has {constant}." if constant else ""
         better = gain is None or gain[1] > 0
         within += "" if better else " The measurement does not show that the model is better."
-        return [Card(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
+        return [Box(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
     metrics = document["metrics"]
     usual = usual_metric(list(metrics))
     if usual is None or metrics[usual]["mean"] is None:
@@ -122,12 +122,12 @@ def _quality(document: Row) -> list[Card]:
     model, words = metrics[usual]["mean"], in_words(usual).removeprefix("test ").capitalize()
     constant = metrics.get(usual.replace("test_", "constant_", 1))
     if constant is None or constant["mean"] is None:
-        return [Card(about, f"{words} {metric_text(model)}", "On test records that are declared public.")]
+        return [Box(about, f"{words} {metric_text(model)}", "On test records that are declared public.")]
     gain = (constant["mean"] - model) if less_is_better(usual) else (model - constant["mean"])
     beside = f"The best constant answer has {metric_text(constant['mean'])}, on test records that are declared public."
     if gain > 0:
-        return [Card(about, f"{words} {metric_text(model)}", beside)]
-    return [Card(about, "No better than a constant", f"{words} {metric_text(model)}. {beside}", True)]
+        return [Box(about, f"{words} {metric_text(model)}", beside)]
+    return [Box(about, "No better than a constant", f"{words} {metric_text(model)}. {beside}", True)]
 
 
 def in_notebook(document: Row) -> str:

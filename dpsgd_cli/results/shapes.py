@@ -237,7 +237,7 @@ def _strongest(shape: Shape) -> Shape:
     kept = sorted(sorted(range(len(size)), key=lambda at: -size[at])[:_MOST_NAMES])
     columns = ("values", "effects", "noise", "intervals")
     lists = {name: own for name in columns if (own := getattr(shape, name)) is not None}
-    return shape.model_copy(update={name: [own[at] for at in kept] for name, own in lists.items()})
+    return Shape(**dict(shape) | {name: [own[at] for at in kept] for name, own in lists.items()})
 
 
 def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[float], list[float]]:

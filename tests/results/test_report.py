@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.main import main
 from dpsgd_cli.results import headline, report, store
-from dpsgd_cli.results.document import Card
+from dpsgd_cli.results.document import Box
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 
@@ -136,7 +136,7 @@ def test_the_first_screen_warns_of_what_does_not_protect(
 ) -> None:
     metrics = {"test_accuracy": {"mean": 0.8}, "constant_accuracy": {"mean": 0.7}}
     boxes = headline.cards({"privacy": STATED | changed, "metrics": metrics}, BEST).boxes
-    assert [(box.answer, box.warned) for box in boxes if isinstance(box, Card)] == list(
+    assert [(box.answer, box.warned) for box in boxes if isinstance(box, Box)] == list(
         zip(answers, warned, strict=True)
     )
 
@@ -149,7 +149,7 @@ def test_the_first_screen_warns_of_a_model_that_is_no_better_than_a_constant() -
     ):
         metrics = {f"test_{name}": {"mean": model}, f"constant_{name}": {"mean": constant}}
         box = headline.cards({"privacy": STATED, "metrics": metrics}, "unknown").boxes[-1]
-        assert isinstance(box, Card) and box.warned == (not best) == (box.answer == "No better than a constant")
+        assert isinstance(box, Box) and box.warned == (not best) == (box.answer == "No better than a constant")
 
 
 @pytest.mark.parametrize(
