@@ -135,10 +135,10 @@ def test_a_record_of_a_group_is_in_one_step_of_each_epoch() -> None:
 
 
 def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
-    """Of 20 trials: multiplied by C, what two processes add is fresh noise, in the steps between them, too."""
-    one, secure = made(seed=None, epochs=4), [SecureStreams() for _ in range(20)]
-    first = context([one] * 20, data=NOTHING, streams=secure)
-    second = replace(context([one] * 20, data=NOTHING, streams=secure), ledgers=first.ledgers)
+    """Of 80 trials: multiplied by C, what two processes add is fresh noise, in the steps between them, too."""
+    one, secure = made(seed=None, epochs=4), [SecureStreams() for _ in range(80)]
+    first = context([one] * 80, data=NOTHING, streams=secure)
+    second = replace(context([one] * 80, data=NOTHING, streams=secure), ledgers=first.ledgers)
     plan, found = first.plans[0], []
     assert plan is not None and plan.correlated is not None
     own = NoiseStrategy.of(plan.correlated)
