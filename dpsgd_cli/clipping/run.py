@@ -264,16 +264,9 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
     return list(pack.session.stored(factors).expand(len(pack.layers), -1, -1))
 
 
-WORTH_ASKING = 1 << 24
-"""Recorded numbers beyond which a GPU is asked whether all rows are finite. To set them to 0 where they are not, each
-is read and written once (128 MiB at this number), which takes longer than the host's wait for one answer."""
-
-
 def _surely_finite(pack: Pack, x: Tensor) -> bool:
-    """Return True if all numbers are known to be finite; False if that is not asked.
+    """Return True if all numbers are known to be finite; False while tracing and on a GPU, where the host never asks.
 
-    Numbers are not read while tracing, nor on a GPU for passes with up to `WORTH_ASKING` recorded numbers.
+    There, numbers of rows that are not finite are always set to 0, for which no program and no kernel waits.
     """
-    if pack.session.tracing or (x.is_cuda and pack.recorded_numbers <= WORTH_ASKING):
-        return False
-    return math.isfinite(x.sum())
+    return not (pack.session.tracing or x.is_cuda) and math.isfinite(x.sum())

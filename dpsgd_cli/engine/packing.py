@@ -225,12 +225,6 @@ class Pack(nn.Module):
         return only if self.trusted and len(self.members) == 1 and isinstance(only, Linear) else None
 
     @property
-    def recorded_numbers(self) -> int:
-        """The number of numbers that the layers have recorded of the last pass."""
-        kept = (x for layer in self.members for x in (*layer.inputs, *layer.gradients))
-        return sum(x.numel() for x in kept if x is not None)
-
-    @property
     def member_names(self) -> list[str]:
         """Names of `members` within the model."""
         return [self._places[id(layer)] for layer in self.members]
