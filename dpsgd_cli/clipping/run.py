@@ -218,12 +218,10 @@ def sum_clipped(
         squares = torch.stack([layer.square_norms() if layer.used else none for layer in pack.layers])
         factors = _factors(pack, squares, clipping, mask)
     with pack.in_products() as precision:
-        for number, (layer, own) in enumerate(zip(pack.layers, factors, strict=True)):
+        for layer, own in zip(pack.layers, factors, strict=True):
             if layer.used:
                 layer.add_clipped_sums(own.to(precision))
             layer.forget()
-            if pack.on_sum is not None:
-                pack.on_sum(number)
     return losses, squares
 
 

@@ -54,10 +54,8 @@ class Pack(nn.Module):
     (`precision.py`). `members` are the rules in order of registration; `layers` are the clipping groups: a rule, or
     several that share weights. `trusted`: every module of the model keeps the rows of a batch apart, is known to, and
     has a rule, as the built-in models; so it runs on whole batches, and all trials can share one (B, ...) input without
-    copies. The code of any other model runs on one example at a time (`apart.py`). `columns`: the columns of `values`
-    and `sums` that each of `layers` has. `on_sum`: called with the number of a layer whose sums a step has made, if
-    set. `charged_norms`: the L2 norm of one example's part of a sum that each trial's noise is charged for, where a
-    method of a user's own runs.
+    copies. The code of any other model runs on one example at a time (`apart.py`). `charged_norms`: the L2 norm of one
+    example's part of a sum that each trial's noise is charged for, where a method of a user's own runs.
     """
 
     def __init__(
@@ -74,7 +72,6 @@ class Pack(nn.Module):
         self._seen: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, nn.Parameter]] = []
         self.trusted = trusted
         self.charged_norms: list[float] | None = None
-        self.on_sum: Callable[[int], None] | None = None
         self.build = build
         sources = []
         for seed in seeds:
@@ -197,7 +194,6 @@ class Pack(nn.Module):
         self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
-        self.columns: list[list[slice]] = [[] for _ in self.layers]
         offset = 0
         for name in (name for name in self._names.values() if name in groups):
             number = groups[name]
@@ -207,7 +203,6 @@ class Pack(nn.Module):
                 self.values[trial, offset:stop] = parameters[name].detach().reshape(-1)
             self.spans[name] = (offset, shape)
             self.group_of[offset:stop] = number
-            self.columns[number].append(slice(offset, stop))
             offset = stop
         self._attach(self.values, self.sums)
 

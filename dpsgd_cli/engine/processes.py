@@ -12,7 +12,7 @@ floating-point additions. No process draws a sample of the whole data for itself
 twice. Ledgers are charged alike everywhere; process 0's is written.
 
 Noise. Each of the R P numbers of a sum has one owner (`Team.owned`): the process on which the sums of that number are
-added up (`Reduction`), which adds the noise, and which sends the noisy number to all others (`Team.share`):
+added up (`Team.add_up`), which adds the noise, and which sends the noisy number to all others (`Team.share`):
 post-processing. There are two cases.
 
 - Process 0 owns all numbers. The mechanism that the ledger was charged for adds its noise there, from process 0's own
@@ -29,10 +29,9 @@ again before the owner's noise; the owner's message then overwrites what the oth
 nor added once for each process. With a seed, process 0 owns all: the numbers are those of one process. Process 0 also
 draws whatever is no Gaussian noise of a step's gradients: coins, choices, counts, histograms, correlated noise.
 
-Time. A layer's sum is whole when the last piece of a batch was added to it. Then it is sent, while the products of
-later layers are computed; the owner waits for all before noise. What goes there is float64, as sums are: rounding it to
-float32 would move a sum by up to 2 N 2^-24 C more, which is not charged (`precision.py`). What comes back has noise,
-and is rounded to the dtype of the parameters, as one process rounds it.
+What is added up is float64, as sums are: rounding it to float32 would move a sum by up to 2 N 2^-24 C more, which is
+not charged (`precision.py`). What comes back has noise, and is rounded to the dtype of the parameters, as one process
+rounds it.
 
 What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
 as their memory is.
@@ -53,9 +52,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.common.interrupts import heed_no_more
-from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.streams import SharedStreams, Streams
-from dpsgd_cli.engine.tensors import Examples
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
 
 Value = TypeVar("Value")
@@ -65,8 +62,6 @@ PATIENCE = datetime.timedelta(seconds=3)
 TIMEOUT = datetime.timedelta(minutes=30)
 """Time that a process waits for one that is alive but silent. On CPUs, the end of a process is noticed at once. On
 GPUs, where transfers are asynchronous, the launcher ends the remaining processes."""
-BUCKET = 1 << 18
-"""Numbers from which sums are sent together, 2 MiB: a message of fewer takes its latency for the most part."""
 
 
 class Team:
@@ -87,22 +82,24 @@ class Team:
     def _part(self, rank: int, count: int) -> slice:
         return slice(rank * count // self.size, (rank + 1) * count // self.size)
 
-    def owned(self, start: int, stop: int, count: int, apart: bool) -> list[tuple[int, slice]]:
-        """Return the pieces of the numbers from `start` to `stop` of `count`, and the process that adds noise to each.
+    def owned(self, count: int, apart: bool) -> list[tuple[int, slice]]:
+        """Return the pieces of `count` numbers, and the process that adds noise to each.
 
-        It is process 0 for all of them, or with `apart` the process whose `part` they are in.
+        It is process 0 for all of them, or with `apart` the process whose `part` they are.
         """
-        if not apart:
-            return [(0, slice(start, stop))]
-        every = ((rank, self._part(rank, count)) for rank in range(self.size))
-        cut = [(rank, slice(max(start, part.start), min(stop, part.stop))) for rank, part in every]
-        return [(rank, part) for rank, part in cut if part.start < part.stop]
+        parts = [(rank, self._part(rank, count)) for rank in range(self.size)] if apart else [(0, slice(0, count))]
+        return [(rank, part) for rank, part in parts if part.start < part.stop]
 
-    def add_up(self, sums: Tensor) -> None:
-        """Add up the `sums` of all processes in place on process 0; on other processes `sums` is then undefined."""
+    def add_up(self, sums: Tensor, apart: bool = False) -> None:
+        """Add up the `sums` of all processes in place, each number where its noise is added (`owned`).
+
+        On other processes the number is then undefined.
+        """
         if self.size > 1:
+            flat = sums.view(-1)
             with self.in_touch():
-                torch.distributed.reduce(sums, dst=0)
+                for owner, part in self.owned(len(flat), apart):
+                    torch.distributed.reduce(flat[part], dst=owner)
 
     def share(self, sums: Tensor, apart: bool = False) -> None:
         """Send the `sums` of process 0, or with `apart` each process's part, to all others, in place.
@@ -112,7 +109,7 @@ class Team:
         if self.size > 1:
             flat = sums.view(-1)
             with self.in_touch():
-                for owner, part in self.owned(0, len(flat), len(flat), apart):
+                for owner, part in self.owned(len(flat), apart):
                     torch.distributed.broadcast(flat[part], src=owner)
 
     def total(self, sums: dict[str, list[float]]) -> dict[str, Tensor]:
@@ -213,44 +210,17 @@ class Team:
 
 
 class Reduction:
-    """The sums (R, P) of a step, added up over all processes while they are made: layer after layer, in one order.
+    """The sums (R, P) of a step, added up over all processes before noise; an `AroundNoise`.
 
-    `columns` are those of each layer. Numbers are added up on the process that adds their noise (`Team.owned`), and are
-    then undefined on the others. Layers are joined to buckets of `BUCKET` numbers or more. With `apart`, each process
-    adds noise to its part of the numbers. An `AroundNoise` of a step.
+    With `apart`, each process adds noise to its part of the numbers (`Team.owned`).
     """
 
-    def __init__(self, team: Team, sums: Tensor, columns: Sequence[Sequence[slice]], apart: bool = False) -> None:
-        self._team, self.apart = team, apart
+    def __init__(self, team: Team, sums: Tensor, apart: bool = False) -> None:
+        self._team, self._sums, self.apart = team, sums, apart
         self.adds_noise = team.first or apart
-        self._buckets: list[tuple[int, list[tuple[int, Tensor]]]] = []
-        self._next = 0
-        self._begun: list[Any] = []
-        if team.size == 1:
-            return
-        flat, (trials, size), waiting = sums.view(-1), sums.shape, list[tuple[int, int]]()
-        for layer, own in enumerate(columns):
-            waiting += [(at * size + part.start, at * size + part.stop) for at in range(trials) for part in own]
-            if layer == len(columns) - 1 or sum(stop - start for start, stop in waiting) >= BUCKET:
-                pieces = [piece for ends in _joined(waiting) for piece in team.owned(*ends, len(flat), apart)]
-                self._buckets.append((layer, [(owner, flat[part]) for owner, part in pieces]))
-                waiting = []
-
-    def told(self, pieces: Iterator[Examples], pack: Pack) -> Iterator[Examples]:
-        """Yield pieces; after the last one, sums are whole, so each layer's is sent while later ones are made."""
-        if not self._buckets:
-            yield from pieces
-            return
-        examples = next(pieces, None)
-        while examples is not None:
-            following = next(pieces, None)
-            pack.on_sum = self.made if following is None else None
-            yield examples
-            pack.on_sum = None
-            examples = following
 
     def before_noise(self, beside: Sequence[Tensor]) -> None:
-        self.finish()
+        self._team.add_up(self._sums, self.apart)
         for sums in beside:
             self._team.add_up(sums)
 
@@ -259,38 +229,6 @@ class Reduction:
         for sums in beside:
             self._team.share(sums)
         self._team.share(mean, self.apart)
-
-    def made(self, layer: int) -> None:
-        """Begin to add up what is whole, now that the sums of the layers up to `layer` are."""
-        with self._team.in_touch():
-            while self._next < len(self._buckets) and self._buckets[self._next][0] <= layer:
-                for owner, part in self._buckets[self._next][1]:
-                    self._begun.append(torch.distributed.reduce(part, dst=owner, async_op=True))
-                self._next += 1
-
-    def finish(self) -> None:
-        """Add up the rest, wait for all, and be ready for the next step."""
-        if self._buckets:
-            self.made(self._buckets[-1][0])
-        with self._team.in_touch():
-            for work in self._begun:
-                work.wait()
-        self._next, self._begun = 0, []
-
-
-def _joined(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return disjoint intervals in order, those that meet as one.
-
-    >>> _joined([(4, 6), (0, 2), (2, 3)])
-    [(0, 3), (4, 6)]
-    """
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(ends):
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
-        else:
-            found.append((start, stop))
-    return found
 
 
 def started_by_a_launcher() -> bool:

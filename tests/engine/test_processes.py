@@ -24,13 +24,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from dpsgd_cli.batching.run import FullSampler, Sampler, part_of
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine import models, processes
-from dpsgd_cli.engine.layers.linear import Linear
-from dpsgd_cli.engine.losses import cross_entropy
-from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.processes import Reduction, Team, started_by_a_launcher
-from dpsgd_cli.engine.settings import MlpModel
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, SharedStreams
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
@@ -301,9 +295,8 @@ def released(team: Team, planted: str) -> tuple[np.ndarray, int]:
     pytest.MonkeyPatch().setattr(SecureStreams, "normal", normal)
     streams = team.streams([SecureStreams(), SecureStreams()])
     noise, sums = NoiseSource(streams, SIZE, torch.device("cpu"), torch.float64), torch.ones(2, SIZE).double()
-    adding = Reduction(team, sums, [[slice(100, SIZE)], [slice(0, 60)], [slice(60, 100)]], planted != "all")
-    adding.made(0)
-    adding.finish()
+    adding = Reduction(team, sums, planted != "all")
+    adding.before_noise(())
     grid, own = Grid.of(2 * SIZE, team.size, [1.0]), team.part(2 * SIZE)
     if planted == "all":
         torch.distributed.broadcast(sums, src=0)
@@ -328,9 +321,8 @@ def is_noised_once(sums: np.ndarray, size: int) -> bool:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_each_process_draws_the_noise_of_its_own_numbers(size: int, tmp_path: Path, monkeypatch: Any) -> None:
-    """Every number once, in several buckets; noise of all processes on all numbers, and none on a slice, are found."""
-    monkeypatch.setattr(processes, "BUCKET", 100)
+def test_each_process_draws_the_noise_of_its_own_numbers(size: int, tmp_path: Path) -> None:
+    """Every number once; noise of all processes on all numbers, and none on a slice, are found."""
 
     def work(team: Team) -> list[tuple[np.ndarray, int]]:
         return [released(team, planted) for planted in ("", "all", "none")]
@@ -396,55 +388,17 @@ def test_correlated_noise_is_drawn_by_process_0(write_recipe: WriteRecipe, tmp_p
     assert forked(2, tmp_path, work) == [["process 0's"], []]
 
 
-def test_sums_of_a_layer_are_sent_before_those_of_later_layers_are_made(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(processes, "BUCKET", 1)
-    said: list[str] = []
-    reduce, add = torch.distributed.reduce, Linear.add_clipped_sums
-
-    def sent(part: torch.Tensor, **how: Any) -> Any:
-        said.append(f"sent {part.numel()}")
-        return reduce(part, **how)
-
-    def made(layer: Linear, factors: torch.Tensor) -> None:
-        said.append("made")
-        add(layer, factors)
-
-    def work(team: Team) -> tuple[list[str], np.ndarray]:
-        pytest.MonkeyPatch().setattr(torch.distributed, "reduce", sent)
-        pytest.MonkeyPatch().setattr(Linear, "add_clipped_sums", made)
-        pack = Pack(lambda: models.mlp(MlpModel(hidden=[4]), (3,), 2), [0], Placement(torch.device("cpu")), True)
-        adding = Reduction(team, pack.sums, pack.columns, False)
-        rows = torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long), None
-        clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
-        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
-        alone = pack.sums.clone()
-        pack.sums.zero_()
-        said.clear()
-        pack.on_sum = adding.made
-        add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
-        adding.finish()
-        return said, (pack.sums / alone).numpy()
-
-    (order, ratio), (other, _) = forked(2, tmp_path, work)
-    assert order == other == ["made", "sent 16", "made", "sent 10"]
-    assert np.nanmax(abs(ratio - 2)) < 1e-9, "sums of equal rows are twice those of one process"
-
-
 def test_noise_with_a_seed_is_no_matter_of_several_processes() -> None:
     noise = NoiseSource([SeededStreams(0), SecureStreams()], 5, torch.device("cpu"), torch.float64)
     with pytest.raises(ValueError, match="drawn by one process"):
         noise.add(torch.ones(2, 5).double(), 0, torch.ones(2, 1), Grid.of(10, 2, [1.0]), slice(0, 3))
 
 
-@given(st.integers(1, 5), st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_every_number_has_one_owner(size: int, start: int, length: int, apart: bool) -> None:
-    pieces = Team(0, size).owned(start, start + length, start + length + 3, apart)
-    owners = [owner for owner, part in pieces for _ in range(part.start, part.stop)]
-    parts = [Team(rank, size).part(start + length + 3) for rank in range(size)]
-    every = range(start, start + length)
-    wanted = [rank for rank, part in enumerate(parts) for at in every if part.start <= at < part.stop]
-    assert owners == (wanted if apart else [0] * length)
-    assert [at for _, part in pieces for at in range(part.start, part.stop)] == list(range(start, start + length))
+@given(st.integers(1, 5), st.integers(0, 40), st.booleans())
+def test_every_number_has_one_owner(size: int, count: int, apart: bool) -> None:
+    pieces = Team(0, size).owned(count, apart)
+    assert [at for _, part in pieces for at in range(part.start, part.stop)] == list(range(count))
+    assert all(part == Team(owner, size).part(count) for owner, part in pieces) if apart else len(pieces) <= 1
 
 
 class Fixed(Sampler):

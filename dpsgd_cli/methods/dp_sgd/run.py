@@ -94,7 +94,7 @@ class GradientMethod(Method):
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.average, context.pack.values, [self.steps * n for n in self.lengths])
         self.dropout_keys = [stream.integer("dropout") for stream in context.lasting]
-        self.reduction = Reduction(context.team, context.pack.sums, context.pack.columns)
+        self.reduction = Reduction(context.team, context.pack.sums)
         self.around: list[AroundNoise] = [self.reduction]
         watcher, sums = context.watcher, context.pack.sums
         watching = None if watcher is None else watcher.around(sums, self.divisor, self.units)
@@ -234,11 +234,8 @@ class GradientMethod(Method):
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
         del epoch
-        pack, pieces = self.context.pack, self.pieces(step)
-        if self.sum_clipped is sum_clipped:
-            pieces = self.reduction.told(pieces, pack)
-        for examples in pieces:
-            add_clipped_sums(pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
+        for examples in self.pieces(step):
+            add_clipped_sums(self.context.pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
 
     def pieces(self, step: int) -> Iterator[Examples]:
         """Return the step's batch as the model's input, in pieces that fit in memory."""
@@ -299,7 +296,7 @@ class DpSgd(GradientMethod):
         self.step_noise = step_noise(self.correlations, pack.size, pack.values.device)
         if context.team.size > 1 and type(self).privatise is DpSgd.privatise and context.watcher is None:
             apart = self.noise.apart and type(self.step_noise) is StepNoise
-            self.around[0] = self.reduction = Reduction(context.team, pack.sums, pack.columns, apart)
+            self.around[0] = self.reduction = Reduction(context.team, pack.sums, apart)
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
         self.preconditioning, self.calibrating = None, None
