@@ -203,12 +203,12 @@ class Table:
                 yield self.every(start, min(start + most, last))
             return
         for start in range(0, batch.rows.shape[1], most):
-            rows = torch.as_tensor(batch.rows[:, start : start + most], device=self.y.device)
-            mask = None if batch.mask is None else batch.mask[:, start : start + most]
-            yield self._gather(rows, None if mask is None else torch.as_tensor(mask, device=self.y.device))
+            mask = None if batch.mask is None else torch.as_tensor(batch.mask[:, start : start + most])
+            yield self._gather(torch.as_tensor(batch.rows[:, start : start + most]), mask)
 
     def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the table's row number for each place in `rows`, and the mask without empty places."""
+        """Return the table's row number for each place in `rows`, and the mask without empty places, on its device."""
+        rows, mask = rows.to(self.y.device), None if mask is None else mask.to(self.y.device)
         if self.own is not None:
             rows = self.own.gather(1, rows)
         if self.filled:

@@ -1,8 +1,7 @@
-"""Tables on disk against the same tables in memory, and reading ahead."""
+"""Tables on disk against the same tables in memory."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.batching.run import FullSampler, PoissonSampler, Sampler, ShuffleSampler
-from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
+from dpsgd_cli.batching.run import FullSampler, PoissonSampler, ShuffleSampler
+from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.on_disk import DiskRows, TrialRows, stored
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
-from dpsgd_cli.errors import DataError, RecipeError
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.results import store
 from tests.conftest import GRADIENT, OWN, PCA, WAYS, Train, WriteRecipe
 
@@ -46,63 +45,15 @@ def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
 @pytest.mark.parametrize("kind", ["poisson", "shuffle", "full", "span"])
 @pytest.mark.parametrize("most", [3, 100])
 def test_batches_are_those_of_a_table_in_memory(tables: tuple[Table, StreamedTable], kind: str, most: int) -> None:
-    """Read ahead or not, in order and not, in pieces of any size."""
+    """In pieces of any size."""
     memory, disk = tables
-
-    def sampler() -> Sampler:
-        streams = [SeededStreams(seed) for seed in range(2)]
-        if kind == "poisson":
-            return PoissonSampler(streams, 40, 7)
-        return ShuffleSampler(streams, 40, 7) if kind == "shuffle" else FullSampler()
-
-    plain, ahead = sampler(), ReadAhead(sampler(), disk)
-    assert (ahead.steps_per_epoch, ahead.varies) == (plain.steps_per_epoch, plain.varies)
-    for step in (0, 1, 2, 3, 7, 2):
-        batch, read = plain.batch(step), ahead.batch(step)
-        if kind == "span":
-            batch = read = Batch(rows=None, span=(5, 31))
-        expected = list(memory.chunks(batch, most))
-        for found in (list(disk.chunks(read, most)), list(disk.chunks(batch, most))):
-            assert len(found) == len(expected)
-            assert all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-
-
-def test_the_next_batch_is_read_meanwhile(tables: tuple[Table, StreamedTable]) -> None:
-    """While step 0 is in hand, step 1 is drawn on another thread, once; asking for it draws step 2."""
-    _, disk = tables
-    drawn: list[tuple[int, bool]] = []
-    arrived = threading.Event()
-
-    class Noted(FullSampler):
-        steps_per_epoch = 9
-
-        def batch(self, step: int) -> Batch:
-            drawn.append((step, threading.current_thread() is threading.main_thread()))
-            if step == 1:
-                arrived.set()
-            return Batch(np.full((2, 3), step))
-
-    ahead = ReadAhead(Noted(), disk)
-    ahead.batch(0)
-    assert arrived.wait(timeout=60)
-    ahead.batch(1)
-    ahead.batch(2)
-    assert drawn[:3] == [(0, False), (1, False), (2, False)]
-
-
-def test_an_error_while_reading_ahead_is_that_of_the_step(tables: tuple[Table, StreamedTable]) -> None:
-    class Fails(FullSampler):
-        steps_per_epoch = 9
-
-        def batch(self, step: int) -> Batch:
-            if step == 1:
-                raise DataError("the disk is gone")
-            return Batch(np.zeros((2, 3), dtype=np.int64))
-
-    ahead = ReadAhead(Fails(), tables[1])
-    ahead.batch(0)
-    with pytest.raises(DataError, match="the disk is gone"):
-        ahead.batch(1)
+    streams = [SeededStreams(seed) for seed in range(2)]
+    samplers = {"poisson": PoissonSampler(streams, 40, 7), "shuffle": ShuffleSampler(streams, 40, 7)}
+    for step in (0, 1, 2, 7):
+        batch = Batch(rows=None, span=(5, 31)) if kind == "span" else samplers.get(kind, FullSampler()).batch(step)
+        found, expected = list(disk.chunks(batch, most)), list(memory.chunks(batch, most))
+        assert len(found) == len(expected)
+        assert all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 def on_disk(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dpsgd_cli.batching.run import (
     padded_to,
     part_of,
 )
-from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
+from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.common.plugins import named
 from dpsgd_cli.data.augmentation import Augmentation
 from dpsgd_cli.engine.context import AuditHook
@@ -99,17 +99,15 @@ def _most_rows(context: Context, compiled: bool, varies: bool) -> int:
 
 
 def _wrapped(sampler: Sampler, context: Context, most_rows: int, compiled: bool) -> Sampler:
-    """Return `sampler`, wrapped for processes, rounded passes, compiled steps, disks and GPUs."""
+    """Return `sampler`, wrapped for processes, rounded passes, compiled steps and GPUs."""
     if context.team.size > 1:
         part = partial(part_of, context.team.part, context.table.rows)
         sampler = WrappedSampler(sampler, lambda step, batch: part(batch))
     if compiled or (context.pack.session.rounds and sampler.varies):
         sampler = WrappedSampler(sampler, lambda step, batch: padded_to(most_rows, batch))
         sampler.varies = False
-    if isinstance(context.table, StreamedTable):
-        return ReadAhead(sampler, context.table)
-    device = context.pack.values.device
-    return AheadSampler(sampler, device) if device.type == "cuda" or compiled else sampler
+    device, on_disk = context.pack.values.device, isinstance(context.table, StreamedTable)
+    return AheadSampler(sampler, device) if not on_disk and (device.type == "cuda" or compiled) else sampler
 
 
 def _whole_sampler(context: Context) -> Sampler:
