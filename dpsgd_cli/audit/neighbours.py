@@ -38,7 +38,6 @@ from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.private_selection.settings import SelectionPlan
-from dpsgd_cli.preconditioning.price import LABELS
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
 from dpsgd_cli.training.evaluation import record, results_of
@@ -67,7 +66,6 @@ class _Seen:
     apart: list[tuple[Mechanism, Tensor, Tensor]] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
-    moments: tuple[np.ndarray, np.ndarray] | None = None
     entries: list[LedgerEntry] = field(default_factory=list)
     output: Tensor | None = None
     epochs: int = 0
@@ -88,16 +86,9 @@ class _Follower(StepObserver):
         self.seen.batches.append(tuple(parts))
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        place = len(self.seen.apart)
-        if self.first is not None:
-            noisy.copy_(self.first.apart[place][2])
         self.seen.apart.append((mechanism, exact.clone(), noisy.clone()))
-
-    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        del trial
-        self.seen.moments = (exact.copy(), noisy.copy())
-        if self.first is not None and self.first.moments is not None:
-            noisy[:] = self.first.moments[1]
+        if self.first is not None:
+            noisy.copy_(self.first.apart[len(self.seen.apart) - 1][2])
 
     def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
         del epoch
@@ -216,8 +207,6 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         _judged("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
     found += _of_others(seen)
-    if base.moments is not None:
-        found.append(_preconditioner(seen, plan.mechanisms(*LABELS)[0].sensitivity))
     if base.looks and cut is not None and not cut.public:
         mechanisms = [entry.release.mechanism for entry in base.entries]
         charged = sum(isinstance(m, GaussianSum) and m.label == "validation" for m in mechanisms)
@@ -231,32 +220,26 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
 
 
 def _of_others(seen: dict[str, _Seen]) -> Iterator[Finding]:
-    """Yield how far neighbours move each sum released apart from the steps. Each must be charged before them."""
+    """Yield how far neighbours move each sum released apart from the steps, and its noise, which must not move.
+
+    Each sum must be charged before the steps.
+    """
     base = next(iter(seen.values()))
     charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
-    for number, (mechanism, exact, _) in enumerate(base.apart):
+    for number, (mechanism, exact, noisy) in enumerate(base.apart):
         assert isinstance(mechanism, GaussianSum)
+        name = f"{mechanism.label}, apart from the steps"
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), None)
         if own is None:
-            yield _judged(f"{mechanism.label}, apart from the steps", "not charged", "charged", "", True)
+            yield _judged(name, "not charged", "charged", "", True)
             continue
-        moves = {name: float(torch.linalg.vector_norm(one.apart[number][1] - exact)) for name, one in seen.items()}
-        worst = max(moves, key=lambda name: moves[name])
+        others = {which: one.apart[number][1:] for which, one in seen.items()}
+        moves = {which: float(torch.linalg.vector_norm(ours - exact)) for which, (ours, _) in others.items()}
+        worst = max(moves, key=lambda which: moves[which])
         moved = moves[worst] / own.sensitivity
-        told = f"{moved:.6f} sensitivities at most"
-        yield _judged(f"{mechanism.label}, apart from the steps", told, "at most 1", worst, moved > _CLOSE)
-
-
-def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Finding:
-    """Return how far a record moves a preconditioner's second moments, and their noise, which must not move."""
-    pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
-    exact, noisy = next(iter(pairs.values()))
-    moved = {name: float(np.linalg.norm(own[0] - exact)) / sensitivity for name, own in pairs.items()}
-    worst = max(moved, key=lambda name: moved[name])
-    noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
-    told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
-    off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
-    return _judged("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
+        noise = max(_apart(drawn - ours, noisy - exact) for ours, drawn in others.values())
+        told = f"{moved:.6f} sensitivities at most, its noise {noise:.2g} of its largest"
+        yield _judged(name, told, "at most 1, and nothing", worst, not moved <= _CLOSE or not noise <= _ROUNDED)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -34,8 +34,8 @@ from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
 from dpsgd_cli.noise.correlation import StepNoise, step_noise
 from dpsgd_cli.noise.price import NoiseStrategy
-from dpsgd_cli.preconditioning.price import LABELS
-from dpsgd_cli.preconditioning.second_moments import as_vector
+from dpsgd_cli.preconditioning.price import LABELS, Marginals
+from dpsgd_cli.preconditioning.second_moments import from_vector
 
 _MOST_KEPT = 1 << 22
 BEFORE = -1
@@ -129,6 +129,13 @@ class Watch(StepObserver):
         charged = [e.release.mechanism for e in entries if e.phase == "before"]
         own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
         self.drew.add(BEFORE, (noisy - exact) / (own.noise_multiplier * own.sensitivity))
+        if own.label not in LABELS or staged.vectors is None or staged.vectors.instead is not None:
+            return  # a row and its opposite have the same second moment
+        # if cells are counted, each feature of these rows is the cell of a column
+        rows = noisy.numpy()
+        rows = rows if own.label == Marginals().kind else np.stack([np.diag(from_vector(one)) for one in rows])
+        shown = rows[:, -staged.inside.shape[1] :]
+        self.scores += score(shown / own.sensitivity, own.noise_multiplier, 1.0, shift_of(own))
 
     def drawn(self, step: int, batch: Batch) -> None:
         del step
@@ -160,19 +167,6 @@ class Watch(StepObserver):
         self.drew.add(0, noise)
         seen = staged.signs * noisy[:, staged.columns[0]].double().cpu().numpy() / units
         self.scores[list(trials)] += score(seen, multipliers, 1.0, shift_of(gaussians[0]))
-
-    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        staged = self.staged
-        assert staged.vectors is not None
-        (mechanism,) = staged.plan.mechanisms(*LABELS)
-        unit = mechanism.sensitivity
-        noise = noisy - exact
-        self.drew.add(BEFORE, (as_vector(noise) if noise.ndim == 2 else noise) / (mechanism.noise_multiplier * unit))
-        if staged.vectors.instead is not None:
-            return  # a row and its opposite have the same second moment
-        # if cells are counted, each feature of these rows is the cell of a column
-        shown = (np.diag(noisy) if noisy.ndim == 2 else noisy)[-staged.inside.shape[1] :]
-        self.scores[trial] += score(shown / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the noise multipliers (R,) charged in `epoch`, and the standard deviations of noise (R, 1 or P).

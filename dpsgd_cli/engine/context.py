@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,12 +65,6 @@ class AuditHook:
 
         `trials` are the A trials whose last charge pays for the release. The P numbers are in the order and units in
         which their sensitivity is bounded.
-        """
-
-    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        """Receive a preconditioner's second moments (D, D) or cells (C,), before and after noise.
-
-        The watcher may change `noisy` in place; training uses the changed values.
         """
 
 

@@ -30,6 +30,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
@@ -65,15 +66,11 @@ class _Way(ABC):
 
     @abstractmethod
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        """Return the sum over rows, given in pieces (n, D). Private."""
+        """Return the sum over rows, given in pieces (n, D), as the vector whose sensitivity is bounded. Private."""
 
     def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
         """Return the sum over rows that are kept as codes. Private."""
         return self.exact(coded[start : start + _ROWS_AT_ONCE] for start in range(0, len(coded), _ROWS_AT_ONCE))
-
-    @abstractmethod
-    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return the sum with noise. `noised` adds noise to a vector whose sensitivity is bounded."""
 
     @abstractmethod
     def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
@@ -86,13 +83,10 @@ class _Way(ABC):
 
 class _Matrix(_Way):
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        return moments.second_moments(pieces, self.features, exactly=True)
-
-    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return moments.with_noise(exact, noised)
+        return moments.as_vector(moments.second_moments(pieces, self.features, exactly=True))
 
     def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
-        return self.loaded([cut_of(matrix, scale) for matrix, scale in zip(noisy, scales, strict=True)])
+        return self.loaded([cut_of(moments.from_vector(own), scale) for own, scale in zip(noisy, scales, strict=True)])
 
     def loaded(self, kept: Sequence[Tensor]) -> Made:
         return Preconditioner([cut.to(self.like) for cut in kept])
@@ -111,9 +105,6 @@ class _Counts(_Way):
 
     def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
         return marginals.counted_codes(coded, self.columns.cells)
-
-    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return noised(exact)
 
     def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
         pairs = zip(noisy, ridges, strict=True)
@@ -160,7 +151,7 @@ class Preconditioning:
         table, trials = self.context.table, range(self.context.trials)
         shared = cache(partial(self._exact, 0))
         alone = table.per_trial or table.held_out is not None
-        noisy = [self._noisy(trial, self._exact(trial) if alone else shared()) for trial in trials]
+        noisy = self._noisy([self._exact(trial) if alone else shared() for trial in trials])
         scales = [one.noise_multiplier * one.sensitivity for one in self.mechanisms]
         ridges = [RIDGE / (self._mu(trial) * len(table)) for trial in trials]
         self.made = self.way.made(noisy, scales, ridges)
@@ -175,19 +166,16 @@ class Preconditioning:
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
         return self.way.exact(moments.blocks(rows, taken))
 
-    def _noisy(self, trial: int, exact: np.ndarray) -> np.ndarray:
-        mechanism = self.mechanisms[trial]
-        noised = partial(
-            gaussian,
-            self.context.streams[trial],
-            mechanism.label,
-            0,
-            mechanism=mechanism,
-            records=self.context.table.summed,
+    def _noisy(self, exact: Sequence[np.ndarray]) -> np.ndarray:
+        context = self.context
+        noisy = np.stack(
+            [
+                gaussian(stream, mechanism.label, 0, own, mechanism, context.table.summed)
+                for stream, mechanism, own in zip(context.streams, self.mechanisms, exact, strict=True)
+            ]
         )
-        noisy = self.way.noisy(exact, noised)
-        if self.context.watcher is not None:
-            self.context.watcher.preconditioned(trial, exact, noisy)
+        if context.watcher is not None:  # which may change `noisy`, whose memory the tensor shares
+            context.watcher.prepared(self.mechanisms[0], torch.from_numpy(np.stack(exact)), torch.from_numpy(noisy))
         return noisy
 
     def _mu(self, trial: int) -> float:

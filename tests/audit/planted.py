@@ -34,6 +34,7 @@ from dpsgd_cli.methods.perturbation import OutputPerturbation
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.preconditioning import marginals, second_moments
+from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
@@ -177,8 +178,12 @@ def free_looks(patch: Patch, folder: Path) -> None:
 
 
 def little_noise_on_moments(patch: Patch, folder: Path) -> None:
-    own = second_moments.with_noise
-    patch.setattr(second_moments, "with_noise", lambda exact, noised: exact + 0.8 * (own(exact, noised) - exact))
+    own = preconditioning.gaussian
+
+    def little(stream: Any, label: str, counter: int, exact: np.ndarray, *more: Any) -> np.ndarray:
+        return exact + 0.8 * (own(stream, label, counter, exact, *more) - exact)
+
+    patch.setattr(preconditioning, "gaussian", little)
 
 
 def long_rows_in_moments(patch: Patch, folder: Path) -> None:
