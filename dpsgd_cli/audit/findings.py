@@ -1,4 +1,4 @@
-"""Options of an audit, its findings, the verdict on the claim, and the files: `audit.json`, a page and pictures.
+"""Options of an audit, its findings, the verdict on the claim, and the files: `audit.json`, a page and a picture.
 
 Each bound holds at the stated confidence by itself. For the verdict, the probability of error (1 - confidence) is
 divided by the number of findings that depend on chance (Bonferroni). A finding refutes the claim only at the resulting
@@ -7,18 +7,18 @@ confidence, so an audit refutes a true claim with probability at most 1 - confid
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common.text_format import epsilon_text
-from dpsgd_cli.results.charts import COLOURS
+from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
 from dpsgd_cli.results.store import AUDIT
 
+PICTURE = "trade-off.svg"
 TIERS = {
     "A": "without assumptions",
     "B": "the family of the claim",
@@ -117,10 +117,12 @@ def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool)
 def write(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write all files into `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    drawn = draw(document, directory)
-    write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])), owner_only=True)
-    write_whole(directory / AUDIT, to_json(document), owner_only=True)
-    return [directory / AUDIT, directory / "audit.md", *drawn]
+    picture = drawn(document)
+    texts = {AUDIT: to_json(document), "audit.md": markdown(page(document, picture is not None))}
+    texts |= {} if picture is None else {PICTURE: picture}
+    for name, text in texts.items():
+        write_whole(directory / name, text, owner_only=True)
+    return [directory / name for name in texts]
 
 
 def lines(document: dict[str, Any]) -> list[str]:
@@ -151,7 +153,7 @@ def verdict(document: dict[str, Any]) -> str:
     return "not refuted" if document["findings"] else "nothing was audited"
 
 
-def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
+def page(document: dict[str, Any], with_picture: bool) -> list[Block]:
     claim, training = document["claim"], document.get("training")
     blocks: list[Block] = [
         Heading(f"Audit of {document['name']}: {verdict(document)}", 1),
@@ -170,7 +172,7 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
                 f" epsilon {epsilon_text(training['epsilon_audited'])}."
             )
         )
-    blocks += [Text(f"![{name}]({name})") for name in pictures if name.endswith(".svg")]
+    blocks += [Text(f"![{PICTURE}]({PICTURE})")] * with_picture
     for tier, name in TIERS.items():
         rows = [row for row in document["findings"] if row["tier"] == tier]
         if not rows:
@@ -186,8 +188,8 @@ def page(document: dict[str, Any], pictures: list[str]) -> list[Block]:
     return blocks
 
 
-def draw(document: dict[str, Any], directory: Path) -> list[Path]:
-    """Draw the trade-off curves as SVG and PNG, and return the files; none if no canary was scored.
+def drawn(document: dict[str, Any]) -> str | None:
+    """Return the trade-off curves as SVG; None if no canary was scored.
 
     The picture shows false negatives over false positives. No attack should get below the claim's curve. The box
     contains both true rates at the stated confidence. The dashed curve is that of the last member of the claim's family
@@ -195,40 +197,16 @@ def draw(document: dict[str, Any], directory: Path) -> list[Path]:
     """
     found = document.get("membership")
     if found is None or "curves" not in found:
-        return []
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    claim, made = document["claim"], []
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
-        figure = Figure(figsize=(5.6, 5.2))
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        curves = found["curves"]
-        label = f"claimed: epsilon {claim['epsilon']:.3g}"
-        axes.plot(curves["false_positive"], curves["claimed"], color=COLOURS[0], label=label)
-        axes.fill_between(curves["false_positive"], curves["claimed"], color=COLOURS[0], alpha=0.08, linewidth=0)
-        bound = document["lower_bounds"].get("B")
-        if bound is not None:
-            axes.plot(curves["false_positive"], curves["refuted"], color=COLOURS[1], linestyle="--",
-                      label=f"refuted up to: epsilon {bound:.3g}")  # fmt: skip
-        rates, low, high = found["rates"], found["rates_at_least"], found["rates_at_most"]
-        corner = (low["false_positive"], low["false_negative"])
-        box = [high[name] - low[name] for name in ("false_positive", "false_negative")]
-        axes.add_patch(Rectangle(corner, *box, color=COLOURS[2], alpha=0.35, linewidth=0,
-                                 label=f"observed, {document['confidence']:.0%} each way"))  # fmt: skip
-        axes.plot(rates["false_positive"], rates["false_negative"], "+", color="black")
-        axes.plot([0, 1], [1, 0], color="grey", linewidth=0.8, linestyle=":", label="random guess")
-        axes.set(xlabel="false positives", ylabel="false negatives", xlim=(0, 1), ylim=(0, 1))
-        axes.set_title(f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}")
-        axes.legend(loc="upper right", frameon=False)
-        axes.grid(alpha=0.3)
-        figure.tight_layout()
-        for ending in ("svg", "png"):
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
-            made.append(directory / f"trade-off.{ending}")
-            write_whole(made[-1], drawn.getvalue())
-    return made
+        return None
+    title = f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}"
+    chart = Chart(520, 480, "false positives", "false negatives", title)
+    curves, (low, high) = found["curves"], (found["rates_at_least"], found["rates_at_most"])
+    at = curves["false_positive"]
+    chart.line(at, curves["claimed"], COLOURS[0], f"claimed: epsilon {document['claim']['epsilon']:.3g}")
+    if (bound := document["lower_bounds"].get("B")) is not None:
+        chart.line(at, curves["refuted"], COLOURS[1], f"refuted up to: epsilon {bound:.3g}", "dashed")
+    sides, ends = ([rates[name] for rates in (low, high)] for name in ("false_positive", "false_negative"))
+    chart.band(sides, [ends[0]] * 2, [ends[1]] * 2, COLOURS[2])
+    chart.line(sides, ends[:1] * 2, COLOURS[2], f"observed, {document['confidence']:.0%} each way")
+    chart.line((0, 1), (1, 0), "#888888", "random guess", "dashed")
+    return beside([chart], 1)

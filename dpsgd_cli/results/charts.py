@@ -1,7 +1,7 @@
 """Charts of a report as SVG elements, drawn in milliseconds: lines, bands, points and bars over one pair of axes.
 
 A report is written after every training, and importing matplotlib takes longer than a small training. Pictures of
-comparisons, audits and `account` are matplotlib's (`pictures.py`).
+comparisons and `account` are matplotlib's (`pictures.py`).
 """
 
 from __future__ import annotations
