@@ -121,7 +121,7 @@ class Pack(nn.Module):
             return layer
         if isinstance(module, Ruled) or (self.trusted and _has_own(module)):
             raise ModelError(f"{_told(name)}: {type(module).__name__} has no rule")
-        made = rewritten(module, self.session)
+        made = rewritten(module)
         clone = _cloned(module) if made is None else made
         _refuse_aside(module, name)
         clone._modules = {
@@ -525,7 +525,7 @@ def layer_reports(module: nn.Module, name: str = "") -> list[LayerReport]:
         return [LayerReport(name, kind, size, refused=str(error))]
     if rule is not None:
         return [LayerReport(name, kind, size, rule.__name__, rule.clipped)]
-    made = rewritten(module, Session(1, torch.zeros(()))) or module
+    made = rewritten(module) or module
     own = sum(p.numel() for p in made._parameters.values() if p is not None and p.requires_grad)
     found = [LayerReport(name, kind, own, Own.__name__, Own.clipped)] if own else []
     for key, child in made.named_children():
