@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ _MOST_RECORDS = 1 << 40
 _SINGLE_BLOCK = 4096
 _NUMBERS_AT_ONCE = 1 << 21
 
+Drawn = TypeVar("Drawn")
+
 
 class Sampler(ABC):
     """Batches by step number, each trial from its own streams."""
@@ -38,7 +41,14 @@ class Sampler(ABC):
         self._streams = streams
         self._records = records
         self._batch_size = batch_size
+        self._drawn: tuple[int, list[Any]] = (-1, [])
         self.steps_per_epoch = -(-records // batch_size)
+
+    def _once(self, draw: Callable[[Streams, int], Drawn], number: int) -> list[Drawn]:
+        """Return what `draw` gives of each trial's streams for a block of steps, which is kept until the next block."""
+        if self._drawn[0] != number:
+            self._drawn = number, [draw(stream, number) for stream in self._streams]
+        return self._drawn[1]
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
@@ -217,19 +227,11 @@ class FixedSampler(Sampler):
     [5, 5, 6, 6, 2]
     """
 
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        super().__init__(streams, records, batch_size)
-        self._block = -1
-        self._rows = np.empty((0, 0), dtype=np.int64)
-
     def batch(self, step: int) -> Batch:
         if self._batch_size > 1:
             return Batch(np.stack([s.distinct("fixed", step, self._records, self._batch_size) for s in self._streams]))
         number, place = divmod(step, _SINGLE_BLOCK)
-        if number != self._block:
-            self._rows = np.stack([self._singles(stream, number) for stream in self._streams])
-            self._block = number
-        return Batch(rows=self._rows[:, place : place + 1])
+        return Batch(rows=np.stack([rows[place : place + 1] for rows in self._once(self._singles, number)]))
 
     def _singles(self, stream: Streams, number: int) -> np.ndarray:
         if not stream.reproducible:
@@ -252,17 +254,9 @@ class AllocationSampler(Sampler):
 
     varies = True
 
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        super().__init__(streams, records, batch_size)
-        self._epoch = -1
-        self._batches: list[list[np.ndarray]] = []
-
     def batch(self, step: int) -> Batch:
         epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._batches = [self._allocated(stream, epoch) for stream in self._streams]
-            self._epoch = epoch
-        return _padded([batches[place] for batches in self._batches])
+        return _padded([batches[place] for batches in self._once(self._allocated, epoch)])
 
     def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
         """Return the records of each step."""
@@ -320,18 +314,11 @@ class ShuffleSampler(Sampler):
     [[5, 1, 3], [4, 2, 6], [0]]
     """
 
-    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
-        super().__init__(streams, records, batch_size)
-        self._epoch = -1
-        self._order = np.empty((0, 0), dtype=np.int64)
-
     def batch(self, step: int) -> Batch:
         epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._order = np.stack([s.permutation("shuffle", epoch, self._records) for s in self._streams])
-            self._epoch = epoch
         start = position * self._batch_size
-        return Batch(rows=self._order[:, start : start + self._batch_size])
+        orders = self._once(lambda stream, number: stream.permutation("shuffle", number, self._records), epoch)
+        return Batch(rows=np.stack([order[start : start + self._batch_size] for order in orders]))
 
 
 class SamePartitionSampler(ShuffleSampler):
@@ -372,11 +359,15 @@ def padded_to(unit: int, batch: Batch) -> Batch:
     """
     if batch.rows is None:
         return batch
-    drawn = np.asarray(batch.rows)
-    missing = -drawn.shape[1] % unit if drawn.shape[1] else unit
-    mask = np.ones(drawn.shape, dtype=bool) if batch.mask is None else np.asarray(batch.mask)
-    rows, own = (np.pad(x, ((0, 0), (0, missing))) for x in (drawn, mask))
-    return Batch(rows, own)
+    return Batch(*_widened(batch, max(1, -(-batch.rows.shape[1] // unit)) * unit))
+
+
+def _widened(batch: Batch, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a batch and its mask, each (R, width); those that are added are masked."""
+    rows = np.asarray(batch.rows)
+    added = ((0, 0), (0, width - rows.shape[1]))
+    mask = np.ones(rows.shape, dtype=bool) if batch.mask is None else np.asarray(batch.mask)
+    return np.pad(rows, added), np.pad(mask, added)
 
 
 def part_of(part: Callable[[int], slice], rows: int, batch: Batch) -> Batch:
@@ -426,19 +417,14 @@ class AheadSampler(WrappedSampler):
         while len(drawn) < self.steps_per_epoch and (len(drawn) + 1) * most <= _NUMBERS_AT_ONCE:
             drawn.append(self._whole.batch(step + len(drawn)))
             most = max(most, np.asarray(drawn[-1].rows).size)
-        sets = [np.asarray(batch.rows) for batch in drawn]
-        longest = max(rows.shape[1] for rows in sets)
-        width = _rounded_up(longest) if self.varies else longest
-        block = np.zeros((len(sets), len(sets[0]), width), dtype=np.int64)
-        mask = np.zeros(block.shape, dtype=bool)
-        for place, (batch, rows) in enumerate(zip(drawn, sets, strict=True)):
-            block[place, :, : rows.shape[1]] = rows
-            mask[place, :, : rows.shape[1]] = True if batch.mask is None else batch.mask
+        widths = [np.asarray(batch.rows).shape[1] for batch in drawn]
+        width = _rounded_up(max(widths)) if self.varies else max(widths)
+        rows, masks = (torch.from_numpy(np.stack(x)) for x in zip(*(_widened(b, width) for b in drawn), strict=True))
         padded = self.varies or any(batch.mask is not None for batch in drawn)
         self._first = step
-        self._widths = [width if padded else rows.shape[1] for rows in sets]
-        self._rows = to_device(torch.from_numpy(block), self._device)
-        self._mask = to_device(torch.from_numpy(mask), self._device) if padded else None
+        self._widths = [width] * len(widths) if padded else widths
+        self._rows = to_device(rows, self._device)
+        self._mask = to_device(masks, self._device) if padded else None
 
 
 def _rounded_up(width: int) -> int:
@@ -448,12 +434,9 @@ def _rounded_up(width: int) -> int:
 
 
 def _padded(drawn: list[np.ndarray]) -> Batch:
-    longest = max(len(rows) for rows in drawn)
-    if all(len(rows) == longest for rows in drawn):
-        return Batch(rows=np.stack(drawn))
-    rows = np.zeros((len(drawn), longest), dtype=np.int64)
-    mask = np.zeros((len(drawn), longest), dtype=bool)
-    for trial, own in enumerate(drawn):
-        rows[trial, : len(own)] = own
-        mask[trial, : len(own)] = True
-    return Batch(rows=rows, mask=mask)
+    """Return the trials' rows as one batch, shorter ones padded with masked rows."""
+    lengths = np.array([len(rows) for rows in drawn])[:, None]
+    mask = np.arange(lengths.max()) < lengths
+    rows = np.zeros(mask.shape, dtype=np.int64)
+    rows[mask] = np.concatenate(drawn)
+    return Batch(rows, None if mask.all() else mask)
