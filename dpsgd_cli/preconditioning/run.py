@@ -166,7 +166,8 @@ class Preconditioning:
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
         return self.way.exact(moments.blocks(rows, taken))
 
-    def _noisy(self, exact: Sequence[np.ndarray]) -> np.ndarray:
+    def _noisy(self, exact: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the trials' sums with noise, and show both to the watcher, if there is one."""
         context = self.context
         noisy = np.stack(
             [
@@ -176,7 +177,7 @@ class Preconditioning:
         )
         if context.watcher is not None:  # which may change `noisy`, whose memory the tensor shares
             context.watcher.prepared(self.mechanisms[0], torch.from_numpy(np.stack(exact)), torch.from_numpy(noisy))
-        return noisy
+        return list(noisy)
 
     def _mu(self, trial: int) -> float:
         """Return mu of the whole budget, of which the release has its share."""

@@ -35,6 +35,9 @@ def _dense(weight: Tensor, bias: Tensor | None) -> nn.Module:
 class Rewritten(nn.Module):
     """Base class: dense layers, whose rules the pack finds, and code that runs on one example (`apart.py`)."""
 
+    batch_first: bool
+    dropout: float
+
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
         self.training = source.training
@@ -53,6 +56,10 @@ class Rewritten(nn.Module):
 
 class Recurrent(Rewritten):
     """`nn.LSTM`, `nn.GRU` or `nn.RNN` of any number of layers, in one or both directions."""
+
+    num_layers: int
+    hidden_size: int
+    proj_size: int
 
     def __init__(self, source: nn.RNNBase) -> None:
         super().__init__(source)
@@ -125,6 +132,8 @@ _STEPS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 class Heads(Rewritten):
     """`nn.MultiheadAttention` whose queries, keys and values have one width."""
+
+    num_heads: int
 
     def __init__(self, source: nn.MultiheadAttention) -> None:
         super().__init__(source)
