@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,11 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     stated = plan.guarantee()
     if outline.input_shape is None:
         raise UsageError(f"{loaded.source}: the shape of one input is not known, so no canary can be made")
-    about = {
+    findings, told, left_out = attack_recipe(loaded, outline, plan, options)
+    rows = judged(findings, options.confidence)
+    refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
+    bounds = {tier: [row["epsilon"] for row in rows if row["tier"] == tier and "epsilon" in row] for tier in TIERS}
+    return {
         "name": recipe.name,
         "recipe": loaded.source,
         "hash": recipe_hash(recipe),
@@ -85,28 +89,10 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
             "accountant": stated.accountant,
             "bound": stated.bound,
         },
-    }
-    return document_of(about, attack_recipe(loaded, outline, plan, options), options, begun)
-
-
-def document_of(about: dict[str, Any], found: Found, options: AuditOptions, begun: float) -> dict[str, Any]:
-    """Return the document of an audit of `about`: name, recipe, hash, seed and claim.
-
-    `begun` is the `time.perf_counter` of its start.
-    """
-    findings, told, left_out = found
-    rows = judged(findings, options.confidence)
-    refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
-    return {
-        **about,
         "confidence": options.confidence,
         "refuted": bool(refuted),
         "refuted_by": refuted,
-        "lower_bounds": {
-            tier: max(own)
-            for tier in TIERS
-            if (own := [r["epsilon"] for r in rows if r["tier"] == tier and "epsilon" in r])
-        },
+        "lower_bounds": {tier: max(own) for tier, own in bounds.items() if own},
         "findings": rows,
         "not_audited": left_out,
         "cannot_see": {tier: UNSEEN[tier] for tier in options.tiers if any(row["tier"] == tier for row in rows)},
@@ -129,14 +115,9 @@ def run(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Au
     files = write(document, directory)
     if result is not None and pages.is_written(result):
         pages.write(result)
-    say_verdict(document, files)
-
-
-def say_verdict(document: dict[str, Any], files: Sequence[Path]) -> None:
-    """Print a document that was written to `files`. Raises RunError if the claim is refuted."""
     for line in lines(document):
         click.echo(line)
-    click.echo(f"  written   {', '.join(str(file) for file in files)}")
+    click.echo(f"  written   {', '.join(map(str, files))}")
     if document["refuted"]:
         raise RunError(f"{document['recipe']}: the claim is refuted ({'; '.join(document['refuted_by'])})")
 

@@ -36,20 +36,16 @@ _LINES = 61
 _FEWEST = 4
 
 
-def gradients(ledger: Ledger) -> dict[int, Release]:
-    """Return the release that a ledger charges for the gradients of each epoch."""
-    found = {}
+def gradients(ledger: Ledger) -> tuple[Release, ...]:
+    """Return the releases of which canaries are part: that of a preconditioner, and that of each epoch's gradients."""
+    before, found = [], {}
     for entry in ledger.entries:
-        mechanism = entry.release.mechanism
-        if isinstance(mechanism, GaussianSum) and mechanism.label == GRADIENT and entry.epoch is not None:
+        label = entry.release.mechanism.label if isinstance(entry.release.mechanism, GaussianSum) else None
+        if label in PRECONDITIONERS:
+            before.append(entry.release)
+        elif label == GRADIENT and entry.epoch is not None:
             found[entry.epoch] = entry.release
-    return found
-
-
-def before_gradients(ledger: Ledger) -> list[Release]:
-    """Return the releases that a ledger charges for a preconditioner; canaries take part in them as in gradients."""
-    found = [entry.release for entry in ledger.entries]
-    return [one for one in found if isinstance(m := one.mechanism, GaussianSum) and m.label in PRECONDITIONERS]
+    return (*before, *found.values())
 
 
 def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
@@ -141,8 +137,7 @@ class PrivacyClaim:
     def sample(self, random: np.random.Generator, count: int = _SAMPLES) -> tuple[np.ndarray, np.ndarray]:
         """Draw scores of `count` canaries that are out, and of `count` that are in, from the claimed distribution."""
         if self.curve.mu is not None:
-            mu = self.curve.mu  # log-likelihood ratios of one Gaussian
-            return tuple(mu * random.standard_normal(count) + sign * mu**2 / 2 for sign in (-1, 1))  # type: ignore[return-value]
+            return _of_gaussian(self.curve.mu, random, count)
         shift = shift_of(self.first)
         out, inside = np.zeros(count), np.zeros(count)
         for release in self.epochs:
@@ -176,7 +171,7 @@ def claim_of(plan: Plan, ledgers: Sequence[Ledger]) -> PrivacyClaim:
         # the Gaussian whose zCDP is exactly rho
         one = GaussianSum(1 / math.sqrt(2 * cap.rho), cap.adjacency)
         return PrivacyClaim((Release(one),), stated.epsilon, plan.delta)
-    found = [(*before_gradients(ledger), *gradients(ledger).values()) for ledger in ledgers]
+    found = [gradients(ledger) for ledger in ledgers]
     if any(one != found[0] for one in found):
         raise PrivacyError("trials of one recipe were charged differently; nothing can be said of all of them together")
     return PrivacyClaim(found[0], stated.epsilon, plan.delta)
@@ -278,20 +273,25 @@ def best_cutoffs(claim: PrivacyClaim, positives: int, negatives: int, confidence
 
 def threshold_of_gaussian(mu: float, positives: int, negatives: int, confidence: float) -> float:
     """Return the best threshold for log-likelihood ratios of two Gaussians, `mu` standard deviations apart."""
-    drawn = np.random.default_rng(23).standard_normal((2, _SAMPLES))
-    out, inside = (mu * own + sign * mu**2 / 2 for own, sign in zip(drawn, (-1, 1), strict=True))
-    return _threshold(out, inside, positives, negatives, confidence)
+    return _threshold(*_of_gaussian(mu, np.random.default_rng(23), _SAMPLES), positives, negatives, confidence)
+
+
+def _of_gaussian(mu: float, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw log-likelihood ratios of two Gaussians, `mu` standard deviations apart: under the one, under the other."""
+    out, inside = mu * random.standard_normal((2, count))
+    return out - mu**2 / 2, inside + mu**2 / 2
 
 
 def _threshold(out: np.ndarray, inside: np.ndarray, positives: int, negatives: int, confidence: float) -> float:
     candidates = np.quantile(np.concatenate([out, inside]), np.linspace(0.005, 0.995, _LINES))
-    values = [mu_of_errors(_expected(out, inside, t, positives, negatives), confidence) for t in candidates]
+
+    def expected(threshold: float) -> float:
+        wrong_in, wrong_out = float((out > threshold).mean()), float((inside <= threshold).mean())
+        errors = Errors(round(wrong_in * negatives), negatives, round(wrong_out * positives), positives)
+        return mu_of_errors(errors, confidence)
+
+    values = [expected(threshold) for threshold in candidates]
     return float(candidates[int(np.argmax(values))]) if max(values) > 0 else 0.0
-
-
-def _expected(out: np.ndarray, inside: np.ndarray, threshold: float, positives: int, negatives: int) -> Errors:
-    false_positive, false_negative = float((out > threshold).mean()), float((inside <= threshold).mean())
-    return Errors(round(false_positive * negatives), negatives, round(false_negative * positives), positives)
 
 
 def errors_at(scores: np.ndarray, inside: np.ndarray, threshold: float) -> Errors:

@@ -59,8 +59,10 @@ def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
     if not recipe.data.cuts and source.test is not None:
         return
     whole = _trained_on(source, loaded)
+    twice = len(source.train) - len(set(_bytes(source.train)))  # which may lie in different parts
     for name, row in _rows_to_remove(source.train).items():
-        gone = _theirs(source.train, row)
+        owners = np.arange(len(source.train)) if source.train.owners is None else source.train.owners
+        gone = owners == owners[row]
         removed = dataclasses.replace(source, train=_without(source.train, gone, recipe))
         rest = _trained_on(removed, loaded)
         changes = [(one - other, other - one) for one, other in zip(whole, rest, strict=True)]
@@ -76,7 +78,7 @@ def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
         if recipe.data.measured_privately:
             before, after = (_held_out(one, loaded) for one in (source, removed))
             left, came = sum((before - after).values()), sum((after - before).values())
-            both = sum((whole[0] & before).values()) > _twice(source.train)
+            both = sum((whole[0] & before).values()) > twice
             replaced = allowed if recipe.data.by_place else 0
             wrong = left + lost > allowed or came > replaced or (left > 0 and parts > 0) or both
             told = f"the held-out part lost {left} and gained {came}; {'some' if both else 'no'} records are in both"
@@ -104,11 +106,6 @@ def _rows_to_remove(part: Part) -> dict[str, int]:
     seen = Counter(_bytes(part))
     twice = next((row for row, own in enumerate(_bytes(part)) if seen[own] > 1), None)
     return found if twice is None else found | {"one of several identical records": twice}
-
-
-def _theirs(part: Part, row: int) -> np.ndarray:
-    """Return a mask of the row, or of all rows of its user."""
-    return np.arange(len(part)) == row if part.owners is None else part.owners == part.owners[row]
 
 
 def _without(part: Part, gone: np.ndarray, recipe: Recipe) -> Part:
@@ -184,11 +181,6 @@ def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
 
 def _held_out(source: RawDataset, loaded: SettledRecipe) -> Counter[bytes]:
     return Counter(_bytes(preparation.held_out_rows(source, loaded.recipe.data, loaded.base)))
-
-
-def _twice(part: Part) -> int:
-    """Return how many records have an identical one before them; they may lie in different parts."""
-    return len(part) - len(set(_bytes(part)))
 
 
 def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:

@@ -26,7 +26,7 @@ from dpsgd_cli import data
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, errors_at, log_ratio, threshold_of_gaussian
+from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, log_ratio, threshold_of_gaussian
 from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.audit.stage import smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
@@ -166,13 +166,8 @@ def _by_gaussian(sides: Sequence[_Side], mechanism: GaussianSum, confidence: flo
         for side in sides
     ]
     mu = float(np.linalg.norm(apart)) / scale
-    return _counted(scores, mu, confidence), mu
-
-
-def _counted(scores: Sequence[np.ndarray], mu: float, confidence: float) -> Errors:
-    """Return errors at the best threshold for log-likelihood ratios of one Gaussian of `mu`: present, then absent."""
     line = threshold_of_gaussian(mu, len(scores[0]), len(scores[1]), confidence)
-    return errors_at(np.concatenate(scores), np.repeat([True, False], [len(one) for one in scores]), line)
+    return _errors(scores[0], scores[1], line), mu
 
 
 def told_apart(present: np.ndarray, absent: np.ndarray, confidence: float) -> Errors:

@@ -173,9 +173,10 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any
         rows = canary_inputs.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
         rows = rows.astype(np.int64) if outline.integers else rows
     others = plan.sampling.records - canaries
+    # label 1 of a convex model's canaries makes their gradient negative
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = DataOverride(
-        as_users(_dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data),
+        as_users(_dataset(outline, rows, others, convex, recipe.preconditioner is not None, label), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
@@ -213,39 +214,27 @@ def smaller(loaded: SettledRecipe, trials: int, batch: int) -> tuple[SettledReci
     return dataclasses.replace(loaded, recipe=recipe.changed(**update)), changed
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Canaries' `rows` and their `label`, and the number of `others`.
+def _dataset(
+    outline: data.Outline, rows: np.ndarray, others: int, flat: bool, silent: bool, label: int
+) -> data.Dataset:
+    """Return as many `others`, followed by the canaries' `rows` with their `label`.
 
     Other rows are random, or 0 if `silent`. `flat` means that rows are vectors of features.
     """
-
-    rows: np.ndarray
-    others: int
-    flat: bool
-    silent: bool
-    label: int
-
-
-def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
-    """Return the other rows followed by the canaries.
-
-    Canaries have label 0; on a convex model's columns they have label 1, so that their gradient is negative.
-    """
-    random, rows = np.random.default_rng(0), made.rows
+    random = np.random.default_rng(0)
     assert outline.input_shape is not None
     shape, outputs = outline.input_shape, outline.outputs
 
     def chance(count: int) -> np.ndarray:
-        if not made.flat:
+        if not flat:
             return random_inputs(random, count, outline)
-        real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not made.silent)
+        real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not silent)
         return np.concatenate([real, np.zeros((count, rows.shape[1] - real.shape[1]), np.float32)], axis=1)
 
     labels = partial(random_labels, random, outline=outline)
-    x = np.concatenate([chance(made.others), rows])
-    own = np.full((len(rows), *outline.label_shape), made.label)
-    y = np.concatenate([labels(made.others), own.astype(np.int64 if outputs > 1 else np.float32)])
+    x = np.concatenate([chance(others), rows])
+    own = np.full((len(rows), *outline.label_shape), label)
+    y = np.concatenate([labels(others), own.astype(np.int64 if outputs > 1 else np.float32)])
     test, validation = chance(_TEST_RECORDS), chance(_TEST_RECORDS)
     truth = labels(_TEST_RECORDS)
     return synthetic(outline, (x, y), (test, truth), validation_x=validation, validation_y=labels(_TEST_RECORDS))

@@ -24,8 +24,8 @@ from scipy import stats
 from scipy.special import logsumexp
 from torch import Tensor
 
+from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.findings import Finding, by_p_value
 from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
@@ -153,7 +153,8 @@ class Watch(StepObserver):
             self._note_coordinates(mean, multipliers, running)
         else:
             self._note_vectors(mean, multipliers, running)
-        self._note_batch()
+        if self._batch is not None and self._batch.rows is not None:
+            self.sizes.append(_drawn(self._batch)[1].sum(axis=1))
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         staged = self.staged
@@ -206,7 +207,7 @@ class Watch(StepObserver):
         staged = self.staged
         sampling, sensitivity = staged.plan.sampling, staged.plan.sensitivity
         weights = self._weights()
-        unit = sensitivity if len(weights) == 1 else sum(w * b for w, b in weights) * _moves(sampling)
+        unit = sensitivity if len(weights) == 1 else sum(w * b for w, b in weights) * replace_factor(sampling.adjacency)
         seen = np.zeros(staged.inside.shape)
         for (weight, _), columns in zip(weights, staged.columns, strict=True):
             seen += weight * mean[:, columns].double().cpu().numpy() * sampling.batch_size
@@ -267,27 +268,17 @@ class Watch(StepObserver):
 
     def _members(self, batch: Batch, places: np.ndarray) -> np.ndarray:
         """Return a mask (R, k) of the records at `places` (k,) that are in each trial's batch."""
-        staged = self.staged
-        assert batch.rows is not None
-        rows = np.asarray(torch.as_tensor(batch.rows).cpu())
-        there = np.ones(rows.shape, bool) if batch.mask is None else np.asarray(torch.as_tensor(batch.mask).cpu())
-        held = np.zeros((len(rows), staged.plan.sampling.records + 1), dtype=bool)
-        np.put_along_axis(held, np.where(there, rows, staged.plan.sampling.records), True, axis=1)
+        rows, there = _drawn(batch)
+        nobody = self.staged.plan.sampling.records
+        held = np.zeros((len(rows), nobody + 1), dtype=bool)
+        np.put_along_axis(held, np.where(there, rows, nobody), True, axis=1)
         return held[:, places]
 
-    def _note_batch(self) -> None:
-        batch = self._batch
-        if batch is None or batch.rows is None:
-            return
-        rows = torch.as_tensor(batch.rows)
-        mask = None if batch.mask is None else np.asarray(torch.as_tensor(batch.mask).cpu())
-        size = np.full(len(rows), rows.shape[1]) if mask is None else mask.sum(axis=1)
-        self.sizes.append(size)
 
-
-def _moves(sampling: Sampling) -> float:
-    """Return the most that one record can move a sum, in clip norms."""
-    return 2.0 if sampling.adjacency == "replace-one" else 1.0
+def _drawn(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row numbers (R, B) of a batch, and a mask of those that are no padding."""
+    rows = np.asarray(torch.as_tensor(batch.rows).cpu())
+    return rows, np.ones(rows.shape, bool) if batch.mask is None else np.asarray(torch.as_tensor(batch.mask).cpu())
 
 
 class Blocks:
@@ -366,16 +357,13 @@ def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Finding]:
     epochs = sorted(drew.squares)
     if len(epochs) > 1:
         # too much noise is no breach of privacy, but still contradicts the claim
-        each = [_two_sided(drew.squares[epoch], drew.counts[epoch]) for epoch in epochs]
+        below = [float(stats.chi2.cdf(drew.squares[epoch], drew.counts[epoch])) for epoch in epochs]
+        each = [2 * min(one, 1 - one) for one in below]
         worst = epochs[int(np.argmin(each))]
         ratio = math.sqrt(drew.squares[worst] / drew.counts[worst])
         place = "releases before training" if worst == BEFORE else f"epoch {worst}"
         found = f"{ratio:.4f} times the ledger's in {place}, the farthest"
         yield by_p_value("C", "noise of each epoch", found, "1", min(1.0, min(each) * len(each)))
-
-
-def _two_sided(squares: float, count: int) -> float:
-    return float(min(1.0, 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))))
 
 
 def batch_checks(watch: Watch) -> Iterator[Finding]:
