@@ -406,24 +406,6 @@ class DoesNotRunError(ModelError):
     """A pass through the model failed for no reason that `explained` knows."""
 
 
-class InPlace(TorchFunctionMode):
-    """Function mode that notes the lines of a model's code that change a tensor in place: `h += 1`, `h.relu_()`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: dict[str, None] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        changes = name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or (kwargs or {}).get("inplace")
-        if changes:
-            self.lines[place_of(sys._getframe(1))] = None
-        return func(*args, **(kwargs or {}))
-
-
-_CHANGING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")} | {"__setitem__"}
-
-
 def where_in(error: Exception, model: nn.Module) -> str:
     """Return `line 12 of net.py (`code`), in module 'head': ` for the last line of a model's code in the trace of
     `error`; empty if there is none."""

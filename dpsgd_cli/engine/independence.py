@@ -35,7 +35,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from dpsgd_cli.engine.apart import DoesNotRunError, InPlace, Kept, refuse_hook, where_in
+from dpsgd_cli.engine.apart import DoesNotRunError, Kept, refuse_hook, where_in
 from dpsgd_cli.engine.dropout import NOISE, still
 from dpsgd_cli.engine.layers import Described, UsedByItselfError
 from dpsgd_cli.engine.named_inputs import NamedInputs
@@ -175,20 +175,14 @@ class Written:
             try:
                 given = torch.autograd.grad(_loss(y), list(self.weights.values()), allow_unused=True)
             except RuntimeError as error:
-                raise self._without_gradient(x, error) from error
+                raise ModelError(
+                    "a tensor is changed in place after its numbers were used, and gradients need them as they were;"
+                    " write h = h + 1 for h += 1, and h = torch.relu(h) for h.relu_()"
+                    if "inplace" in str(error)
+                    else f"the model runs, but has no gradient: {error}"
+                ) from error
         pairs = zip(self._pack.spans, given, self.weights.values(), strict=True)
         return y.detach(), {name: torch.zeros_like(p) if d is None else d for name, d, p in pairs}
-
-    def _without_gradient(self, x: Tensor, error: RuntimeError) -> ModelError:
-        if "modified by an inplace operation" not in str(error):
-            return ModelError(f"the model runs, but has no gradient: {error}")
-        with InPlace() as changes:
-            self(x)
-        return ModelError(
-            f"{' and '.join(changes.lines) or 'an unknown line'}: a tensor is changed in place after its numbers were"
-            " used, and gradients need them as they were; write h = h + 1 for h += 1, and h = torch.relu(h) for"
-            " h.relu_()"
-        )
 
     def rows(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return rows (B, *shape) on the CPU: fractions, or tokens of the whole vocabulary where rows are looked up.

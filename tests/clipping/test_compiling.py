@@ -20,7 +20,7 @@ from dpsgd_cli.clipping import compiling
 from dpsgd_cli.clipping.compiling import Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
-from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d, base
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d, base
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel
@@ -178,9 +178,9 @@ def repeated(layer: nn.Module) -> nn.Module:
     [
         (lambda: repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
         (lambda: repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: repeated(Shift(4, 8)), (4, 8)),
+        (lambda: repeated(shift(4, 8)), (4, 8)),
     ],
-    ids=["conv2d", "standardised", "offset"],
+    ids=["conv2d", "standardised", "own"],
 )
 def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...]) -> None:
     """A compiler may order additions anew, in the norm and in the sum."""
@@ -238,10 +238,15 @@ def test_rounded_numbers_are_the_same_in_norms_and_sums() -> None:
         assert 0.01 * (1 - 1e-4) <= float(pack.sums.norm()) <= 0.01 * (1 + 1e-6)
 
 
+def shift(*shape: int) -> nn.Module:
+    """A parameter that a module adds by itself."""
+    return Of(lambda m, x: x + m.value, value=nn.Parameter(torch.rand(shape)))
+
+
 def wide() -> nn.Module:
     """Layers whose inputs and gradients are made by single numbers, which a compiler fuses with what reads them."""
     first, last = nn.Linear(20, 33), nn.Linear(33, 3)
-    return nn.Sequential(first, nn.Tanh(), Shift(33), nn.GELU(), last)
+    return nn.Sequential(first, nn.Tanh(), shift(33), nn.GELU(), last)
 
 
 def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:

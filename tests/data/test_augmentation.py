@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.data.augmentation import Augmentation
 from dpsgd_cli.data.settings import Augment
-from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
@@ -119,7 +119,7 @@ def network() -> nn.Module:
     """Every rule that the image models use, and one layer with none."""
     return nn.Sequential(
         WeightStandardisedConv2d(2, 4, 3, 1, 1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.PReLU(),
-        nn.Flatten(2), Shift(3, 12), nn.Linear(12, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 3),
+        nn.Flatten(2), nn.Linear(12, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 3),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
+"""Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples.
 
 The normalisation itself has no parameters and is left to autograd, but for layer normalisation: PyTorch's own operation
 does both at once, and xhat is computed again from its input. One example's gradient is the sum over
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, added, stacked
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session, stacked
 
 
 class Affine(Instantiated):
@@ -158,42 +158,3 @@ class Normalised(Affine):
     def forget(self) -> None:
         super().forget()
         self.moments.clear()
-
-
-class Shift(nn.Module):
-    """Layer that adds one learned tensor of `shape` to every example, or to every item of it: y = x + value."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.randn(shape) * 0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.value
-
-
-class Offset(Instantiated):
-    """Rule for `Shift` (learned positions, class tokens, single biases). Value (R, *shape), the shape of one item.
-
-    One example's gradient is the gradient d of its output, summed over calls, and over items where it has several.
-    """
-
-    kinds = (Shift,)
-    clipped = OWN_GRADIENTS
-    holds_gradients = True
-    rounds = True
-
-    def item_axes(self, axes: int) -> tuple[int, bool]:
-        return self.values["value"].dim() - 1, True
-
-    def compute(self, a: Tensor) -> Tensor:
-        value = self.values["value"]
-        return a + value.view(len(value), *[1] * (a.dim() - value.dim()), *value.shape[1:])
-
-    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
-        del a
-        return d
-
-    def per_example(self) -> dict[str, Tensor]:
-        item = self.values["value"].dim() - 1
-        every = (d.flatten(2, -item - 1) if d.dim() > 2 + item else d.unsqueeze(2) for _, d in self.recorded())
-        return {"value": added(d.sum(dim=2) for d in every)}

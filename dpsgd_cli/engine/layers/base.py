@@ -38,30 +38,6 @@ EITHER = "by a closed form, or each example's own gradient, whichever takes fewe
 _PLAIN = (bool, int, float, str, tuple)
 
 
-class Grams:
-    """Gram matrices of recorded tensors, each computed once for all layers that recorded the same numbers.
-
-    Queries, keys and values have one input, and embeddings that are added up have one output gradient. The last two
-    tensors are kept, so that their memory holds nothing else while their matrices may be asked for. Recorded tensors
-    do not change between a pass and the end of its norms; a new pass has a new object.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n)."""
-        place = x.data_ptr() if type(x) is Tensor else 0
-        if place == 0:  # a tensor that has no memory, or does not say where
-            return product(x, x.transpose(-1, -2))
-        key = (place, x.dtype, x.shape, x.stride())
-        held = self._last.pop(key, None) or (x, product(x, x.transpose(-1, -2)))
-        self._last[key] = held
-        if len(self._last) > 2:
-            del self._last[next(iter(self._last))]
-        return held[1]
-
-
 @torch.library.custom_op("dpsgd::stored", mutates_args=())
 def stored(x: Tensor) -> Tensor:
     """Return a copy of `x`; a compiler knows nothing of it, so it must have the numbers of `x` in memory."""
@@ -74,20 +50,17 @@ stored.register_fake(torch.empty_like)
 class Session:
     """State that all layers of a pack share during a pass.
 
-    `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `reduces`: layers
-    may drop what norms and sums do not need (`Layer.reduce`). `rounds`: passes are rounded. `exact`: dtype in which
-    recorded tensors are returned. `tracing`: a compiler traces the operations, so no code may read a number. `passes`:
-    what runs a user's code on one example at a time. `grams`: of the last pass.
+    `rows`: batch rows per trial, `copies` of each example. `recording`: keep inputs and gradients. `rounds`: passes are
+    rounded. `exact`: dtype in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no
+    code may read a number. `passes`: what runs a user's code on one example at a time.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
         self.passes = Passes()
-        self.grams = Grams()
         self.trials = trials
         self.rows = 0
         self.copies = 1
         self.recording = False
-        self.reduces = False
         self.rounds = False
         self.exact = anchor.dtype
         self.tracing = False
@@ -97,14 +70,13 @@ class Session:
         """Return `x`; in a compiled program as numbers that are computed and rounded once, whoever reads them."""
         return stored(x) if self.tracing else x
 
-    def begin(self, reduces: bool = False) -> None:
-        """Start recording. `reduces`: see there.
+    def begin(self) -> None:
+        """Start recording.
 
         Autograd ends a pass on the stream where its leaf was first used, so each pass gets a new leaf. An old leaf may
         survive its pass until garbage collection, and a graph that torch captures must not wait for another stream.
         """
-        self.recording, self.reduces = True, reduces
-        self.grams = Grams()
+        self.recording = True
         self.anchor = self.anchor.detach().requires_grad_()
 
 
@@ -467,6 +439,11 @@ def added(parts: Iterable[Tensor]) -> Tensor:
     return first
 
 
+def gram(x: Tensor) -> Tensor:
+    """Return the products (..., T, T) of all pairs of rows of `x` (..., T, n)."""
+    return product(x, x.transpose(-1, -2))
+
+
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     """Return True if a norm takes fewer operations from Gram matrices of positions than from the gradient itself.
 
@@ -562,6 +539,5 @@ class _Recorded(torch.autograd.Function):
         found = None
         if ctx.needs_input_grad[0]:
             found = layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape)
-        if layer.session.reduces:
-            layer.reduce(ctx.call)
+        layer.reduce(ctx.call)
         return found, None, None

@@ -20,6 +20,7 @@ from dpsgd_cli.engine.layers.base import (
     Layer,
     Session,
     aligned,
+    gram,
     gram_is_cheaper,
     gram_squares,
     instantiated_squares,
@@ -188,8 +189,7 @@ class Conv(Layer):
 
         if gram_is_cheaper(positions, inputs, outputs):
             width = max(inputs, outputs)
-            of_inputs, of_outputs = (product(x.transpose(-1, -2), x) for x in (u, d))
-            return gram_squares(of_inputs, of_outputs, width, short).sum(dim=-1), None
+            return gram_squares(gram(u.transpose(-1, -2)), gram(d.transpose(-1, -2)), width, short).sum(dim=-1), None
         gradients = product(d, u.transpose(-1, -2))
         norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
         norms = instantiated_squares(norms, *self._sizes(calls), short * positions)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.apart import without_gradient
-from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram_squares, stacked
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Each, Layer, Outer, Session, gram, gram_squares, stacked
 from dpsgd_cli.engine.precision import SHORT
 from dpsgd_cli.errors import ModelError
 
@@ -69,7 +69,7 @@ class Embedding(Layer):
     def square_norms(self) -> Tensor:
         tokens, d = self._flat(self.stored())
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        return gram_squares(same.to(self.session.exact), self.session.grams.of(d), self.width, d.dtype == SHORT)
+        return gram_squares(same.to(self.session.exact), gram(d), self.width, d.dtype == SHORT)
 
     def contributions(self, name: str) -> list[Outer | Each]:
         tokens, d = self._flat(self.stored())

@@ -20,6 +20,7 @@ from dpsgd_cli.engine.layers.base import (
     Layer,
     Outer,
     Session,
+    gram,
     gram_is_cheaper,
     gram_squares,
     instantiated_squares,
@@ -75,7 +76,7 @@ class Linear(Layer):
         positions, inputs = a.shape[-2:]
 
         if gram_is_cheaper(positions, inputs, self.outputs):
-            of_inputs, of_outputs = self.session.grams.of(a), self.session.grams.of(d)
+            of_inputs, of_outputs = gram(a), gram(d)
             of_inputs = of_inputs + 1.0 if self.has_bias else of_inputs
             return gram_squares(of_inputs, of_outputs, max(inputs + 1, self.outputs), short)
         norms = product(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))

@@ -16,17 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.affine import Shift
 from dpsgd_cli.engine.layers.base import Described
 from dpsgd_cli.errors import ModelError
 
 
 def _dense(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return a dense layer that holds these parameters themselves; two modules if only one of them is trained."""
-    if bias is not None and weight.requires_grad != bias.requires_grad:
-        shift = Shift(len(bias))
-        shift.value = bias  # type: ignore[assignment]
-        return nn.Sequential(_dense(weight, None), shift)
+    """Return a dense layer that holds these parameters themselves."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
     return layer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
-from dpsgd_cli.engine.layers.base import Grams, Session, gram_squares
+from dpsgd_cli.engine.layers.base import gram_squares
 from dpsgd_cli.errors import ModelError
 from tests.engine.conftest import Build, Case, Of, compare, numbers, spread
 
@@ -171,42 +171,3 @@ def test_gram_squares_count_what_underflows() -> None:
     true = torch.einsum("nti,nto->noi", a.double(), d.double()).square().sum(dim=(1, 2))
     assert bool((squares >= true).all())
     assert float(true) > 0
-
-
-def test_gram_matrices_are_shared_by_tensors_of_the_same_numbers_only() -> None:
-    grams, x, y = Grams(), numbers(1, 2, 3, 4), numbers(1, 2, 3, 4, seed=1)
-    assert grams.of(x) is grams.of(x.view(1, 2, 3, 4))
-    for other in (y, x.transpose(1, 2).contiguous().transpose(1, 2), x[:, :1], x[..., :2]):
-        torch.testing.assert_close(grams.of(other), other @ other.mT)
-    del y
-    for seed in range(5):  # memory that is free again holds other numbers
-        torch.testing.assert_close(
-            grams.of(numbers(1, 2, 3, 4, seed=seed)), (z := numbers(1, 2, 3, 4, seed=seed)) @ z.mT
-        )
-
-
-def test_gram_matrices_are_of_one_pass() -> None:
-    """Rows that are changed in place between two passes have new ones."""
-    session, x = Session(1, torch.zeros(())), numbers(1, 2, 3, 4)
-    session.grams.of(x)
-    x.mul_(2)
-    session.begin()
-    torch.testing.assert_close(session.grams.of(x), x @ x.mT)
-
-
-def test_norms_of_layers_with_one_input_take_its_gram_matrix_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of queries and keys: two of gradients and one of the input, and those of the head."""
-    taken = []
-    products = torch.matmul
-
-    def counted(x: Tensor, y: Tensor) -> Tensor:
-        taken.extend([x.shape] * (x.data_ptr() == y.data_ptr()))
-        return products(x, y)
-
-    monkeypatch.setattr(torch, "matmul", counted)
-    build = lambda: Of(  # noqa: E731
-        lambda m, x: m.head(torch.tanh(m.query(x) * m.key(x))),
-        query=nn.Linear(8, 8), key=nn.Linear(8, 8), head=nn.Linear(8, 8),
-    )  # fmt: skip
-    Case(build, numbers(1, 2, 4, 8), torch.zeros(1, 2)).check()
-    assert len(taken) == 5

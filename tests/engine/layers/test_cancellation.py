@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.packing import Pack, Placement
 from tests.engine.conftest import Build, Of
 
@@ -44,9 +44,9 @@ def near(shape: tuple[int, ...], size: float, seed: int) -> Tensor:
         (lambda: repeated(nn.Conv1d(8, 16, 2, groups=2)), (8, 9)),
         (lambda: repeated(nn.Linear(8, 8)), (4, 8)),
         (lambda: repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: repeated(Shift(4, 8)), (4, 8)),
+        (lambda: repeated(Of(lambda m, x: x + m.value, value=nn.Parameter(torch.rand(4, 8)))), (4, 8)),
     ],
-    ids=["conv2d", "conv1d", "linear", "standardised", "offset"],
+    ids=["conv2d", "conv1d", "linear", "standardised", "own"],
 )
 def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...], size: float) -> None:
     for seed in range(5):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpsgd_cli.engine.layers import RULES, Layer, Own, Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.layers import RULES, Layer, Own, WeightStandardisedConv2d
 from dpsgd_cli.engine.layers.base import STATEMENTS
 from dpsgd_cli.engine.layers.own import Matrix
 from dpsgd_cli.engine.packing import rule_for
@@ -68,7 +68,6 @@ SAMPLES: dict[type[nn.Module], Sample] = {
     nn.BatchNorm2d: Sample(lambda: stored(nn.BatchNorm2d), (2, 3, 3)),
     nn.BatchNorm3d: Sample(lambda: stored(nn.BatchNorm3d), (2, 2, 2, 2)),
     WeightStandardisedConv2d: Sample(lambda: spread(WeightStandardisedConv2d(2, 3, 3, padding=1)), (2, 8, 8)),
-    Shift: Sample(lambda: Shift(5, 4), (5, 4)),
     Scaled: Sample(Scaled, (4,)),
 }
 """One of every kind of module that a rule covers, and one for the rule that takes the rest."""
