@@ -24,7 +24,6 @@ With folds, each trial's sum covers the records that the trial trains on.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -54,49 +53,42 @@ MOST_MOVED = 1 << 28
 _ROWS_AT_ONCE = 8192
 
 
-class _Way(ABC):
-    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the map.
+class _Matrix:
+    """Second moments: from rows of `features` numbers to the released sum, and from it to the map.
 
     `columns` are those that the features consist of; None if that is not known.
     """
 
     def __init__(self, context: PackContext, columns: marginals.Columns | None) -> None:
+        del columns
         self.features = math.prod(context.table.input_shape)
         self.like = context.pack.values
 
-    @abstractmethod
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         """Return the sum over rows, given in pieces (n, D), as the vector whose sensitivity is bounded. Private."""
+        return moments.as_vector(moments.second_moments(pieces, self.features, exactly=True))
 
     def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
         """Return the sum over rows that are kept as codes. Private."""
         return self.exact(coded[start : start + _ROWS_AT_ONCE] for start in range(0, len(coded), _ROWS_AT_ONCE))
 
-    @abstractmethod
-    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Preconditioner:
         """Return the maps of all trials from their sums, the noise's scales, and RIDGE / (n * mu) of each."""
-
-    @abstractmethod
-    def loaded(self, kept: Sequence[Tensor]) -> Made:
-        """Return the maps of all trials from the tensors that they keep."""
-
-
-class _Matrix(_Way):
-    def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        return moments.as_vector(moments.second_moments(pieces, self.features, exactly=True))
-
-    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+        del ridges
         return self.loaded([cut_of(moments.from_vector(own), scale) for own, scale in zip(noisy, scales, strict=True)])
 
-    def loaded(self, kept: Sequence[Tensor]) -> Made:
+    def loaded(self, kept: Sequence[Tensor]) -> Preconditioner:
+        """Return the maps of all trials from the tensors that they keep."""
         return Preconditioner([cut.to(self.like) for cut in kept])
 
 
-class _Counts(_Way):
+class _Counts:
+    """Marginals: from rows to the released counts, and from these to the map."""
+
     def __init__(self, context: PackContext, columns: marginals.Columns | None) -> None:
-        super().__init__(context, columns)
-        self.records, every = len(context.table), np.arange(self.features)
+        self.records, self.like = len(context.table), context.pack.values
         # rows that were not made from columns, as in an audit: each feature is a cell of one column
+        every = np.arange(math.prod(context.table.input_shape))
         cells = [marginals.Cells(every, np.eye(len(every)))]
         self.columns = columns if columns is not None and columns.cells else marginals.Columns(cells)
 
@@ -106,17 +98,18 @@ class _Counts(_Way):
     def exact_of_codes(self, coded: CodedRows) -> np.ndarray:
         return marginals.counted_codes(coded, self.columns.cells)
 
-    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> Made:
+    def made(self, noisy: Sequence[np.ndarray], scales: Sequence[float], ridges: Sequence[float]) -> BlockMap:
+        del scales
         pairs = zip(noisy, ridges, strict=True)
         return BlockMap.of(
             [marginals.scaling(own, self.columns, self.records, ridge) for own, ridge in pairs], self.like
         )
 
-    def loaded(self, kept: Sequence[Tensor]) -> Made:
+    def loaded(self, kept: Sequence[Tensor]) -> BlockMap:
         return BlockMap([one.to(self.like.device) for one in kept])
 
 
-_WAYS: dict[type, type[_Way]] = {SecondMoments: _Matrix, Marginals: _Counts}
+_WAYS: dict[type, type[_Matrix | _Counts]] = {SecondMoments: _Matrix, Marginals: _Counts}
 
 
 class Preconditioning:
