@@ -51,7 +51,7 @@ from dpsgd_cli.engine.losses import LossOptions, made, margin_loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
-from dpsgd_cli.engine.tensors import Batch, Table, to_host
+from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import Grid, NoiseSource
@@ -587,13 +587,6 @@ def of_a_device(device: torch.device, tiny: bool, rounds: int) -> Iterator[tuple
     for name, keep in (("on the host", to_host), ("on the device", torch.clone)):
         yield f"an epoch's state of {held[0].numel():,} weights by Adam, kept {name}", partial(_each, keep, held), 1
     del held
-    count = 500 if tiny else 50_000
-    images = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32)).astype(np.float32) / 255
-    batch = Batch(np.random.default_rng(1).integers(0, count, (1, 64 if tiny else 4096)))
-    for name, small in (("float32", False), ("bytes", True)):
-        kept = Table.load(images, np.zeros(count, np.int64), False, device, torch.float32, small)
-        size = kept.stored.numel() * kept.stored.element_size() >> 20
-        yield f"a batch of {count:,} images kept as {name} ({size} MiB)", partial(_read, kept, batch), 1
     size = 1 << (16 if tiny else 24)
     sums, scale, grid = (
         torch.zeros(1, size, device=device).double(),
@@ -631,11 +624,6 @@ def of_a_device(device: torch.device, tiny: bool, rounds: int) -> Iterator[tuple
 def _each(keep: Callable[[Tensor], object], held: list[Tensor]) -> None:
     for x in held:
         keep(x)
-
-
-def _read(kept: Table, batch: Batch) -> None:
-    for _ in kept.chunks(batch, 1 << 20):
-        pass
 
 
 def main() -> int:

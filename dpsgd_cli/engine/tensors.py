@@ -38,52 +38,23 @@ def to_device(here: Tensor, device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
-_PIECE = 1 << 22
-
-
-def narrowed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return `x` in the fewest bytes that lose nothing, and the values that its bytes stand for, if they stand for any.
-
-    Tokens (int64) become the smallest kind that holds them all. Floats that are at most 256 evenly spaced values, as
-    pixels scaled from bytes, become bytes: places in the array of values. All others stay as they are.
-
-    >>> narrowed(np.array([0.5, 0.0, 1.0]))[0].tolist(), narrowed(np.array([70_000]))[0].dtype
-    ([128, 0, 255], dtype('int32'))
-    """
-    if x.dtype == np.uint8:
-        return x, np.arange(256, dtype=np.float32)
-    if not x.size or (x.dtype != np.int64 and x.dtype.kind != "f"):
-        return x, None
-    low, high = x.min(), x.max()
-    if x.dtype == np.int64:
-        kinds = (np.iinfo(kind) for kind in (np.uint8, np.int16, np.int32, np.int64))
-        return x.astype(next(kind.dtype for kind in kinds if kind.min <= low and high <= kind.max)), None
-    if not low < high < np.inf or low == -np.inf:
-        return x, None
-    flat = x.reshape(-1)
-    codes, values = np.empty(len(flat), np.uint8), np.full(256, np.nan, x.dtype)
-    for start in range(0, len(flat), _PIECE):
-        piece = flat[start : start + _PIECE]
-        found = np.rint((piece - low) * (255 / (high - low))).astype(np.uint8)
-        fresh = np.isnan(values[found])
-        values[found[fresh]] = piece[fresh]
-        if not np.array_equal(values[found], piece):
-            return x, None
-        codes[start : start + _PIECE] = found
-    return codes.reshape(x.shape), np.nan_to_num(values)
-
-
 def to_host(there: Tensor) -> Tensor:
-    """Return a copy of a tensor on the host: what is kept of training between epochs takes no memory of a GPU."""
-    return there.detach().to("cpu", copy=True)
+    """Return a copy of a tensor on the host: what is kept of training between epochs takes no memory of a GPU.
+
+    From a GPU it goes to pinned memory, which torch keeps for the next copies. The copy is whole when this returns.
+    """
+    if not there.is_cuda:
+        return there.detach().to("cpu", copy=True)
+    here = torch.empty(there.shape, dtype=there.dtype).pin_memory().copy_(there.detach(), non_blocking=True)
+    torch.cuda.synchronize(there.device)
+    return here
 
 
 @dataclass(frozen=True)
 class Table:
     """Examples of all trials: inputs (N, ...), or (R, N, ...) if `per_trial`, and labels (N,) or (N, ...).
 
-    Inputs are floats, or int64 where they are tokens: these are never rounded. `stored` may hold them in fewer bytes
-    (`narrowed`): tokens as smaller integers, and numbers of which there are at most 256 as their places in `palette`.
+    Inputs are floats, or int64 where they are tokens: these are never rounded.
 
     A table has a public number of places, at least its number of rows. Samplers draw from places and count places, as
     if all of them were filled; a place without a row adds nothing. `places` is that number if it is not N. With folds,
@@ -92,7 +63,7 @@ class Table:
     (R, N).
     """
 
-    stored: Tensor
+    x: Tensor
     y: Tensor
     per_trial: bool
     held_out: Tensor | None = None
@@ -100,37 +71,14 @@ class Table:
     places: int | None = None
     filled: bool = True
     factors: Tensor | None = None
-    palette: Tensor | None = None
 
     @classmethod
-    def load(
-        cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype,
-        small: bool = False,
-    ) -> Table:  # fmt: skip
-        """Return a table on `device` with inputs of `dtype`, or int64; `small`: stored in as few bytes as possible."""
+    def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
+        """Return a table on `device` with inputs of `dtype`, or int64."""
         labels = torch.from_numpy(np.ascontiguousarray(y)).to(device)
         labels = labels.to(dtype) if labels.is_floating_point() else labels
-        kept, values = narrowed(x) if small else (x, None)
-        rows = torch.from_numpy(np.ascontiguousarray(kept)).to(device)
-        if values is not None:
-            return cls(rows, labels, per_trial, palette=torch.from_numpy(values).to(device).to(dtype))
+        rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
         return cls(rows if x.dtype == np.int64 else rows.to(dtype), labels, per_trial)
-
-    @property
-    def x(self) -> Tensor:
-        """All inputs, as floats or int64; if they are stored smaller, a copy, which is made anew each time."""
-        return self._read(self.stored)
-
-    @property
-    def like(self) -> Tensor:
-        """An empty tensor on the device and of the dtype of inputs."""
-        return self._read(self.stored.new_empty(0))
-
-    def _read(self, stored: Tensor) -> Tensor:
-        """Return the inputs that stored numbers stand for, in the same shape."""
-        if self.palette is not None:
-            return self.palette.index_select(0, stored.flatten().int()).view(stored.shape)
-        return stored if stored.is_floating_point() else stored.to(torch.int64)
 
     def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
         """Return the table with folds: trial r trains on the rows where `held_out` (N, R) is False.
@@ -185,11 +133,11 @@ class Table:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example's input."""
-        return tuple(self.stored.shape[1 + self.per_trial :])
+        return tuple(self.x.shape[1 + self.per_trial :])
 
     def every(self, start: int, stop: int) -> Examples:
         """Return rows start..stop-1: inputs (R or 1, B, ...), labels (1, B), and with folds a mask (R, B)."""
-        x = self._read(self.stored[:, start:stop] if self.per_trial else self.stored[None, start:stop])
+        x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
         mask = None if self.held_out is None else ~self.held_out[start:stop].T
         if self.factors is not None:
             x = x * _beside(self.factors[:, start:stop], x)
@@ -220,11 +168,11 @@ class Table:
         rows, mask = self._own(rows, mask)
         flat = rows.reshape(-1)
         y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
-        x = self.stored
+        x = self.x
         if self.per_trial:
             offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * self.rows
             x, flat = x.flatten(0, 1), (rows + offsets).reshape(-1)
-        x = self._read(x.index_select(0, flat)).view(*rows.shape, *self.input_shape)
+        x = x.index_select(0, flat).view(*rows.shape, *self.input_shape)
         return x if self.factors is None else x * _beside(self.factors.gather(1, rows), x), y, mask
 
 

@@ -35,7 +35,6 @@ from dpsgd_cli.engine.settings import (
     ConvexModel,
     HuggingFaceModel,
     NamedLoss,
-    OneLayer,
     OwnModel,
     PythonLoss,
     PythonModel,
@@ -139,11 +138,11 @@ def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds:
     clipped step on random rows. Numbers of a user's own model must be declared. Raises ModelError if it fails.
     """
     recipe = loaded.recipe
-    rows = stand_in_rows(train.input_shape, train.like)
+    rows = stand_in_rows(train.input_shape, train.x.new_empty(0))
     check_outputs(pack, rows, answer_shape(recipe, outputs, tuple(train.y.shape[1:])))
     _check_loss(pack, loaded, outputs, tuple(train.y.shape[1:]), rows)
     fit = min(recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
-    check_model(pack, train.input_shape, train.like)
+    check_model(pack, train.input_shape, train.x.new_empty(0))
     if isinstance(recipe.model, PythonModel):
         build = models.builder(recipe.model, train.input_shape, outputs, loaded.base, recipe.data.inputs)
         names = models.loaded_names(recipe.model, loaded.base)
@@ -264,8 +263,7 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
         of_codes = _of_codes(recipes[0], place)
-        small = _stays_small(recipes[0], place)
-        train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes, small) for x, y in own)
+        train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes) for x, y in own)
         if unit is not None:
             assert keys is not None
             train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
@@ -316,12 +314,6 @@ def _of_codes(recipe: Recipe, place: Placement) -> bool:
     return made and not read and recipe.inference_share is None
 
 
-def _stays_small(recipe: Recipe, place: Placement) -> bool:
-    """Return True if a method on a GPU reads features in batches only, so that they may be stored in few bytes."""
-    reads = recipe.preconditioner is not None or recipe.data.unit is not None or isinstance(recipe.model, OneLayer)
-    return place.device.type == "cuda" and recipe.method.kind in ("dp-sgd", "sgd") and not reads
-
-
 def in_numbers(recipe: Recipe, x: Any) -> Any:
     """Return rows as floats if they are integers and the model takes floats: every model but a user's own."""
     if getattr(x, "dtype", None) != np.int64 or isinstance(recipe.model, OwnModel):
@@ -360,14 +352,12 @@ def _floats(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def _table(
-    x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_codes: bool = False, small: bool = False
-) -> Table:
+def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_codes: bool = False) -> Table:
     """Return a table of rows: their codes if `of_codes`, features in memory on the training device, or left on disk."""
     if isinstance(x, CodedRows) and of_codes:
         return CodedTable.open(x, y, place.dtype)
     if isinstance(x, np.ndarray | CodedRows) and isinstance(y, np.ndarray):
-        return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype, small)
+        return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype)
     assert not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 

@@ -27,6 +27,7 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import streams
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.engine.tensors import to_host
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.noise import run as noise
@@ -251,19 +252,13 @@ def test_other_methods_release_what_they_release_on_a_cpu(wanted: Case, monkeypa
     assert gpu.ran
 
 
-@pytest.mark.parametrize(
-    ("wanted", "kept"),
-    [
-        (case(IMAGES, {"kind": "cnn"}, repeats=1, epochs=1), torch.uint8),
-        (case((6,), {"kind": "linear"}), torch.float32),
-        (case((6,), folds=4, repeats=1), torch.float32),
-    ],
-    ids=["images", "rows of a linear model", "folds"],
-)
-def test_images_stay_bytes_where_steps_read_batches_only(gpu: Rule, wanted: Case, kept: torch.dtype) -> None:
-    context = started(wanted, "cuda").context
-    assert context.table.stored.dtype == kept
-    assert context.table.every(0, 2)[0].dtype == torch.float32
+def test_a_snapshot_goes_to_pinned_memory_and_is_waited_for(gpu: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: said.append("pinned") or self)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(f"waited for {device}"))
+    kept = to_host(torch.arange(3.0, device="cuda"))
+    assert said == ["pinned", "waited for cuda:0"]
+    assert kept.device.type == "cpu" and kept.tolist() == [0, 1, 2]
 
 
 def test_trials_that_are_over_stay_as_they_are_and_nothing_waits(gpu: Rule) -> None:
@@ -316,7 +311,7 @@ def test_a_checkpoint_on_the_host_is_taken_up(gpu: Rule) -> None:
     stopped.run_epoch(0)
     gpu.named.clear()
     kept = stopped.state()
-    assert gpu.named == {"detach": 4, "_to_copy": 4}
+    assert gpu.named == {"detach": 4, "copy_": 4}
     assert {name for name, x in kept.items() if isinstance(x, torch.Tensor) and x.device.type == "cpu"} == {
         "values", "update.first", "update.second", "average",
     }  # fmt: skip

@@ -91,41 +91,6 @@ def test_a_fold_of_fewer_records_has_places_that_add_nothing() -> None:
             assert torch.equal(x[0, :3], source[0][[0, 2, 4]]) and torch.equal(x[1], source[1][1:])
 
 
-PIXELS = np.arange(256, dtype=np.float32).repeat(2).reshape(32, 2, 8)
-TOKENS = np.arange(-1, 63).reshape(32, 2)
-
-
-@pytest.mark.parametrize(
-    ("x", "stored"),
-    [
-        (PIXELS / 255, torch.uint8),
-        (PIXELS[3:29] * 0.37 - 11, torch.uint8),
-        ((PIXELS / 255).astype(np.float64), torch.uint8),
-        (PIXELS.astype(np.uint8), torch.uint8),
-        (TOKENS + 1, torch.uint8),
-        (TOKENS, torch.int16),
-        (TOKENS + 40_000, torch.int32),
-        (TOKENS + 2**40, torch.int64),
-        (np.random.default_rng(0).normal(size=(32, 9)), torch.float32),
-        (np.where(PIXELS == 255, np.nan, PIXELS), torch.float32),
-        (np.where(PIXELS == 255, np.inf, PIXELS), torch.float32),
-        (np.append(PIXELS / 255, np.float32(0.1)).reshape(-1, 1), torch.float32),
-        (np.zeros((32, 2)), torch.float32),
-    ],
-)
-@pytest.mark.parametrize("per_trial", [False, True])
-def test_rows_that_are_stored_small_are_the_same_rows(x: np.ndarray, stored: torch.dtype, per_trial: bool) -> None:
-    """Bit for bit, in every way in which a step reads them."""
-    y = np.zeros(len(x), np.int64)
-    x = np.stack([x, x[::-1]]) if per_trial else x
-    plain, small = (Table.load(x, y, per_trial, CPU, torch.float32, small) for small in (False, True))
-    assert small.stored.dtype == stored and small.like.dtype == plain.x.dtype
-    assert torch.equal(small.x.nan_to_num(7), plain.x.nan_to_num(7)) and small.input_shape == plain.input_shape
-    for batch in (Batch(None), Batch(np.array([[3, 1], [9, 9]]))):
-        for one, other in zip(small.chunks(batch, 5), plain.chunks(batch, 5), strict=True):
-            assert one[0].dtype == other[0].dtype and torch.equal(one[0].nan_to_num(7), other[0].nan_to_num(7))
-
-
 def test_what_is_kept_on_the_host_is_a_copy() -> None:
     values = torch.ones(2, requires_grad=True)
     kept = to_host(values)

@@ -69,7 +69,7 @@ class PrivateSelection(Method):
             raise PrivacyError("method private-selection cuts the records into parts of its own; leave folds out")
         held_out = torch.stack([part != i for part in self.parts for i in range(k)], dim=1)
         if table.per_trial:
-            table = replace(table, stored=table.stored.repeat_interleave(k, dim=0))
+            table = replace(table, x=table.x.repeat_interleave(k, dim=0))
         plans = tuple(one for plan in self.plans for one in plan.candidates)
         return replace(
             context,

@@ -102,7 +102,7 @@ def test_a_record_that_is_not_finite_adds_nothing(value: float) -> None:
     odd[7, 2] = value
     kept = [i for i in range(N) if i != 7]
     found = []
-    for one in (replace(table, stored=odd), Table(table.x[kept], table.y[kept], False)):
+    for one in (replace(table, x=odd), Table(table.x[kept], table.y[kept], False)):
         sums, seen = torch.zeros_like(values), Diagnostics(R, torch.device("cpu"))
         AffineRisk(one, cross_entropy, True).add_sums(values, sums, clipping, seen)
         found.append(sums)
