@@ -77,12 +77,6 @@ class PrivacyClaim:
     def releases(self) -> list[Release]:
         return merge(list(self.epochs))
 
-    @property
-    def first(self) -> GaussianSum:
-        mechanism = self.epochs[0].mechanism
-        assert isinstance(mechanism, GaussianSum)
-        return mechanism
-
     def member(self, noise: float) -> PrivacyClaim:
         """Return the claim with its noise multiplied by `noise`."""
         epochs = [
@@ -138,11 +132,11 @@ class PrivacyClaim:
         """Draw scores of `count` canaries that are out, and of `count` that are in, from the claimed distribution."""
         if self.curve.mu is not None:
             return _of_gaussian(self.curve.mu, random, count)
-        shift = shift_of(self.first)
         out, inside = np.zeros(count), np.zeros(count)
         for release in self.epochs:
             mechanism = release.mechanism
             assert isinstance(mechanism, GaussianSum)
+            shift = shift_of(mechanism)
             rate = mechanism.sampling_rate
             steps = mechanism.steps if mechanism.by_allocation else 1
             for step in range(release.count * steps):

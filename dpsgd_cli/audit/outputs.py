@@ -28,7 +28,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import PrivacyClaim, bound_of, log_ratio, threshold_of_gaussian
 from dpsgd_cli.audit.findings import Finding, exact_finding
-from dpsgd_cli.audit.stage import smaller, synthetic, without
+from dpsgd_cli.audit.stage import run_epochs, smaller, synthetic, without
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.audit.watch import ObservedNoise, noise_checks
 from dpsgd_cli.common.text_format import epsilon_text
@@ -37,7 +37,7 @@ from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
-from dpsgd_cli.training.start import DataOverride, Member, Trials, start
+from dpsgd_cli.training.start import DataOverride, Member, start
 
 _RECORDS = {"output-perturbation": 300}
 _FEW_RECORDS = 60
@@ -49,7 +49,9 @@ _CLOSE = 1 + 1e-6
 
 
 class _Released(AuditHook):
-    """Observer that notes each trial's release, if it is one Gaussian."""
+    """Trials on one of two neighbours: each one's release, if it is one Gaussian, and their `output` (R, P)."""
+
+    output: Tensor
 
     def __init__(self) -> None:
         self.exact: np.ndarray | None = None
@@ -59,18 +61,6 @@ class _Released(AuditHook):
         del trials
         self.exact = exact[0].double().cpu().numpy() if self.exact is None else self.exact
         self.noisy.append(noisy.double().cpu().numpy().copy())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """Trials on one of two neighbours."""
-
-    trials: Trials
-    seen: _Released
-
-    @property
-    def weights(self) -> Tensor:
-        return self.trials.method.output.double()
 
 
 def attack(
@@ -93,7 +83,7 @@ def attack(
     return found, {"trials": 2 * trials, "records": records, "features": math.prod(shape)}
 
 
-def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Side:
+def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool) -> _Released:
     seed = (small.recipe.seed or 0) + (0 if present else _SEEDS_APART)
     own = dataclasses.replace(small, recipe=small.recipe.changed(seed=seed))
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
@@ -103,20 +93,19 @@ def _side(small: SettledRecipe, outline: data.Outline, plan: Plan, present: bool
     if absent:
         override = dataclasses.replace(override, share=without(-1, small.recipe.trials))
     at = start([Member(own, plan)], override=override)
-    while at.done < at.method.epochs and not at.method.finished:
-        at.method.run_epoch(at.done)
-        at.done += 1
-    return _Side(at, seen)
+    run_epochs(at)
+    seen.output = at.method.output.double()
+    return seen
 
 
-def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator[Finding]:
+def _findings(sides: Sequence[_Released], plan: Plan, confidence: float) -> Iterator[Finding]:
     stated = plan.guarantee().epsilon
     mechanism = next((one.mechanism for one in plan.releases if one.count), None)
-    if sides[0].seen.exact is not None and isinstance(mechanism, GaussianSum):
+    if sides[0].exact is not None and isinstance(mechanism, GaussianSum):
         yield from _parts(sides, mechanism, confidence)
         errors, mu = _by_gaussian(sides, mechanism, confidence)
     else:
-        present, absent = (side.weights.cpu().numpy() for side in sides)
+        present, absent = (side.output.cpu().numpy() for side in sides)
         errors, mu = told_apart(present, absent, confidence), None
     alone = epsilon_of_errors(errors, plan.delta, confidence)
     counts = (
@@ -135,34 +124,32 @@ def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator
                       lambda level: claim.refuted_by(errors, level), epsilon=bound)  # fmt: skip
 
 
-def _parts(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) -> Iterator[Finding]:
+def _parts(sides: Sequence[_Released], mechanism: GaussianSum, confidence: float) -> Iterator[Finding]:
     """Compare the noise of a Gaussian release with the ledger's, and how far the record moved the mean."""
     made = ObservedNoise()
     for side in sides:
-        assert side.seen.exact is not None
-        rows = (np.concatenate(side.seen.noisy) - side.seen.exact) / (
-            mechanism.noise_multiplier * mechanism.sensitivity
-        )
+        assert side.exact is not None
+        rows = (np.concatenate(side.noisy) - side.exact) / (mechanism.noise_multiplier * mechanism.sensitivity)
         made.add(0, rows)
     yield from noise_checks(made, confidence)
     moved = float(np.linalg.norm(_apart(sides))) / mechanism.sensitivity
     yield exact_finding("D", "release", f"{moved:.6f} sensitivities", "at most 1", not moved <= _CLOSE)
 
 
-def _apart(sides: Sequence[_Side]) -> np.ndarray:
-    present, absent = (side.seen.exact for side in sides)
+def _apart(sides: Sequence[_Released]) -> np.ndarray:
+    present, absent = (side.exact for side in sides)
     assert present is not None and absent is not None
     return np.asarray(present - absent)
 
 
-def _by_gaussian(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) -> tuple[Errors, float]:
+def _by_gaussian(sides: Sequence[_Released], mechanism: GaussianSum, confidence: float) -> tuple[Errors, float]:
     """Return errors of the likelihood ratio of two known means under the ledger's noise, and mu, their distance.
 
     mu is in standard deviations of the noise.
     """
     apart, scale = _apart(sides), mechanism.noise_multiplier * mechanism.sensitivity
     scores = [
-        log_ratio((np.concatenate(side.seen.noisy) - sides[1].seen.exact) @ apart, float(apart @ apart), scale, 1.0)
+        log_ratio((np.concatenate(side.noisy) - sides[1].exact) @ apart, float(apart @ apart), scale, 1.0)
         for side in sides
     ]
     mu = float(np.linalg.norm(apart)) / scale

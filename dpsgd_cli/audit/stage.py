@@ -264,6 +264,13 @@ def random_labels(random: np.random.Generator, count: int, outline: data.Outline
     )
 
 
+def run_epochs(trials: Trials, until: int | None = None) -> None:
+    """Train `until` so many epochs are done; by default, to the end."""
+    while trials.done < (trials.method.epochs if until is None else until) and not trials.method.finished:
+        trials.method.run_epoch(trials.done)
+        trials.done += 1
+
+
 def without(place: int, trials: int = 1) -> Callable[[Table], Table]:
     """Return a function that leaves the place of one record of a table empty, in every trial."""
 

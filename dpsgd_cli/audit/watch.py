@@ -28,7 +28,7 @@ from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.findings import Finding, by_p_value
-from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries
+from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries, run_epochs
 from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
 from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
@@ -90,10 +90,15 @@ class StepObserver(AuditHook, ABC):
 
 
 class Watch(StepObserver):
-    """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
+    """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption.
+
+    `staged`: the observed trials, from `begin` on.
+    """
+
+    staged: StagedTrials
 
     def __init__(self) -> None:
-        self._staged: StagedTrials | None = None
+        self._begun = False
         self.sizes: list[np.ndarray] = []
         self.drew = ObservedNoise()
         self.mechanism: GaussianSum | None = None
@@ -102,17 +107,10 @@ class Watch(StepObserver):
         self._batch: Batch | None = None
         self._scale: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    @property
-    def staged(self) -> StagedTrials:
-        """The observed trials; known from `begin` on."""
-        assert self._staged is not None
-        return self._staged
-
     def begin(self, staged: StagedTrials) -> None:
-        first = self._staged is None
-        self._staged = staged
-        self._scale = None
-        if not first:
+        begun, self._begun = self._begun, True
+        self.staged, self._scale = staged, None
+        if begun:
             return
         sampling, trials = staged.plan.sampling, staged.inside.shape[0]
         pack, planned = staged.trials.context.pack, staged.plan.correlated
@@ -321,19 +319,12 @@ def train(made: SizedRecipe) -> tuple[Watch, PrivacyClaim]:
     staged = build_canaries(made, watch)
     watch.begin(staged)
     half = staged.trials.method.epochs // 2
-    _epochs(staged, half)
+    run_epochs(staged.trials, half)
     if half and not staged.trials.method.finished:
         staged = _resumed(staged, made, watch)
         watch.begin(staged)
-    _epochs(staged, staged.trials.method.epochs)
+    run_epochs(staged.trials)
     return watch, claim_of(staged.plan, staged.trials.context.ledgers)
-
-
-def _epochs(staged: StagedTrials, until: int) -> None:
-    trials = staged.trials
-    while trials.done < until and not trials.method.finished:
-        trials.method.run_epoch(trials.done)
-        trials.done += 1
 
 
 def _resumed(staged: StagedTrials, made: SizedRecipe, watch: Watch) -> StagedTrials:

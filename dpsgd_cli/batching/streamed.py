@@ -12,24 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpsgd_cli.engine.coded_rows import RowsByNumber
 from dpsgd_cli.engine.tensors import Examples, Table, to_device
 
 
-class StoredRows(Protocol):
+class StoredRows(RowsByNumber, Protocol):
     """Examples on disk, (N, ...), or (R, N, ...) if each trial has its own."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape (N, ...) or (R, N, ...)."""
-
-    def __len__(self) -> int:
-        """Return the number of examples N."""
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """Return the examples (.., B, ...) at `places` (.., B)."""
-
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Return the examples of a slice, in order."""
 
 
 @dataclass(frozen=True)

@@ -220,14 +220,9 @@ class QuantileClipping(ClippingKind):
         if left <= 0:
             raise PrivacyError(
                 f"privacy.clipping.count_noise is {self.count_noise:g}, but must be more than half the noise multiplier"
-                f" {noise_multiplier:.6g}, or the count alone spends it; give at least {_ample(noise_multiplier)}"
+                f" {noise_multiplier:.6g}, or the count alone spends it; give at least {2 * noise_multiplier:.3g}"
             )
         return left**-0.5
-
-
-def _ample(noise_multiplier: float) -> str:
-    """Return, in words, a count noise that leaves nearly all of a noise multiplier to the sum: z_d is 1.033 z."""
-    return f"{2 * noise_multiplier:.3g}"
 
 
 Clipping = Annotated[

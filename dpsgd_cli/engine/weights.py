@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from dpsgd_cli.common.plugins import in_memory
 from dpsgd_cli.common.text_format import similar
@@ -190,17 +191,9 @@ def _hidden(module: nn.Module) -> Iterator[str]:
     known = {id(x) for x in held(module).values()}
     for name, part in module.named_modules():
         for own, value in vars(part).items():
-            if not own.startswith(("_parameters", "_buffers", "_modules")):
-                yield from (f"{name}.{found}".strip(".") for found in _tensors(own, value, known))
-
-
-def _tensors(name: str, value: object, known: set[int]) -> Iterator[str]:
-    if isinstance(value, Tensor | np.ndarray):
-        if id(value) not in known and not _one_value(torch.as_tensor(value)):
-            yield name
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _tensors(f"{name}[{key!r}]", part, known)
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            yield from _tensors(f"{name}[{index}]", part, known)
+            if own.startswith(("_parameters", "_buffers", "_modules")):
+                continue
+            for path, leaf in tree_leaves_with_path(value):
+                tensor = isinstance(leaf, Tensor | np.ndarray) and id(leaf) not in known
+                if tensor and not _one_value(torch.as_tensor(leaf)):
+                    yield f"{name}.{own}{keystr(path)}".strip(".")

@@ -178,7 +178,7 @@ def free_looks(patch: Patch, folder: Path) -> None:
 
 
 def little_noise_on_moments(patch: Patch, folder: Path) -> None:
-    own = preconditioning.gaussian
+    own = noise.gaussian
 
     def little(stream: Any, label: str, counter: int, exact: np.ndarray, *more: Any) -> np.ndarray:
         return exact + 0.8 * (own(stream, label, counter, exact, *more) - exact)

@@ -108,7 +108,9 @@ def test_the_search_goes_on_beyond_64_times_the_noise_and_gives_up_at_1000_times
     law = claim(1.0, 50, 0.1)
     little = statistics.Errors(49_600, 100_000, 49_600, 100_000)
     stands = law.standing(little, 0.95)
-    assert stands is not None and 64 < stands.first.noise_multiplier < 1000
+    assert stands is not None
+    (release,) = stands.epochs
+    assert isinstance(release.mechanism, GaussianSum) and 64 < release.mechanism.noise_multiplier < 1000
     assert not stands.refuted_by(little, 0.95) and stands.member(1.003).refuted_by(little, 0.95)
     less = statistics.Errors(499_000, 1_000_000, 499_000, 1_000_000)
     assert sum(less.upper(0.95)) < 1 and not law.member(1000).refuted_by(less, 0.95)
