@@ -33,7 +33,7 @@ from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
-from dpsgd_cli.data.users import in_memory, shares_of_rows
+from dpsgd_cli.data.users import shares_of_rows
 from dpsgd_cli.discovery.run import code
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.evaluation.groups import Grouping, HeldOut
@@ -91,13 +91,9 @@ def _head(source: RawDataset) -> RawDataset:
     for name in ("train", "test"):
         part = getattr(source, name)
         if isinstance(part, DiskPart):
-            part = in_memory(DiskPart(part.x, part.y)) if len(part) <= _MOST_ROWS else _first(part)
+            part = Part(np.asarray(part.x[0:_MOST_ROWS]), np.asarray(part.y[0:_MOST_ROWS]))
         parts[name] = part if part is None or len(part) <= _MOST_ROWS else part.only(np.arange(_MOST_ROWS))
     return dataclasses.replace(source, **parts)
-
-
-def _first(part: DiskPart) -> Part:
-    return Part(np.asarray(part.x[0:_MOST_ROWS]), np.asarray(part.y[0:_MOST_ROWS]))
 
 
 def _rows_to_remove(part: Part) -> dict[str, int]:

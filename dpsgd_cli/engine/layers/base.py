@@ -360,7 +360,7 @@ _TELLS = {
 
 
 class Ruled(nn.Module):
-    """A module with a rule of its own, used instead of `RULES`; an audit adds some, and `rewritten.py` makes some."""
+    """A module with a rule of its own, used instead of `RULES`; an audit adds some."""
 
     rule: ClassVar[type[Layer]]
 
