@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.engine.coded_rows import CODED_AT_ONCE, CodedRows, RowsByNumber
+from dpsgd_cli.engine.coded_rows import CodedRows
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.engine.tensors import Examples, Table
 
@@ -26,8 +26,7 @@ PIECE = 8192
 class CodedTable(Table):
     """A table, on the CPU, that makes its rows from `coded`; its own x and y are empty and carry only the dtypes.
 
-    `labels` (N,) are in memory: a byte each if there are at most 256 classes. Guarantee: a step gets the same rows as
-    from a table of features.
+    `labels` (N,) are in memory. Guarantee: a step gets the same rows as from a table of features.
     """
 
     coded: CodedRows = field(kw_only=True)
@@ -37,7 +36,7 @@ class CodedTable(Table):
     def open(cls, coded: CodedRows, y: Any, dtype: torch.dtype) -> CodedTable:
         """Return the table of `coded` rows (N, D) and labels (N,), an array or rows on disk."""
         empty = Table.load(np.empty((0, coded.shape[1]), np.float32), y[0:0], False, torch.device("cpu"), dtype)
-        return cls(empty.x, empty.y, False, coded=coded, labels=_small(y))
+        return cls(empty.x, empty.y, False, coded=coded, labels=np.asarray(y[:]))
 
     @property
     def rows(self) -> int:
@@ -76,16 +75,6 @@ class CodedTable(Table):
 
     def _made(self, places: slice | np.ndarray) -> Tensor:
         return torch.from_numpy(self.coded[places]).to(self.x.dtype)
-
-
-def _small(labels: RowsByNumber) -> np.ndarray:
-    """Return labels (N,) as an array, read a piece at a time; classes below 256 as bytes."""
-    pieces = [labels[0:0].astype(np.uint8)] if labels[0:0].dtype == np.int64 else [labels[0:0]]
-    for start in range(0, len(labels), CODED_AT_ONCE):
-        piece = labels[start : start + CODED_AT_ONCE]
-        whole = piece.dtype == np.int64 and piece.min() >= 0 and piece.max() < 256
-        pieces.append(piece.astype(np.uint8) if whole else piece)
-    return np.concatenate(pieces)
 
 
 def features_of(coded: CodedRows) -> list[Tensor]:

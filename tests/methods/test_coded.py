@@ -221,12 +221,3 @@ def test_large_tables_get_a_grid(
     monkeypatch.setattr(auto_settings, "MOST_DENSE", 1000)
     monkeypatch.setattr(auto_settings, "PRODUCTS_FROM", 1e9)
     assert grid() == 2048
-
-
-@pytest.mark.parametrize(("most", "size"), [(255, 1), (256, 8)])
-def test_labels_keep_their_values(monkeypatch: pytest.MonkeyPatch, most: int, size: int) -> None:
-    monkeypatch.setattr(coded_table, "CODED_AT_ONCE", 100)
-    labels = np.arange(most + 1)[::-1]
-    kept = coded_table._small(labels)
-    assert np.array_equal(kept, labels) and kept.dtype.itemsize == size
-    assert coded_table._small(labels.astype(np.float32)).dtype == np.float32
