@@ -254,7 +254,12 @@ def test_other_methods_release_what_they_release_on_a_cpu(wanted: Case, monkeypa
 
 def test_a_snapshot_goes_to_pinned_memory_and_is_waited_for(gpu: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: said.append("pinned") or self)
+
+    def pinned(self: torch.Tensor) -> torch.Tensor:
+        said.append("pinned")
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(f"waited for {device}"))
     kept = to_host(torch.arange(3.0, device="cuda"))
     assert said == ["pinned", "waited for cuda:0"]
