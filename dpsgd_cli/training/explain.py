@@ -47,7 +47,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.table import target_scale
-from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes
+from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes, ranked
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
@@ -398,12 +398,10 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
 
 
 def _roc(truth: np.ndarray, scores: np.ndarray) -> list[tuple[float, float]]:
-    """Return at most `_MOST_ROC` points of the curve that are as far apart in its list of corners."""
-    from sklearn.metrics import roc_curve  # takes a second to import
-
-    false, true, _ = roc_curve(truth, scores)
+    """Return at most `_MOST_ROC` points of the curve that are as far apart in its list of scores."""
+    false, true = ranked(truth == 1, scores)
     chosen = np.unique(np.linspace(0, len(false) - 1, _MOST_ROC).round().astype(int))
-    return [(float(false[at]), float(true[at])) for at in chosen]
+    return [(float(false[at] / false[-1]), float(true[at] / true[-1])) for at in chosen]
 
 
 def _predicted(truth: np.ndarray, told: np.ndarray) -> list[tuple[float, float, float, float]]:
