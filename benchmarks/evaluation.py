@@ -12,7 +12,6 @@ their half-widths; `plain`: the same without privacy, by the standard error of a
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -285,16 +284,14 @@ class Cell:
                 "plain_simulations": int(known),
             }
 
-    def restore(self, rows: list[dict[str, str]]) -> None:
+    def restore(self, rows: pd.DataFrame) -> None:
         """Continue from the cell's rows of a file."""
-        for row in rows:
-            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
-                self.done = int(row["simulations"])
-                known = int(row.get("plain_simulations") or self.done)
-                own = [float(row[key]) * self.done for key in ("coverage", "half_width", "with_point")]
-                plain = [float(row[key] or 0) * known for key in ("plain_coverage", "plain_half_width")]
-                known = known if row["plain_coverage"] else 0
-                self.sums[row["metric"]] = np.array([round(own[0]), *own[1:], round(plain[0]), plain[1], known])
+        own = rows[(rows["records"] == self.n) & (rows["epsilon"] == self.epsilon)]
+        for row in own.fillna(0).to_dict("records"):
+            self.done, known = row["simulations"], row["plain_simulations"]
+            private = [row[key] * self.done for key in ("coverage", "half_width", "with_point")]
+            plain = [row[key] * known for key in ("plain_coverage", "plain_half_width")]
+            self.sums[row["metric"]] = np.array([round(private[0]), *private[1:], round(plain[0]), plain[1], known])
 
 
 def _metrics_of(found: Measured) -> dict[str, Estimate]:
@@ -396,7 +393,7 @@ def main() -> None:
     for name in asked.only if asked.simulations else ():
         path, cells = OUT / f"{name.replace(' ', '-').replace('_', '-')}.csv", cells_of(name)
         if path.exists():
-            rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+            rows = pd.read_csv(path)
             for cell in cells:
                 cell.restore(rows)
         every[path] = cells
@@ -404,12 +401,9 @@ def main() -> None:
         for path, cells in every.items():
             for cell in cells:
                 cell.more(min(wanted, asked.simulations) - cell.done)
-            found = [row for cell in cells for row in cell.rows()]
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(found[0]))
-                writer.writeheader()
-                writer.writerows(found)
-            print(path.name, found[0]["simulations"], file=sys.stderr, flush=True)
+            found = pd.DataFrame([row for cell in cells for row in cell.rows()])
+            found.to_csv(path, index=False)
+            print(path.name, found["simulations"][0], file=sys.stderr, flush=True)
     (OUT / "README.md").write_text(page(), encoding="utf-8")
 
 
