@@ -1,10 +1,10 @@
 """Layers of PyTorch that use several weights in one operation, rewritten as dense layers with the same parameters.
 
 `nn.LSTM`, `nn.GRU` and `nn.RNN` become two dense layers for each layer and direction: one on all inputs at once, one on
-the state, step by step. The dense rule adds up the steps of an example before
-clipping, so an example is a whole sequence. `nn.MultiheadAttention` becomes a dense layer for queries, keys and values
-and one for the output. Formulae, arguments and results are PyTorch's (`tests/engine/layers/test_rewritten.py` compares
-them).
+the state, step by step. The dense rule adds up the steps of an example before clipping, so an example is a whole
+sequence. `nn.MultiheadAttention` becomes a dense layer for queries, keys and values and one for the output. The code
+between them runs on one example at a time, as that of any model (`apart.py`). Formulae, arguments and results are
+PyTorch's (`tests/engine/layers/test_rewritten.py` compares them).
 """
 
 from __future__ import annotations
