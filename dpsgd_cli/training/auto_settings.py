@@ -147,7 +147,7 @@ def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callab
         return none
     given = with_choice(recipe, AutoChoice("method.preconditioner", MARGINALS, ""))
     counts = method.preconditioner == "auto" or isinstance(method.preconditioner, Marginals)
-    if not counts or preconditioner_problems(given):
+    if not counts or any(preconditioner_problems(given)):
         return none
     if signal < PRODUCTS_FROM:
         return replace(
@@ -296,7 +296,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | N
     why, chosen = f"{known.features} features, of at most {MOST_FEATURES}", MOMENTS
     if recipe.data.by_column and method.inference is None:
         chosen = MARGINALS
-    if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
+    if any(preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, "")))):
         return AutoChoice(key, None, "")
     return AutoChoice(key, chosen, why)
 
@@ -308,7 +308,7 @@ def _calibration(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None
         return None
     given = with_choice(recipe, AutoChoice(key, Calibration(), ""))
     ruled = known is not None and covers(recipe) and isinstance(recipe.preconditioner, Marginals)
-    if not ruled or recipe.data.log_scale or calibration_problems(given):
+    if not ruled or recipe.data.log_scale or any(calibration_problems(given)):
         return AutoChoice(key, None, "")
     return AutoChoice(key, Calibration(), "clipped residuals move predictions from the mean towards the median")
 
