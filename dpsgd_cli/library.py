@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import html
 import inspect
 import re
 import traceback
@@ -29,7 +30,7 @@ from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
 from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
-from dpsgd_cli.results import headline, store, summary
+from dpsgd_cli.results import store, summary
 from dpsgd_cli.results.result import summarise_columns
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
@@ -349,8 +350,8 @@ class Result:
         return summary.result_text(self.document, self.directory)
 
     def _repr_html_(self) -> str:
-        """Return the result as a notebook shows it: quality and epsilon first, then metrics and the statement."""
-        return headline.in_notebook(self.document)
+        """Return the result as a notebook shows it: the summary of `dpsgd train`."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _index(records: Any) -> Any:

@@ -14,7 +14,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
-from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
+from dpsgd_cli.results.reading import RESULT, data_and_folds, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 
 DEFAULT_DELTA = 1e-5
@@ -166,5 +166,5 @@ def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | N
     from dpsgd_cli.results.evaluated import identities_in, records_of  # recipes; most ledgers have none
 
     provenance = read_whole(directory)["provenance"]
-    text = recipe_text_of(directory / "recipe.yaml")
-    return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))
+    data, folds = data_and_folds(recipe_text_of(directory / "recipe.yaml"))
+    return Run(name, seeds, adjacency, records_of(data, folds, identities_in(provenance)))

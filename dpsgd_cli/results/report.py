@@ -15,10 +15,10 @@ from pathlib import Path
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.statement import Composition
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, Attacker, strongest
-from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
-from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
+from dpsgd_cli.common.text_format import epsilon_text, metric_text
+from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import claim, guarantee, headline, pictures, reading, shapes, store
+from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
 from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.document import (
     Block,
@@ -33,23 +33,12 @@ from dpsgd_cli.results.document import (
     markdown,
 )
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.guarantee import discovered, percent
 from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
-from dpsgd_cli.results.summary import of_constant
+from dpsgd_cli.results.summary import mean_text, of_constant
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
 _CONSTANT, _GAPS = "constant_", "calibration_gap_"
-_MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
-_BASELINES = {"rmse": "mean", "mae": "median", "perplexity": "most-frequent-token"}
-"""The constant that is best by a metric of numbers."""
-_TRY = {
-    "log_loss": f"{_MORE}; if one class is rare, average precision shows whether the model still orders records",
-    "rmse": f"{_MORE}; for amounts that span orders of magnitude, data.target_transform: log",
-    "mae": f"model.loss: quantile (kind: convex), which predicts medians, or data.target_transform: log; or {_MORE}",
-    "accuracy": f"{_MORE}; if one class is rare, look at average precision and recall",
-}
-"""Metrics by which a model is compared with a constant, and what to try; the accuracy where there is no log loss."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class _Read:
 
     @property
     def headline(self) -> str:
-        return headline.headline(self.document)
+        return summary.headline(self.document)
 
     @property
     def privacy(self) -> Row:
@@ -94,15 +83,17 @@ def write(directory: Path) -> list[Path]:
 def pages(directory: Path) -> dict[str, str]:
     """Return the text of each page of the finished result in `directory`. Raises as `write` does."""
     found, explained = _read(directory), shapes.read(directory)
+    curves = _curves(found)
     behind = [
         *_statement(found),
         *_metrics(found),
         *([] if explained is None else shapes.blocks(explained)),
-        *_curves(found),
+        *curves,
         *_chosen(found),
         *_not_to_publish(found),
     ]
-    picture = _roc(found) or ([] if explained is None else shapes.quality(explained)) or _by_epoch(found)
+    picture = _roc(found) or ([] if explained is None else shapes.quality(explained))
+    picture = picture or [block for block in curves if isinstance(block, Heading | Picture)]
     blocks = [
         *_head(found),
         Cards([*([picture] if picture else []), _advice(found)]),
@@ -153,7 +144,7 @@ def is_written(directory: Path) -> bool:
 
 def _read(directory: Path) -> _Read:
     document = store.read_whole(directory)
-    claim.refuse_false(directory, document)
+    prices.refuse_false(directory, document)
     rows = pictures.read_history(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
@@ -162,7 +153,7 @@ def _read(directory: Path) -> _Read:
     hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
-    origin = headline.origin(document, directory)
+    origin = summary.origin(document, directory)
     return _Read(name, public(document), rows, hidden, attacker, origin, store.read_audit(directory))
 
 
@@ -180,11 +171,11 @@ def _head(found: _Read) -> list[Block]:
     privacy = found.privacy
     warned = [f"Warning: {text}" for text in found.document["warnings"]]
     uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])]
-    strength = [Text(headline.strength(privacy))] if found.private else []
+    strength = [Text(summary.strength(privacy))] if found.private else []
     return [
         Heading(found.headline, 1),
         Text(found.origin),
-        headline.cards(found.document, found.attacker),
+        summary.cards(found.document, found.attacker),
         *strength,
         *([Bullets([*warned, *uncovered])] if warned or uncovered else []),
     ]
@@ -201,6 +192,9 @@ def _statement(found: _Read) -> list[Block]:
                 " records: they may be read from its weights or its answers. It serves as a comparison."
             ),
         ]
+    released: list[Block] = []
+    if told := guarantee.discovered(privacy):
+        released = [Heading("What was released of private columns"), Bullets(told)]
     return [
         Heading("Who is protected from what"),
         Text(f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."),
@@ -210,17 +204,12 @@ def _statement(found: _Read) -> list[Block]:
         *map(Text, guarantee.meaning(privacy)),
         *_attacks(found.attacker, privacy),
         *_audit(found.audit),
-        *_discovered(privacy),
+        *released,
         Heading("What was declared public"),
         Bullets(privacy["declarations"] or ["Nothing."]),
         Heading("What is outside the statement"),
         Bullets(guarantee.outside(privacy)),
     ]
-
-
-def _discovered(privacy: Row) -> list[Block]:
-    told = discovered(privacy)
-    return [Heading("What was released of private columns"), Bullets(told)] if told else []
 
 
 def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
@@ -229,7 +218,8 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
         return [Text(f"Nothing more is known about attacks: {attacker}")]
     most = "" if attacker.exact else "at most "
     rows = [
-        (f"{rate:.1%}", f"{most}{percent(found)}", f"{rate:.1%}") for rate, found in attacker.true_positives.items()
+        (f"{rate:.1%}", f"{most}{guarantee.percent(found)}", f"{rate:.1%}")
+        for rate, found in attacker.true_positives.items()
     ]
     if attacker.exact:
         source = (
@@ -253,7 +243,7 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
         TableBlock(("FPR", "TPR of the strongest attack", "TPR of a blind guess"), rows),
         Text(
             f"If both cases are equally likely beforehand, the strongest attack is right in {most}"
-            f"{percent(attacker.right)} of cases, and a coin in 50%."
+            f"{guarantee.percent(attacker.right)} of cases, and a coin in 50%."
         ),
         Text(source),
     ]
@@ -383,43 +373,13 @@ def _metrics(found: _Read) -> list[Block]:
     of_class: list[list[str]] = []
     for name in names:
         constant = metrics.get(_CONSTANT + name.partition("_")[2])
-        best = "" if constant is None else _metric(constant)
-        row = [in_words(name), _metric(metrics[name]), *([best] if beside else [])]
+        best = "" if constant is None else mean_text(constant)
+        row = [in_words(name), mean_text(metrics[name]), *([best] if beside else [])]
         (of_class if is_of_class(name) else of_all).append(row)
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
     by_class: list[Block] = [Text("By class:"), TableBlock(header, of_class)] if of_class else []
-    return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *_no_better(metrics), *by_class]
-
-
-def _no_better(metrics: Row) -> list[Block]:
-    """Say if the model is no better than the baseline by a metric of `_TRY`, and what to try."""
-    found: list[Block] = []
-    for name, hint in _TRY.items():
-        model, constant = metrics.get(f"test_{name}"), metrics.get(f"{_CONSTANT}{name}")
-        if model is None or constant is None or model["mean"] is None or constant["mean"] is None:
-            continue
-        gain = model["mean"] - constant["mean"]
-        if (gain < 0) if less_is_better(f"test_{name}") else (gain > 0):
-            if name == "log_loss":
-                return []
-            continue
-        words, best = in_words(f"test_{name}"), _BASELINES.get(name, "majority-class")
-        found.append(Text(f"The model is no better than the {best} baseline, by {words}. Try {hint}."))
-        if name == "log_loss":
-            break
-    return found
-
-
-def _metric(metric: Row) -> str:
-    if metric["mean"] is None:
-        return "none: not every trial stayed finite"
-    return interval_text(metric["mean"], metric["ci95"])
-
-
-def _by_epoch(found: _Read) -> list[Block]:
-    """Return the picture of epsilon and the usual metric by epoch, with a heading."""
-    return [block for block in _curves(found) if isinstance(block, Heading | Picture)]
+    return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *by_class]
 
 
 def _curves(found: _Read) -> list[Block]:
@@ -454,7 +414,7 @@ def _axis(found: _Read, name: str) -> str:
 def _point(values: Sequence[float] | None, epsilon: bool) -> str:
     if not values:
         return ""
-    return epsilon_text(max(values)) if epsilon else _metric(summarise(values))
+    return epsilon_text(max(values)) if epsilon else mean_text(summarise(values))
 
 
 def _chosen(found: _Read) -> list[Block]:
