@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +129,14 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
     launch = launchers.get(launcher)
     session.begin()
     jobs = session.jobs(retry_failed, fail_fast)
-    progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
     if finished and not session.secret:
         click.echo(f"{finished} of {len(session.cells)} cells have run before and are kept", err=True)
     try:
-        for outcome in session.outcomes(launch, jobs):
-            if progress is not None:
-                progress.note(outcome)
+        for number, outcome in enumerate(session.outcomes(launch, jobs), start=1):
+            done = f"{count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s"
+            if not session.secret:
+                click.echo(f"pack {number}/{len(jobs)}: {done}, {len(outcome.failed)} failed", err=True)
     except RunError as error:
         raise RunError(str(error).replace(" with --resume", "")) from error
     result = session.finish()
@@ -146,26 +145,3 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
         return session.failed()
     click.echo("\n".join(session.told(result)))
     return 0 if session.secret else session.failed()
-
-
-class _Progress:
-    """Progress of a sweep: packs and trials done, speed, and time left."""
-
-    def __init__(self, packs: int, trials: int) -> None:
-        self._packs, self._trials = packs, trials
-        self._done = self._done_trials = self._failed = 0
-        self._begun = time.perf_counter()
-
-    def note(self, outcome: Any) -> None:
-        self._done += 1
-        self._done_trials += outcome.trials
-        self._failed += len(outcome.failed)
-        spent = time.perf_counter() - self._begun
-        rate = self._done_trials / spent if spent > 0 else 0.0
-        left = spent / self._done * (self._packs - self._done)
-        click.echo(
-            f"pack {self._done}/{self._packs}: {count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')}"
-            f" in {outcome.seconds:.1f} s; {self._done_trials} of {count(self._trials, 'trial')} done,"
-            f" {count(self._failed, 'cell')} failed, {rate:.3g} trials/s, about {left:.0f} s left",
-            err=True,
-        )
