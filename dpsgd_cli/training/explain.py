@@ -208,18 +208,20 @@ def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     return names, "logit of each class, against the mean of the classes"
 
 
+def _contrasts(trained: Trained, outputs: int) -> np.ndarray:
+    """Return the explained outputs as contrasts of the model's K `outputs`: (1, K) or (classes, K)."""
+    if trained.data.names_of_several is not None:
+        return np.eye(outputs)
+    if trained.classes is None:
+        return np.eye(1, outputs) * target_scale(trained.data).unit
+    if outputs == 2:
+        return np.array([[-1.0, 1.0]])
+    return np.eye(outputs) - (1 / outputs if outputs > 2 else 0.0)
+
+
 def _explained(trained: Trained, outputs: np.ndarray) -> np.ndarray:
     """Return outputs of the model (N, K) on the explained scale, (N, 1) or (N, classes)."""
-    outputs = outputs.astype(np.float64)
-    if trained.data.names_of_several is not None:
-        return outputs
-    if trained.classes is None:
-        return outputs[:, :1] * target_scale(trained.data).unit
-    if outputs.shape[1] == 1:
-        return outputs
-    if outputs.shape[1] == 2:
-        return outputs[:, 1:] - outputs[:, :1]
-    return np.asarray(outputs - outputs.mean(axis=1, keepdims=True))
+    return np.asarray(outputs.astype(np.float64) @ _contrasts(trained, outputs.shape[1]).T)
 
 
 def _grid(column: Column) -> list[float] | None:
@@ -257,16 +259,6 @@ def _inference(trained: Trained, trial: int) -> Inference | None:
         return None
     drawn = _references(columns, 4 * math.prod(trained.input_shape) + _OTHERS)
     return Inference(trained, trial, trained.inputs(drawn, trial, exactly=True))
-
-
-def _contrasts(trained: Trained) -> list[np.ndarray]:
-    """Return the contrast (K,) of the model's outputs that each explained output is, as in `_explained`."""
-    outputs = next(iter(trained.bundle.weights[0].values())).shape[0]
-    if trained.classes is None or outputs == 1:
-        return [np.eye(outputs)[0] * (target_scale(trained.data).unit if trained.classes is None else 1.0)]
-    if outputs == 2:
-        return [np.array([-1.0, 1.0])]
-    return list(np.eye(outputs) - 1 / outputs)
 
 
 def _effects(
@@ -317,8 +309,13 @@ def _shape(
     column = (trained.layout.columns or ())[at]
     grid = _grid(column) or []
     effects = effects - effects.mean(axis=0)
-    noise = None if deviation is None else _noise(trained, trial, directions, deviation, effects.shape[1])
-    intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
+    contrasts = _contrasts(trained, next(iter(trained.bundle.weights[trial].values())).shape[0])  # of a linear model
+    noise = (
+        None
+        if deviation is None
+        else _noise(trained, trial, directions, deviation * float(np.linalg.norm(contrasts[0])))
+    )
+    intervals = None if inference is None else inference.shapes(directions, list(contrasts))
     known = [ends[0] is not None for ends in intervals or ()]
     effects -= effects[known].mean(axis=0) if any(known) else 0.0
     of_days = column.computed is not None and column.computed.kind == "days"
@@ -341,21 +338,18 @@ def _directions(trained: Trained, trial: int, rows: np.ndarray, groups: int) -> 
     return np.asarray(directions - directions.mean(axis=0))
 
 
-def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float, outputs: int) -> np.ndarray:
-    """Return the deviation of training noise in effects along `directions` (groups, D), (groups,)."""
+def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float) -> np.ndarray:
+    """Return the deviation of training noise in effects along `directions` (groups, D), (groups,).
+
+    `deviation` is that of a contrast of released weights before preconditioning.
+    """
     whitened = trained.bundle.kept.get(f"{trial}/{MAP}")
     if whitened is not None:
         directions = directions @ whitened.astype(np.float64)
     if trained.bundle.cuts:
         cut = trained.bundle.cuts[trial].double().numpy()
         directions = directions - (directions @ cut) @ cut.T
-    scale = target_scale(trained.data).unit if trained.classes is None else 1.0
-    known = len(trained.classes or ())
-    if outputs > 1:
-        scale = math.sqrt(1 - 1 / known)
-    elif known == 2 and next(iter(trained.bundle.weights[trial].values())).shape[0] == 2:
-        scale = math.sqrt(2)
-    return np.asarray(scale * deviation * np.linalg.norm(directions, axis=1))
+    return np.asarray(deviation * np.linalg.norm(directions, axis=1))
 
 
 def _curves(trained: Trained, trial: int) -> TestCurves:
