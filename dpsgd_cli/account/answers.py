@@ -6,7 +6,7 @@ Text output is in `report.py`, accountants are in `accounting/accountants/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpsgd_cli.account.cases import Case, Target
@@ -145,7 +145,10 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
     epochs = {id(case): case.by_epoch() for case, _ in questions}
     extra: list[dict[str, list[float | None]]] = []
     for case, _ in questions:
-        extra.append({NOISE: _noise_curve(epochs[id(case)])} if len(questions) == 1 else {})
+        # the noise multiplier of each epoch is that of its last Gaussian
+        sums = [[r.mechanism for r in own if isinstance(r.mechanism, GaussianSum)] for own in epochs[id(case)]]
+        noise: list[float | None] = [own[-1].noise_multiplier if own else None for own in sums]
+        extra.append({NOISE: noise} if len(questions) == 1 else {})
         # no rho is proved for the best of several trials
         if with_rho and case.choice is None and (rhos := _rho_curve(epochs[id(case)])) is not None:
             extra[-1]["rho"] = list(rhos)
@@ -215,12 +218,6 @@ def _refused(case: Case, accountant: Accountant, refusal: Exception, priced: Com
     return Row(case, accountant.name, None, case.delta, accountant.bound, f"refused: {note}", priced)
 
 
-def _noise_curve(epochs: Sequence[Sequence[Release]]) -> list[float | None]:
-    """Return the noise multiplier of each epoch: its last Gaussian's; None without one."""
-    sums = [[r.mechanism for r in releases if isinstance(r.mechanism, GaussianSum)] for releases in epochs]
-    return [own[-1].noise_multiplier if own else None for own in sums]
-
-
 def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:
     spent, totals = ExactSum(), []
     for releases in epochs:
@@ -282,9 +279,3 @@ def _series(
     longest = max(len(values) for values in columns.values())
     padded = {name: values + [None] * (longest - len(values)) for name, values in columns.items()}
     return Series(axis, points if points is not None else [float(i) for i in range(1, longest + 1)], padded, shown)
-
-
-def steps_between(start: float, stop: float, step: float) -> Iterator[float]:
-    """Yield start, start + step, ... up to and including stop."""
-    count = math.floor((stop - start) / step + 1e-9)
-    yield from (round(start + i * step, 12) for i in range(count + 1))

@@ -209,21 +209,18 @@ class Case:
 
         def spent(value: float) -> float:
             made = self.with_value(parameter, value).composition
-            return made.epsilon(accountant, self.delta) if target.rho is None else _rho_of(made)
+            if target.rho is None:
+                return made.epsilon(accountant, self.delta)
+            if (rho := made.rho()) is None:
+                total_rho(made.releases)  # raises the reason, if there is one
+                raise UnsupportedMechanism("no rho is proved for this, so no budget in rho can be solved for")
+            return rho
 
         if self.plans is not None and parameter != BATCH_SIZE:
             value = self.plans(parameter, target, accountant, self.together or 1)
         else:
             value = afforded(spent, parameter, target, self.records if parameter == BATCH_SIZE else None)
         return value, self.with_value(parameter, value)
-
-
-def _rho_of(made: Composition) -> float:
-    """Return rho, for a budget in rho. Raises UnsupportedMechanism, with the reason, where there is none."""
-    if (rho := made.rho()) is None:
-        total_rho(made.releases)
-        raise UnsupportedMechanism("no rho is proved for this, so no budget in rho can be solved for")
-    return rho
 
 
 def _times(releases: Sequence[Release], trials: int) -> list[Release]:
@@ -315,17 +312,15 @@ class Numbers:
     @property
     def uses(self) -> int:
         """Number of uses of the mechanism: steps, or where a use is an epoch, all begun epochs."""
-        if self.kind.by_epoch:
-            if self.epochs is not None:
-                return self.epochs
-            if self.sampling_rate is None:
-                raise UsageError(
-                    f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
-                )
-            return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
-        if self.steps is not None:
-            return self.steps
-        return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
+        if self.epochs is not None:
+            return self.epochs if self.kind.by_epoch else self.epochs * self.steps_per_epoch
+        if self.kind.by_epoch and self.sampling_rate is None:
+            raise UsageError(
+                f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
+            )
+        if self.steps is None:
+            raise UsageError("give --steps or --epochs")
+        return math.ceil(self.steps / self.steps_per_epoch) if self.kind.by_epoch else self.steps
 
     def release(self, uses: int) -> Release:
         """Return `uses` releases of the mechanism; UsageError if a number is missing."""
@@ -432,9 +427,3 @@ def of_history(label: str, releases: Sequence[Release], delta: float, remark: st
         told=(f"{label}: {remark}",),
         assumed=ASSUMED,
     )
-
-
-def _given(value: int | None, option: str) -> int:
-    if value is None:
-        raise UsageError(f"give {option}")
-    return value

@@ -263,4 +263,5 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise UsageError(f"--over {text}: FROM, TO and STEP must be finite")
     if not (step > 0 and stop >= start) or (stop - start) / step > 100_000:
         raise UsageError(f"--over {text}: FROM must not be above TO, STEP must be positive, at most 100000 points")
-    return name, list(answers.steps_between(start, stop, step))
+    count = math.floor((stop - start) / step + 1e-9)
+    return name, [round(start + i * step, 12) for i in range(count + 1)]
