@@ -331,7 +331,7 @@ class Result:
         from dpsgd_cli.training.explain import explain
 
         with self._opened():
-            return pd.DataFrame(shapes.rows(explain(self.trained, trial, with_curves=False)))
+            return pd.DataFrame(shapes.rows(explain(self.trained, trial)))
 
     def coefficients(self, trial: int = 0) -> pd.DataFrame:
         """Return the weights of a linear model, with estimates and 95% intervals if the recipe asked for them.

@@ -92,8 +92,7 @@ def pages(directory: Path) -> dict[str, str]:
         *_chosen(found),
         *_not_to_publish(found),
     ]
-    picture = _roc(found) or ([] if explained is None else shapes.quality(explained))
-    picture = picture or [block for block in curves if isinstance(block, Heading | Picture)]
+    picture = _roc(found) or [block for block in curves if isinstance(block, Heading | Picture)]
     blocks = [
         *_head(found),
         Cards([*([picture] if picture else []), _advice(found)]),

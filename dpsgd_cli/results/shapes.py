@@ -1,7 +1,7 @@
-"""Shapes that a model learnt of each column, and its test curves: their file beside a result, pages and tables.
+"""Shapes that a model learnt of each column: their file beside a result, pages and tables.
 
-`training/explain.py` computes them. The file `explained.json` holds functions of released weights and of test records
-that are declared public, so it may be published with the model. Pictures are drawn from it without torch.
+`training/explain.py` computes them. The file `explained.json` holds functions of released weights alone, so it
+may be published with the model. Pictures are drawn from it without torch.
 """
 
 from __future__ import annotations
@@ -63,19 +63,6 @@ class Coefficient(_Part):
     note: str = ""
 
 
-class TestCurves(_Part):
-    """Curves on the test records of a result, which are declared public.
-
-    `roc`: false and true positive rates. `calibration`: mean probability, share of right answers (of the second of two
-    classes, else of the predicted class), records. `predicted`: mean prediction, mean target, 10th and 90th percentile
-    of the target, of groups of records with similar predictions.
-    """
-
-    roc: list[tuple[float, float]] = []
-    calibration: list[tuple[float, float, int]] = []
-    predicted: list[tuple[float, float, float, float]] = []
-
-
 class Explained(_Part):
     """Shapes of the columns, the largest first, on the scale `unit`; `about_noise` says what the band is, or is not."""
 
@@ -86,7 +73,6 @@ class Explained(_Part):
     about_intervals: str = ""
     coefficients: list[Coefficient] = []
     shapes: list[Shape]
-    curves: TestCurves
     left_out: list[str]
 
 
@@ -151,7 +137,7 @@ def summary(explained: Explained) -> list[tuple[str, str, str, str]]:
 
 
 def blocks(explained: Explained) -> list[Block]:
-    """Return the part of a page that explains a model, and its test curves."""
+    """Return the part of a page that explains a model."""
     told: list[Block] = []
     if explained.shapes:
         head = ("column", "size", "least effect at", "greatest effect at")
@@ -171,29 +157,7 @@ def blocks(explained: Explained) -> list[Block]:
         told.append(TableBlock(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
     if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
-    curves = explained.curves
-    if curves.roc or curves.calibration or curves.predicted:
-        told += [
-            Heading("On the test records"),
-            Text(f"Of trial {explained.trial}, without noise, on records that are declared public."),
-            Picture(_draw_curves(curves), "curves on the test records"),
-        ]
-    if curves.calibration:
-        found = [(f"{mean:.3f}", f"{share:.3f}", str(n)) for mean, share, n in curves.calibration]
-        told.append(TableBlock(("predicted probability", "share", "records"), found))
-    if curves.predicted:
-        groups = [tuple(map(metric_text, group)) for group in curves.predicted]
-        told.append(TableBlock(("predicted", "mean of the targets", "10th percentile", "90th"), groups))
     return told
-
-
-def quality(explained: Explained) -> list[Block]:
-    """Return a heading and one picture of quality on public test records; nothing without them."""
-    for name, told in (("roc", "Telling the classes apart"), ("predicted", "Predicted against true")):
-        if points := getattr(explained.curves, name):
-            alone = TestCurves.model_validate({name: points})
-            return [Heading(told), Picture(_draw_curves(alone), f"{told}, on public test records")]
-    return []
 
 
 def _value(value: float | str, first_day: date | None = None) -> str:
@@ -250,28 +214,6 @@ def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[flo
     reach = [1.96 * noise for noise in shape.noise]
     pairs = list(zip(effects, reach, strict=True))
     return [effect - own for effect, own in pairs], [effect + own for effect, own in pairs]
-
-
-def _draw_curves(curves: TestCurves) -> str:
-    words = {
-        "roc": ("false positive rate", "true positive rate"),
-        "calibration": ("predicted probability", "share of records"),
-        "predicted": ("predicted", "true: mean, 10% to 90%"),
-    }
-    charts: list[Chart] = []
-    for name, (xlabel, ylabel) in words.items():
-        if not getattr(curves, name):
-            continue
-        chart, points = Chart(380, 320, xlabel, ylabel), list(zip(*getattr(curves, name), strict=True))
-        ends = (0.0, 1.0) if name != "predicted" else (min(points[0] + points[1]), max(points[0] + points[1]))
-        chart.line(ends, ends, "#888888", kind="dashed")
-        if name == "predicted":
-            chart.band(points[0], points[2], points[3], COLOURS[0], "bars")
-        chart.line(points[0], points[1], COLOURS[0])
-        if name != "roc":
-            chart.line(points[0], points[1], COLOURS[0], kind="points")
-        charts.append(chart)
-    return beside(charts, len(charts))
 
 
 def _short(text: str, most: int = 28) -> str:
