@@ -204,16 +204,9 @@ def rows_of(asked: Asked, cases: Sequence[Case]) -> list[answers.Row]:
             attack = priced.attack() if asked.attacker and priced is not None else None
             rows += [dataclasses.replace(row, attack=attack) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
-        raise UnsupportedMechanism(_reasons(rows))
+        reasons = answers.reasons_of(rows).items()
+        raise UnsupportedMechanism("\n".join(f"{', '.join(r.accountant for r in own)}: {why}" for why, own in reasons))
     return answers.ranked(rows, more_is_better)
-
-
-def _reasons(rows: Sequence[answers.Row]) -> str:
-    """Return the accountants' reasons for refusing, each reason once."""
-    named: dict[str, list[str]] = {}
-    for row in rows:
-        named.setdefault(row.note.removeprefix("refused: "), []).append(row.accountant)
-    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
 
 
 def _free_parameter(case: Case) -> str:
@@ -231,7 +224,7 @@ def series_of(asked: Asked, cases: Sequence[Case]) -> answers.Series:
     if asked.over is None:
         with_rho = not asked.accountant or asked.accountant == ("zcdp",)
         questions = [(case, _accountants(asked, case)) for case in cases]
-        return answers.epoch_curve(questions, with_rho, named_by_user=bool(asked.accountant))
+        return answers.epoch_curve(questions, with_rho)
     axis, points = _axis(asked.over)
     if axis == "order":
         sampling_rate = _sampling_rate(asked, "poisson")
@@ -247,7 +240,7 @@ def series_of(asked: Asked, cases: Sequence[Case]) -> answers.Series:
     for point in points:
         check_number(axis.replace("-", "_"), point)
     questions = [(case, _accountants(asked, case)) for case in cases]
-    return answers.parameter_curve(questions, axis, points, named_by_user=bool(asked.accountant))
+    return answers.parameter_curve(questions, axis, points)
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

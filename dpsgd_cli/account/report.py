@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, warnings_of_case
+from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, reasons_of, warnings_of_case
 from dpsgd_cli.account.cases import Case, noise_facts, span_words
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.errors import RunError
@@ -47,15 +47,12 @@ def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return rows as aligned columns; refusals follow, grouped by reason."""
     priced = [_columns(row, rows) for row in rows if row.epsilon is not None]
-    refused = [row for row in rows if row.epsilon is None]
+    refused = reasons_of(rows)
     lines = _aligned([[*priced[0]], *([*cells.values()] for cells in priced)]) if priced else []
     if refused:
         lines += ["", "no statement:"] if lines else ["no statement:"]
-        by_reason: dict[str, list[str]] = {}
-        for row in refused:
-            by_reason.setdefault(row.note.removeprefix("refused: "), []).append(_name(row, rows))
-        for reason, names in by_reason.items():
-            told = f"  {', '.join(names)}: {reason}"
+        for reason, own in refused.items():
+            told = f"  {', '.join(_name(row, rows) for row in own)}: {reason}"
             lines += textwrap.wrap(told, _WIDTH, subsequent_indent="      ")
     return "\n".join(lines)
 

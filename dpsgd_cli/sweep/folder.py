@@ -7,7 +7,6 @@ The table does not depend on when or where a cell ran, or on the other cells of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,12 +53,6 @@ class Folder:
         Other processes add results meanwhile. So whatever is stated together is computed from one such list.
         """
         return [(cell, store.read_document(self.path / cell.directory)) for cell in cells if self.is_complete(cell)]
-
-
-def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
-    """Return the folder of a sweep with these cells; `choice` is the law of random stopping, if it is used."""
-    content = "\n".join([cell.directory for cell in cells] + ([choice] if choice else []))
-    return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
 
 
 def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,8 +76,9 @@ class SweepSession:
     @cached_property
     def folder(self) -> Folder:
         select = self.sweep.select
-        law = select.model_dump_json() if select is not None else ""
-        return folder.folder_of(self.sweep.name, self.every, self.out, law)
+        names = [cell.directory for cell in self.every] + ([] if select is None else [select.model_dump_json()])
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+        return Folder(self.out, f"{self.sweep.name}-{digest}")
 
     @cached_property
     def secret(self) -> bool:

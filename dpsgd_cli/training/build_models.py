@@ -264,7 +264,9 @@ def tables(recipes: Sequence[Recipe], dataset: data.Dataset, place: Placement) -
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
         of_codes = _of_codes(recipes[0], place)
-        small = _stays_small(recipes[0], place)
+        # a method on a GPU that reads features in batches only may have them stored in few bytes
+        reads = recipes[0].preconditioner is not None or unit is not None or isinstance(recipes[0].model, OneLayer)
+        small = place.device.type == "cuda" and recipes[0].method.kind in ("dp-sgd", "sgd") and not reads
         train, test = (_table(in_numbers(recipes[0], x), y, dataset.per_trial, place, of_codes, small) for x, y in own)
         if unit is not None:
             assert keys is not None
@@ -314,12 +316,6 @@ def _of_codes(recipe: Recipe, place: Placement) -> bool:
     made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
     read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
     return made and not read and recipe.inference_share is None
-
-
-def _stays_small(recipe: Recipe, place: Placement) -> bool:
-    """Return True if a method on a GPU reads features in batches only, so that they may be stored in few bytes."""
-    reads = recipe.preconditioner is not None or recipe.data.unit is not None or isinstance(recipe.model, OneLayer)
-    return place.device.type == "cuda" and recipe.method.kind in ("dp-sgd", "sgd") and not reads
 
 
 def in_numbers(recipe: Recipe, x: Any) -> Any:
@@ -372,6 +368,6 @@ def _table(
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
-def held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
+def held_out(recipe: Recipe, x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
     """Return the table of validation or public rows, or None."""
-    return None if x is None or y is None else _table(x, y, per_trial, place)
+    return None if x is None or y is None else _table(in_numbers(recipe, x), y, per_trial, place)

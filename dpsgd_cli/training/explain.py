@@ -272,7 +272,9 @@ def _effects(
             rows[:, :, at] = np.array(grid)[:, None]
             flat = rows.reshape(-1, others.shape[1])
             found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
-            yield at, (found.mean(axis=1), _directions(trained, trial, flat, len(grid)))
+            inputs = trained.inputs(flat, trial, exactly=True).astype(np.float64)
+            directions = inputs.reshape(len(grid), len(others), -1).mean(axis=1)
+            yield at, (found.mean(axis=1), directions - directions.mean(axis=0))
         return
     # of an additive model: no other column matters, so all columns move at once
     grids = {at: _grid(columns[at]) or [] for at in wanted}
@@ -320,13 +322,6 @@ def _shape(
         intervals=intervals,
         size=float(effects.std(axis=0).max()),
     )
-
-
-def _directions(trained: Trained, trial: int, rows: np.ndarray, groups: int) -> np.ndarray:
-    """Return the mean inputs (groups, D) of each group of rows, moved so that their own mean is 0."""
-    inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
-    directions = inputs.mean(axis=1)
-    return np.asarray(directions - directions.mean(axis=0))
 
 
 def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float) -> np.ndarray:
