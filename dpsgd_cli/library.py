@@ -91,9 +91,7 @@ def train(
     price, unless `overrides` says {"data.split": {"test": 0}}, another share, or {"data.evaluation": "public"}. No
     message holds a cell of the records.
     """
-    options = loop.Options(Path(out), resume, save_models=True)
-    if say is not None:
-        options = loop.Options(Path(out), resume, say=say, save_models=True)
+    options = loop.Options(Path(out), resume, say=say or loop.silence, save_models=True)
     lists = (missing or {}, drop, fitted_before, columns or {})
     stated = StatedFacts(bounds, categories or {}, classes, target_bounds, *lists)
     charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})

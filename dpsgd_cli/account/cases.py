@@ -25,6 +25,7 @@ from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
 from dpsgd_cli.results.guarantee import ASSUMED, FIXED
 
 BATCH_SIZE = "batch-size"
+DEFAULT_DELTA = 1e-5
 _MOST_USES = float(1 << 26)
 _MOST_EPOCHS = 1_000_000
 Epochs = list[list[Release]]
@@ -39,12 +40,10 @@ class Target:
 
     @property
     def limit(self) -> float:
-        """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
+        """Value of the budget; UsageError if none is given."""
         limit = self.rho if self.rho is not None else self.epsilon
         if limit is None:
             raise UsageError("give a budget: --target-epsilon or another target, or one in the recipe")
-        if not 0 < limit < math.inf:
-            raise UsageError(f"the budget is {limit!r}, but must be positive and finite")
         return limit
 
 

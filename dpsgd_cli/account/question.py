@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.account import answers
-from dpsgd_cli.account.cases import Case, Numbers, of_history
+from dpsgd_cli.account.cases import DEFAULT_DELTA, Case, Numbers, of_history
 from dpsgd_cli.account.options import MOST_USES, OF_NUMBERS, Asked, check_number, flag
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching, replace_factor
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
-
-DEFAULT_DELTA = 1e-5
 
 
 def cases_of(asked: Asked) -> list[Case]:

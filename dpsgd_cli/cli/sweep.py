@@ -31,20 +31,6 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-class _Launcher(click.ParamType):
-    """Option type for a launcher that is registered when the command is called."""
-
-    name = "launcher"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(launchers.LAUNCHERS)}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in launchers.LAUNCHERS:
-            self.fail(f"{value!r} is not one of {', '.join(launchers.LAUNCHERS)}", param, ctx)
-        return str(value)
-
-
 @click.group(cls=_RunByDefault)
 def command() -> None:
     """Train every cell of a sweep: grids, lists and random samples over recipe keys.
@@ -67,7 +53,7 @@ def command() -> None:
               help="Folder of results, failures and tables.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
 @click.option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on.")
-@click.option("--launcher", type=_Launcher(), default="local", show_default=True,
+@click.option("--launcher", type=click.Choice(list(launchers.LAUNCHERS)), default="local", show_default=True,
               help="Where the trainings run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
 @BOOK

@@ -132,7 +132,7 @@ def _train(
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo((summary.result_text if verbose else summary.brief_text)(document, directory))
     if not report.is_written(directory):
-        explain.write(directory)  # after the numbers are printed: drawing takes half a second
+        explain.write(directory, settled.base)  # after the numbers are printed: drawing takes half a second
         report.write(directory)
     if fail_on_divergence and document["diverged"]:
         trials = ", ".join(map(str, document["diverged"]))

@@ -80,18 +80,15 @@ def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
 
     None stands for no finite epsilon, or for releases without a rho.
     """
-    known: dict[tuple[Release, ...], tuple[float | None, float | None]] = {}
     found: dict[str, list[tuple[float | None, float | None]]] = {}
     for ledger in ledgers:
         by_label: dict[str, list[Release]] = {}
         for entry in ledger.entries:
             by_label.setdefault(entry.release.mechanism.label, []).append(entry.release)
         for label, releases in by_label.items():
-            key = tuple(merge(releases))
-            if key not in known:
-                own = epsilon(accountant, key, delta)
-                known[key] = (own if math.isfinite(own) else None, rho_of(key))
-            found.setdefault(label, []).append(known[key])
+            made = merge(releases)
+            own = epsilon(accountant, made, delta)
+            found.setdefault(label, []).append((own if math.isfinite(own) else None, rho_of(made)))
     return {
         label: {"epsilon": largest([e for e, _ in costs]), "rho": largest([rho for _, rho in costs])}
         for label, costs in found.items()

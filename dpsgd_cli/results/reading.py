@@ -34,7 +34,6 @@ from dpsgd_cli.users.settings import Unit
 RESULT = "result.json"
 OWN_HASH = f"{NONPRIVATE}sha256"
 _MOST_PROBLEMS = 3
-_PIECE = 1 << 16
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -280,7 +279,8 @@ def checked(directory: Path, document: Row, name: str) -> Path:
     if written is None:
         raise DataError(f"{path}: does not belong to this result: {RESULT} has no such file")
     try:
-        found = _hash_of(path)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise DataError(f"{path}: is missing, and {RESULT} says that it was written; {_ADVICE}") from None
     except OSError as error:
@@ -291,18 +291,6 @@ def checked(directory: Path, document: Row, name: str) -> Path:
     return path
 
 
-def _hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, which may be large, read in pieces.
-
-    `hashlib.file_digest` would first clear 256 KiB, even for a file of a few lines.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 _ADVICE = "restore it, or remove the result and train again"
 
 
@@ -310,8 +298,7 @@ def _lines(path: Path, written: int | None) -> str:
     """Return a remark on the file's number of lines; empty if its lines are not counted."""
     if written is None:
         return ""
-    with path.open("rb") as file:
-        held = sum(1 for line in file if line.endswith(b"\n"))
+    held = path.read_bytes().count(b"\n")
     return f": it has {held} lines, and {RESULT} says {written}" if held != written else " (its lines are as many)"
 
 

@@ -33,11 +33,10 @@ from dpsgd_cli.results.document import (
     markdown,
 )
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
+from dpsgd_cli.results.result import NONPRIVATE, Row, public
 from dpsgd_cli.results.summary import mean_text, of_constant
 
 NAMES = ("report.md", "report.html")
-_MOST_ROWS = 11
 _CONSTANT, _GAPS = "constant_", "calibration_gap_"
 
 
@@ -55,10 +54,6 @@ class _Read:
     attacker: Attacker | str | None
     origin: str
     audit: Row | None = None
-
-    @property
-    def headline(self) -> str:
-        return summary.headline(self.document)
 
     @property
     def privacy(self) -> Row:
@@ -90,9 +85,8 @@ def pages(directory: Path) -> dict[str, str]:
         *([] if explained is None else shapes.blocks(explained)),
         *curves,
         *_chosen(found),
-        *_not_to_publish(found),
     ]
-    picture = _roc(found) or [block for block in curves if isinstance(block, Heading | Picture)]
+    picture = _roc(found) or ([] if explained is None else shapes.quality(explained.curves)) or curves[:2]
     blocks = [
         *_head(found),
         Cards([*([picture] if picture else []), _advice(found)]),
@@ -119,7 +113,12 @@ def _advice(found: _Read) -> list[Block]:
     ]
     if not found.private:
         return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]
-    publish = [shared, *([declared] if found.privacy["declarations"] else []), again]
+    names = ", ".join(f"`{name}`" for name in found.hidden)
+    hidden = (
+        f"Never publish fields named `{NONPRIVATE}...` ({names}), in `result.json`, `trials.csv` and `history.csv`, nor"
+        " checkpoints (`.*.checkpoint` beside the result): they were computed from training records without noise."
+    )
+    publish = [shared, *([hidden] if names else []), *([declared] if found.privacy["declarations"] else []), again]
     return [Heading("Before you publish"), Bullets(publish), Heading("How to check it"), Bullets(checks)]
 
 
@@ -172,7 +171,7 @@ def _head(found: _Read) -> list[Block]:
     uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])]
     strength = [Text(summary.strength(privacy))] if found.private else []
     return [
-        Heading(found.headline, 1),
+        Heading(summary.headline(found.document), 1),
         Text(found.origin),
         summary.cards(found.document, found.attacker),
         *strength,
@@ -382,38 +381,21 @@ def _metrics(found: _Read) -> list[Block]:
 
 
 def _curves(found: _Read) -> list[Block]:
-    """Show epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
+    """Show epsilon and the usual metric by epoch."""
     names = list(found.rows[0]) if found.rows else []
     metric = usual_metric(names)
     columns = {name: pictures.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
-    columns = {name: values for name, values in columns.items() if values}
-    if not columns:
+    panels = {_axis(found, name): values for name, values in columns.items() if values}
+    if not panels:
         return []
-    titles = {name: _axis(found, name) for name in columns}
-    epochs = sorted(set.union(*(set(values) for values in columns.values())))
-    step = max(1, -(-(len(epochs) - 1) // (_MOST_ROWS - 1)))
-    shown = [*epochs[:-1:step], epochs[-1]]
-    rows = [
-        [str(epoch), *(_point(values.get(epoch), name == "epsilon") for name, values in columns.items())]
-        for epoch in shown
-    ]
-    return [
-        Heading("Epoch by epoch"),
-        Picture(pictures.draw_curves({titles[name]: values for name, values in columns.items()}), "curves by epoch"),
-        TableBlock(("epoch", *titles.values()), rows),
-    ]
+    picture = Picture(pictures.draw_curves(panels), "curves by epoch")
+    return [Heading("Epoch by epoch"), picture, Text("The numbers are in `history.csv`.")]
 
 
 def _axis(found: _Read, name: str) -> str:
     if name != "epsilon":
         return in_words(name)
     return "epsilon spent (not the guarantee)" if found.privacy.get("spent") is not None else "epsilon"
-
-
-def _point(values: Sequence[float] | None, epsilon: bool) -> str:
-    if not values:
-        return ""
-    return epsilon_text(max(values)) if epsilon else mean_text(summarise(values))
 
 
 def _chosen(found: _Read) -> list[Block]:
@@ -427,28 +409,3 @@ def _chosen(found: _Read) -> list[Block]:
         Text("These settings are `auto` in the recipe. They follow from public facts alone, so they cost nothing."),
         TableBlock(("setting", "value", "why"), rows),
     ]
-
-
-def _not_to_publish(found: _Read) -> list[Block]:
-    if not found.hidden:
-        return []
-    told = [
-        f"Fields named `{NONPRIVATE}...`, which were computed from training records without noise: "
-        + ", ".join(f"`{name}`" for name in found.hidden)
-        + ", in `result.json`, `trials.csv` and `history.csv`.",
-        "Checkpoints (`.*.checkpoint` beside the result): they hold the same.",
-    ]
-    if not found.private:
-        told.insert(0, "The model and all metrics, unless the training data are public.")
-        return [Heading("What must not be published"), Bullets(told)]
-    if found.document["provenance"]["seed"] is not None:
-        told.insert(
-            0,
-            f"Anything, if the records need protection: this is {guarantee.EXPERIMENT}, and the seed is in the recipe."
-            " Train without `seed` for a model that is to be published.",
-        )
-    rest = "the model, `recipe.yaml`, `ledger.jsonl`, this page and the rest of those tables"
-    if len(found.document["trials"]) > 1:
-        rest += ", of one trial; all trials together (their means, too) are another statement, see below"
-    copied = f"`dpsgd report {found.name} --publish DIR` copies what may be published, if that is everything else."
-    return [Heading("What must not be published"), Bullets(told), Text(f"Covered by the statement: {rest}. {copied}")]

@@ -94,7 +94,6 @@ class Released:
     loaded: SettledRecipe
     plan: Plan | None
     ledgers: Sequence[Ledger]
-    reproducible: bool
     declarations: Sequence[str]
     uncovered_steps: Sequence[str]
     warnings: Sequence[str]

@@ -1,7 +1,7 @@
-"""Shapes that a model learnt of each column: their file beside a result, pages and tables.
+"""Shapes that a model learnt of each column, and its test curves: their file beside a result, pages and tables.
 
-`training/explain.py` computes them. The file `explained.json` holds functions of released weights alone, so it
-may be published with the model. Pictures are drawn from it without torch.
+`training/explain.py` computes them. The file `explained.json` holds functions of released weights and of test records
+that are declared public, so it may be published with the model. Pictures are drawn from it without torch.
 """
 
 from __future__ import annotations
@@ -63,6 +63,17 @@ class Coefficient(_Part):
     note: str = ""
 
 
+class TestCurves(_Part):
+    """Quality on the test records of a result, which are declared public; of classes or of numbers.
+
+    `roc`: false and true positive rates. `predicted`: mean prediction, mean target, 10th and 90th percentile of the
+    target, of groups of records with similar predictions.
+    """
+
+    roc: list[tuple[float, float]] = []
+    predicted: list[tuple[float, float, float, float]] = []
+
+
 class Explained(_Part):
     """Shapes of the columns, the largest first, on the scale `unit`; `about_noise` says what the band is, or is not."""
 
@@ -73,6 +84,7 @@ class Explained(_Part):
     about_intervals: str = ""
     coefficients: list[Coefficient] = []
     shapes: list[Shape]
+    curves: TestCurves = TestCurves()
     left_out: list[str]
 
 
@@ -158,6 +170,23 @@ def blocks(explained: Explained) -> list[Block]:
     if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
     return told
+
+
+def quality(curves: TestCurves) -> list[Block]:
+    """Return a heading and one picture of quality on public test records; nothing without them."""
+    points: Sequence[Sequence[float]] = curves.roc or curves.predicted
+    if not points:
+        return []
+    title, chart = "Predicted against true", Chart(380, 320, "predicted", "true: mean, 10% to 90%")
+    if curves.roc:
+        title, chart = "Telling the classes apart", Chart(380, 320, "false positive rate", "true positive rate")
+    x, y, *spread = zip(*points, strict=True)
+    ends = (0.0, 1.0) if curves.roc else (min(x + y), max(x + y))
+    chart.line(ends, ends, "#888888", kind="dashed")
+    if spread:
+        chart.band(x, spread[0], spread[1], COLOURS[0], "bars")
+    chart.line(x, y, COLOURS[0])
+    return [Heading(title), Picture(beside([chart], 1), f"{title}, on public test records")]
 
 
 def _value(value: float | str, first_day: date | None = None) -> str:

@@ -359,7 +359,6 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         loaded=member.loaded,
         plan=member.plan,
         ledgers=context.ledgers[span],
-        reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
         warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),

@@ -1,7 +1,7 @@
-"""Explanation of a trained model of a table: the shape of each column, and coefficients.
+"""Explanation of a trained model of a table: the shape of each column, coefficients, and quality on test records.
 
 Everything is computed from released weights and public facts (bounds, values, settings, the ledger), so it is
-post-processing and costs nothing.
+post-processing and costs nothing. Test curves are of records that the result declares public.
 
 Shapes. The effect of value v of a column is the mean output over reference records whose column is v, minus the mean of
 that over the column's grid. The reference records are drawn evenly from public bounds and values, and not from the
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -44,21 +45,25 @@ from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.discover import Discover
+from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.table import target_scale
-from dpsgd_cli.engine.settings import ConvexModel, OneLayer
+from dpsgd_cli.engine.metrics import answers_of_classes
+from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
 from dpsgd_cli.preconditioning.maps import MAP
-from dpsgd_cli.results import shapes, store
-from dpsgd_cli.results.shapes import Coefficient, Explained, Shape
+from dpsgd_cli.results import provenance, shapes, store
+from dpsgd_cli.results.shapes import Coefficient, Explained, Shape, TestCurves
 from dpsgd_cli.schedules.settings import Tail
 from dpsgd_cli.training import intervals as of_coefficients
+from dpsgd_cli.training.evaluation import reading_of
 from dpsgd_cli.training.inference import Trained
 from dpsgd_cli.training.intervals import Inference
 
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
 _MOST_COLUMNS, _FEW_COLUMNS = 200, 24
+_MOST_RECORDS, _MOST_ROC = 200_000, 200
 """Pairs whose outputs are computed together: some thousand rows."""
 
 
@@ -94,8 +99,8 @@ def explain(trained: Trained, trial: int = 0) -> Explained:
     )  # fmt: skip
 
 
-def write(directory: Path) -> None:
-    """Write the explanation beside a finished result, for its report.
+def write(directory: Path, base: Path) -> None:
+    """Write the explanation beside a finished result, for its report; `base` is the folder of its recipe.
 
     Nothing is written without a usable model. Nothing is written either if the model may not be published, because no
     statement covers it: the report is a page that may be.
@@ -104,7 +109,9 @@ def write(directory: Path) -> None:
     if privacy["accountant"] is None or privacy["uncovered_steps"]:
         return
     try:
-        shapes.keep(directory, explain(Trained.load(directory)))
+        trained = Trained.load(directory)
+        trained = replace(trained, loaded=replace(trained.loaded, base=base))  # whose records are in memory still
+        shapes.keep(directory, explain(trained).model_copy(update={"curves": curves_of(trained, 0)}))
     except (DataError, RunError):
         return
 
@@ -336,3 +343,46 @@ def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: floa
         cut = trained.bundle.cuts[trial].double().numpy()
         directions = directions - (directions @ cut) @ cut.T
     return np.asarray(deviation * np.linalg.norm(directions, axis=1))
+
+
+def curves_of(trained: Trained, trial: int) -> TestCurves:
+    """Return quality on the recipe's own test records, which are public; none if there are none, or not any more.
+
+    There is none for folds, whose records are the training records of other trials, and none where the held-out records
+    are private (`data.evaluation`).
+    """
+    recipe = trained.loaded.recipe
+    if recipe.data.measured_privately or recipe.folds is not None:
+        return TestCurves()
+    if recipe.data.labels_are_arrays or not isinstance(recipe.model, OneLayer | MlpModel):
+        return TestCurves()
+    try:
+        document = trained.document
+        if document is not None and provenance.check_unchanged(document, trained.loaded, trained.directory):
+            return TestCurves()
+        part = held_out_of(recipe.data, trained.loaded.base, folds=False)
+    except (DataError, RunError, UsageError):
+        return TestCurves()
+    if not 0 < len(part) <= _MOST_RECORDS:
+        return TestCurves()
+    outputs = trained.outputs(part.x, trial)
+    if trained.classes is None:
+        return TestCurves(predicted=_predicted(target_scale(trained.data).outward(part.y), trained.decided(outputs)))
+    told = answers_of_classes(part.y, outputs, reading_of(recipe, max(2, outputs.shape[1])))
+    if told.scores is None or told.scores.ndim > 1 or np.ptp(told.truth) == 0:
+        return TestCurves()
+    from sklearn.metrics import roc_curve  # takes a second to import
+
+    false, true, _ = roc_curve(told.truth, told.scores)
+    # corners that are as far apart in their list
+    chosen = np.unique(np.linspace(0, len(false) - 1, _MOST_ROC).round().astype(int))
+    return TestCurves(roc=[(float(false[at]), float(true[at])) for at in chosen])
+
+
+def _predicted(truth: np.ndarray, told: np.ndarray) -> list[tuple[float, float, float, float]]:
+    groups = np.array_split(np.argsort(told, kind="stable"), min(15, max(1, len(told) // 20)))
+    found = []
+    for group in groups:
+        low, high = np.quantile(truth[group], [0.1, 0.9])
+        found.append((float(told[group].mean()), float(truth[group].mean()), float(low), float(high)))
+    return found

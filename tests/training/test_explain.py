@@ -1,4 +1,4 @@
-"""What a model learnt, explained: shapes of known functions, and the law of their noise."""
+"""What a model learnt, explained: shapes of known functions, the law of their noise, and quality on public records."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
         values = np.array(shape.values, float)
         assert np.array(shape.effects)[:, 0] == pytest.approx(slope * (values - values.mean()), abs=2)
     assert "no noise" in found.about_noise
+    groups = np.array(explain.curves_of(Trained.load(directory), 0).predicted)
+    assert groups[:, 0] == pytest.approx(groups[:, 1], abs=4) and (groups[:, 2] <= groups[:, 1]).all()
     names = {row.feature: row.weight for row in explain.coefficients(Trained.load(directory), 0)}
     assert names["a"] == pytest.approx(1, abs=0.02) and set(names) == {"a", "b", "the model's own constant"}
 
@@ -71,7 +73,8 @@ def test_the_effects_of_several_classes_have_mean_zero(write_recipe: WriteRecipe
         assert np.abs(np.array(shape.effects).sum(axis=1)).max() < 1e-9
         assert shape.noise is not None and min(shape.noise) > 0
     drawn = "".join(block.element for block in shapes.blocks(found) if isinstance(block, Picture))
-    assert drawn.count("<svg") == 2
+    assert drawn.count("<svg") == 1
+    assert explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -156,7 +159,7 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
     directory = next((tmp_path / "out").glob("tiny-*"))
     plain, drawn = (directory / name for name in report.NAMES)
     assert "## What the model learnt" in plain.read_text()
-    assert drawn.read_text().count("<svg") == 3  # one of them on the first screen
+    assert drawn.read_text().count("<svg") == 3  # the curve of the first screen, shapes, epochs
     told = CliRunner().invoke(main, ["explain", str(directory), "--out", str(tmp_path / "tables")])
     assert told.exit_code == 0 and "effect on the log-odds of yes against no" in told.stdout
     with (tmp_path / "tables" / "shapes.csv").open() as file:
@@ -168,10 +171,12 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
         .startswith("feature,output,weight,estimate,low,high,note\nage,no,")
     )
     assert "<svg" in (tmp_path / "tables" / "explained.html").read_text()
-    # the records are not there any more: shapes are post-processing
+    kept = shapes.read(directory)
+    assert kept is not None and len(kept.curves.roc) > 2
+    # the records are not there any more: shapes are post-processing, curves are not drawn anew
     (tmp_path / "own.csv").unlink()
     again = explain.explain(Trained.load(directory))
-    assert again.shapes == (shapes.read(directory) or again).shapes
+    assert again.shapes == kept.shapes and explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
     copy = store.public_copy(directory, tmp_path / "public")
     report.write(copy)
     assert "## What the model learnt" in (copy / "report.md").read_text()
@@ -190,5 +195,19 @@ def test_a_model_that_must_not_be_published_is_not_explained_in_its_report(
     if changes is PLAIN:
         changes = changes | {"data": table_of(tmp_path)}
     directory = train(write_recipe(repeats=1, model=model, **changes), save_models=True)
-    explain.write(directory)
+    explain.write(directory, tmp_path)
     assert not (directory / shapes.NAME).exists()
+
+
+def test_folds_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """Guarantee: no curve is drawn of records that a trial of the result trained on."""
+    data = {key: value for key, value in table_of(tmp_path).items() if key != "split"}
+    directory = train(write_recipe(data=data, method=FULL, folds=2, repeats=1), save_models=True)
+    assert explain.curves_of(Trained.load(directory), 1) == shapes.TestCurves()
+
+
+def test_private_held_out_records_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """Guarantee: no curve is drawn of held-out records that the statement protects."""
+    data = table_of(tmp_path) | {"evaluation": "private", "split": {"test": 0.2}}
+    directory = train(write_recipe(data=data, method=FULL, repeats=1), save_models=True)
+    assert explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
