@@ -157,18 +157,8 @@ class ResultContent:
 
     def document(self) -> Row:
         """Return the content of `result.json`."""
-        return {
-            "name": self.name,
-            "privacy": self.privacy,
-            "metrics": self.metrics,
-            "timing": self.timing,
-            "diverged": self.diverged,
-            "warnings": self.warnings,
-            "nonprivate_warnings": self.nonprivate_warnings,
-            "provenance": self.provenance,
-            "trials": self.trials,
-            **({"evaluation": self.evaluation} if self.evaluation else {}),
-        }
+        names = ["name", "privacy", "metrics", "timing", "diverged", "warnings", "nonprivate_warnings", "provenance"]
+        return {name: getattr(self, name) for name in (*names, "trials", *(["evaluation"] if self.evaluation else []))}
 
 
 def summarise(found: Sequence[float | None]) -> Row:

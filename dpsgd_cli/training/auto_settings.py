@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
@@ -87,9 +86,9 @@ def features(
     ruled = covers(recipe) and isinstance(recipe.model, OneLayer)
     for key, value in _of_features(recipe).items():
         if value == "auto":
-            choice = _CHOOSE[key.rpartition(".")[2]](recipe, key, known if ruled else None, count)
-            recipe = with_choice(recipe, choice)
-            told.append(choice)
+            choose = _CHOOSE[key.rpartition(".")[2]]
+            told.append(AutoChoice(key, *choose(recipe, key, known if ruled else None, count)))
+            recipe = with_choice(recipe, told[-1])
     return recipe, tuple(choice for choice in told if choice.why)
 
 
@@ -108,69 +107,64 @@ def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
     return None if known is None else RuleProblem(recipe, known).signal
 
 
-def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     signal = _signal(recipe, known)
     if known is None or signal is None:
-        return AutoChoice(key, WAVES_UNTOLD, "")
+        return WAVES_UNTOLD, ""
     of_target, (least, *more) = RuleProblem(recipe, known).of_target, rule.WAVES
     share, of = rule.WAVES_OF_TARGETS if of_target else 1.0, ", ".join(map(str, rule.WAVES))
     root, within = share * math.sqrt(signal), "sqrt(n mu) / 2" if of_target else "sqrt(n mu)"
-    choice = AutoChoice(key, least, f"of {of} the most within {within}, {root:.4g}, and {rule.MOST_FEATURES} features")
+    chosen = least
     for waves in more:
-        finer = replace(choice, value=waves)
-        if waves <= root and count(with_choice(recipe, finer)) <= rule.MOST_FEATURES:
-            choice = finer
-    return choice
+        if waves <= root and count(with_choice(recipe, AutoChoice(key, waves, ""))) <= rule.MOST_FEATURES:
+            chosen = waves
+    return chosen, f"of {of} the most within {within}, {root:.4g}, and {rule.MOST_FEATURES} features"
 
 
-def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     """Choose products of features of two columns if the budget pays for them and they are not too many."""
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
     assert step is not None
-    none = AutoChoice(key, False, "")
     method, signal = recipe.method, _signal(recipe, known)
     if known is None or signal is None or step.cosines is None or not isinstance(method, Preconditioned):
-        return none
+        return False, ""
     given = with_choice(recipe, AutoChoice("method.preconditioner", rule.MARGINALS, ""))
     counts = method.preconditioner == "auto" or isinstance(method.preconditioner, Marginals)
     if not counts or any(preconditioner_problems(given)):
-        return none
+        return False, ""
     if signal < rule.PRODUCTS_FROM:
         few = f"few records at this budget: records times mu is {signal:,.0f}"
-        return replace(none, why=f"{few}; counts pay from {rule.PRODUCTS_FROM:,}")
-    every = replace(none, value=True)
+        return False, f"{few}; counts pay from {rule.PRODUCTS_FROM:,}"
     try:
-        features = count(with_choice(recipe, every))
+        features = count(with_choice(recipe, AutoChoice(key, True, "")))
     except DataError:
-        return none  # far more than a row may have
+        return False, ""  # far more than a row may have
     needed = rule.RECORDS_A_FEATURE[RuleProblem(recipe, known).of_target]
     paid = int(min(known.records / needed, signal / rule.SIGNAL_A_FEATURE))
     most = min(rule.MOST_FEATURES, paid, rule.MOST_NUMBERS // known.records)
-    return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
+    return features <= most, f"{features} features with them, of at most {most}"
 
 
-def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     """Choose a grid for tables whose features would fill the memory, if rows can be kept as codes."""
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
     assert step is not None
-    none = AutoChoice(key, None, "")
     if known is None or step.cosines is None or step.products is True:
-        return none
+        return None, ""
     numbers = known.records * count(recipe)
     streamed = recipe.data.on_disk and recipe.method.batching == "full"
     if numbers <= rule.MOST_DENSE and not streamed:
-        return none
+        return None, ""
     why = (
         f"{numbers:.3g} features in all, above {rule.MOST_DENSE:.3g}"
         if numbers > rule.MOST_DENSE
         else "rows stay on disk"
     )
-    rounded = AutoChoice(key, GRID, why)
     try:
-        count(with_choice(recipe, rounded))
+        count(with_choice(recipe, AutoChoice(key, GRID, "")))
     except DataError:
-        return none  # the features of texts are not of a grid
-    return rounded
+        return None, ""  # the features of texts are not of a grid
+    return GRID, why
 
 
 _CHOOSE = {"waves": _waves, "products": _products, "grid": _grid}
