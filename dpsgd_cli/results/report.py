@@ -19,7 +19,6 @@ from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
-from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.document import (
     Block,
     Bullets,
@@ -323,20 +322,13 @@ def _confusion(measured: Row) -> list[Block]:
 
 
 def _roc(found: _Read) -> list[Block]:
-    """Return a picture of the released ROC curve with its intervals; nothing if there is none."""
+    """Return a picture of the released ROC curve with its 95% intervals; nothing if there is none."""
     released = found.document.get("evaluation")
     points = released[0].get("curve") if released else None
     if not points:
         return []
-    known = [(1 - of[0], one) for _, one, of in points if one[0] is not None and of[0] is not None]
-    known = [(0.0, (0.0, 0.0, 0.0)), *sorted(known, key=lambda point: point[0]), (1.0, (1.0, 1.0, 1.0))]
-    chart = Chart(460, 320, "false positive rate", "true positive rate (with 95% intervals)", low_legend=True)
-    chart.line((0, 1), (0, 1), "#888888", "guessing", "dashed")
-    places, values = [at for at, _ in known], [value for _, value in known]
-    chart.band(places, [low for _, low, _ in values], [high for _, _, high in values], COLOURS[0])
-    chart.line(places, [point for point, _, _ in values], COLOURS[0], "the model")
-    title = "ROC curve on private held-out records"
-    return [Heading("Telling the classes apart"), Picture(beside([chart], 1), title)]
+    known = sorted((1 - of[0], *one) for _, one, of in points if one[0] is not None and of[0] is not None)
+    return shapes.roc([(0.0, 0.0, 0.0, 0.0), *known, (1.0, 1.0, 1.0, 1.0)], "private held-out records, with intervals")
 
 
 def _by_group(measured: Row) -> list[Block]:

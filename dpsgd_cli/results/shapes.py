@@ -174,19 +174,31 @@ def blocks(explained: Explained) -> list[Block]:
 
 def quality(curves: TestCurves) -> list[Block]:
     """Return a heading and one picture of quality on public test records; nothing without them."""
-    points: Sequence[Sequence[float]] = curves.roc or curves.predicted
-    if not points:
-        return []
-    title, chart = "Predicted against true", Chart(380, 320, "predicted", "true: mean, 10% to 90%")
     if curves.roc:
-        title, chart = "Telling the classes apart", Chart(380, 320, "false positive rate", "true positive rate")
-    x, y, *spread = zip(*points, strict=True)
-    ends = (0.0, 1.0) if curves.roc else (min(x + y), max(x + y))
-    chart.line(ends, ends, "#888888", kind="dashed")
-    if spread:
-        chart.band(x, spread[0], spread[1], COLOURS[0], "bars")
+        return roc(curves.roc, "public test records")
+    title = "Predicted against true"
+    axes = ("predicted", "true: mean, 10% to 90%")
+    return _diagonal(title, axes, curves.predicted, "public test records") if curves.predicted else []
+
+
+def roc(points: Sequence[Sequence[float]], records: str) -> list[Block]:
+    """Return a heading and a ROC curve through points (false positive rate, true positive rate, low, high).
+
+    The last two, the ends of an interval, may be left out.
+    """
+    return _diagonal("Telling the classes apart", ("false positive rate", "true positive rate"), points, records)
+
+
+def _diagonal(title: str, axes: tuple[str, str], points: Sequence[Sequence[float]], records: str) -> list[Block]:
+    """Return a heading and a chart of points (x, y), or (x, y, low, high), beside the diagonal."""
+    chart = Chart(420, 320, *axes)
+    x, y, *ends = zip(*points, strict=True)
+    corners = (min(x + y), max(x + y))
+    chart.line(corners, corners, "#888888", kind="dashed")
+    if ends:
+        chart.band(x, ends[0], ends[1], COLOURS[0])
     chart.line(x, y, COLOURS[0])
-    return [Heading(title), Picture(beside([chart], 1), f"{title}, on public test records")]
+    return [Heading(title), Picture(beside([chart], 1), f"{title}, on {records}")]
 
 
 def _value(value: float | str, first_day: date | None = None) -> str:
