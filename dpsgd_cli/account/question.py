@@ -31,10 +31,7 @@ def cases_of(asked: Asked) -> list[Case]:
     choice = None if asked.best_of is None else Choice(asked.best_of, asked.law or "geometric")
     return [
         dataclasses.replace(
-            case,
-            together=_trial_count(asked.trials, case) if together else None,
-            group=asked.group,
-            choice=choice,
+            case, together=_trial_count(asked.trials, case) if together else None, group=asked.group, choice=choice
         )
         for case in cases
     ]

@@ -145,9 +145,7 @@ def validate(recipes: tuple[str, ...]) -> None:
     "--text", multiple=True, metavar="COLUMN", help="A column of codes or categories, whatever its cells are."
 )
 @click.option(
-    "--private-bounds",
-    is_flag=True,
-    help="Have bounds and categories released with noise; look at names only.",
+    "--private-bounds", is_flag=True, help="Have bounds and categories released with noise; look at names only."
 )
 @click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
 @click.option("--unit", metavar="COLUMN", help="The column that tells persons apart: all rows of one are protected.")

@@ -64,12 +64,7 @@ class ClassCounts:
 
 
 def measure_classes(
-    labels: np.ndarray,
-    outputs: np.ndarray,
-    release: Release,
-    stream: Streams,
-    places: int,
-    held: HeldOut = _SINGLE,
+    labels: np.ndarray, outputs: np.ndarray, release: Release, stream: Streams, places: int, held: HeldOut = _SINGLE
 ) -> Measured:
     """Release the cells of rows with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 

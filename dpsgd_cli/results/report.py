@@ -19,18 +19,7 @@ from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
-from dpsgd_cli.results.document import (
-    Block,
-    Bullets,
-    Cards,
-    Folded,
-    Heading,
-    Picture,
-    TableBlock,
-    Text,
-    html,
-    markdown,
-)
+from dpsgd_cli.results.document import Block, Bullets, Cards, Folded, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
 from dpsgd_cli.results.summary import mean_text, of_constant
@@ -86,11 +75,7 @@ def pages(directory: Path) -> dict[str, str]:
         *_chosen(found),
     ]
     picture = _roc(found) or ([] if explained is None else shapes.quality(explained.curves)) or curves[:2]
-    blocks = [
-        *_head(found),
-        Cards([*([picture] if picture else []), _advice(found)]),
-        *_folded(behind),
-    ]
+    blocks = [*_head(found), Cards([*([picture] if picture else []), _advice(found)]), *_folded(behind)]
     return dict(zip(NAMES, (markdown(blocks), html(blocks)), strict=True))
 
 

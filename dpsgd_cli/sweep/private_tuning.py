@@ -161,11 +161,7 @@ def published(public: Folder) -> dict[str, Any] | None:
 
 
 def publish(
-    public: Folder,
-    sweep: Sweep,
-    cells: Sequence[Cell],
-    every: Sequence[pricing.Spent | None],
-    book: Path | None = None,
+    public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None], book: Path | None = None
 ) -> dict[str, Any] | None:
     """Publish the best of the runs of `cells`, and remove all others. Returns None while some are missing.
 
