@@ -40,8 +40,7 @@ def brief_text(document: Row, directory: Path) -> str:
         seeded = "" if privacy["noise_source"] == "secure" else f"; {guarantee.EXPERIMENT}"
         lines.append(f"  epsilon     {guarantee.epsilon_words(privacy)}{apart}{seeded}")
     if (attacker := privacy.get("attacker")) is not None:
-        rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
-        lines.append(f"  attacks     {guarantee.rates_words(rates)}")
+        lines.append(f"  attacks     {guarantee.rates_words(attacker['true_positives'])}")
     lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]
     lines += [f"  charged to  {guarantee.book_words(privacy['book'])}"] if "book" in privacy else []
     return "\n".join([*lines, f"  result      {directory}"])
