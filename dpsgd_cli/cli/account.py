@@ -5,6 +5,7 @@ Options are listed in `account/options.py` and interpreted in `account/question.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -15,9 +16,17 @@ from dpsgd_cli.account.options import HEADINGS, OPTIONS, RANGES, Asked, Option, 
 from dpsgd_cli.account.question import cases_of, exported, rows_of, series_of
 from dpsgd_cli.cli import TRUST_CODE, complete
 
+_HINTS = {
+    "--sigma": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
+    "--noise": "--noise-multiplier (noise over sensitivity) or --noise-over-clip (noise over clip norm)",
+    "--sample-rate": "--sampling-rate",
+    "--epsilon": "--target-epsilon (a budget), --at-epsilon (delta there) or --max-epsilon (a gate)",
+}
+"""Names that other libraries use, and what they are here."""
+
 
 class Command(click.Command):
-    """A command that lists its options by question."""
+    """A command that knows what other libraries call its options, and lists its own by question."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -29,6 +38,14 @@ class Command(click.Command):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _HINTS:
+                raise
+            raise click.UsageError(f"No such option: {error.option_name}; write {_HINTS[error.option_name]}") from None
 
 
 class Number(click.ParamType):
@@ -48,6 +65,9 @@ class Number(click.ParamType):
             return float(over) / float(under) if under and self.kind == "rate" else float(text)
         except (ValueError, ZeroDivisionError):
             hint = "" if self.kind != "rate" else ", nor a batch size over records, such as 600/60000"
+            with contextlib.suppress(ValueError, ZeroDivisionError):
+                meant = float(text[:-1]) / 100 if text.endswith("%") else float(over) / float(under)
+                hint = f"; write {meant:.6g}"
             wanted = "whole number" if self.kind in ("count", "group") else "number"
             self.fail(f"{text!r} is no {wanted}{hint}", param, ctx)
 
