@@ -295,11 +295,13 @@ class Result:
     def evaluate(self, labelled: pd.DataFrame | str | Path | None = None) -> dict[str, dict[str, Any]]:
         """Return metrics on labelled records; by default, on the test records of the result.
 
-        The metrics have no noise. They cost the training records no further privacy, but the labelled records are not
-        protected.
+        Each holds its `mean` over trials, and as `baseline` that of the best constant answers to these records, None
+        where it has none. The metrics have no noise. They cost the training records no further privacy, but the
+        labelled records are not protected.
         """
         with self._opened():
-            return summarise_columns(self.trained.metrics(labelled))
+            found, constants = map(summarise_columns, self.trained.measured(labelled))
+        return {name: own | {"baseline": constants.get(name, {}).get("mean")} for name, own in found.items()}
 
     def inputs(self, records: Any, trial: int = 0) -> Tensor:
         """Return the inputs of `module` for these records, preprocessed as for training."""

@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
+from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common.plugins import OWN_FILES, trusting
 from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine.independence import check_model
+from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.methods.experiment import Experiment, plan_for
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import ResultContent
-from dpsgd_cli.training import plans
+from dpsgd_cli.training import build_models, plans
 from dpsgd_cli.training.plans import resolve_auto
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
@@ -176,6 +179,18 @@ def _planned_once(recipe: Experiment, facts: Facts) -> Plan:
     return _PLANS[key]
 
 
+_CHECK_MODEL = check_model
+_CHECKED: set[tuple[Any, ...]] = set()
+
+
+def _checked_once(pack: Pack, input_shape: tuple[int, ...], like: Tensor) -> None:
+    """Compare a built-in network of these layers with autograd, once in a process: it is a tenth of a training."""
+    key = (repr(pack.template), str(pack.spans), input_shape, like.dtype, pack.values.dtype, pack.values.device)
+    if not pack.trusted or key not in _CHECKED:
+        _CHECK_MODEL(pack, input_shape, like)
+    _CHECKED.add(key)
+
+
 ABOUT_EVALUATION = ("evaluation/", "test_any_table.py", "test_docs.py")
 """Tests whose recipes are read as a user's: held-out records of an own table are private unless stated otherwise."""
 _MEASURED = Data.measured
@@ -187,6 +202,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     setattr(Data, "measured", _MEASURED if usual else _stated)  # noqa: B010, which mypy does not take as an assignment
     of_bugs = item.path.relative_to(Path(__file__).parent).as_posix().startswith(PLANTED)
     setattr(plans, "plan_for", _PLANNED if of_bugs else _planned_once)  # noqa: B010
+    setattr(build_models, "check_model", _CHECK_MODEL if of_bugs else _checked_once)  # noqa: B010
 
 
 def _stated(data: Data, folds: int | None) -> Data:

@@ -49,6 +49,8 @@ def test_training_predicting_and_measuring(write_recipe: WriteRecipe, tmp_path: 
     assert shares.to_numpy() == pytest.approx(torch.softmax(outputs.double(), dim=1).detach().numpy())
     means = {name: found["mean"] for name, found in result.evaluate().items()}
     assert means == {name: result.metrics[f"test_{name}"]["mean"] for name in means}
+    beside = {name: found["baseline"] for name, found in result.evaluate().items() if name != "loss"}
+    assert beside == {name: result.metrics[f"constant_{name}"]["mean"] for name in beside}
     np.savez(tmp_path / "new.npz", x=x, y=np.load(tmp_path / "tiny.npz")["y_test"])
     assert result.evaluate(tmp_path / "new.npz") == result.evaluate()
     assert result.predict(str(tmp_path / "new.npz"), trial=1).tolist() == predicted.tolist()

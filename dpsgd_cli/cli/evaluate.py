@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.cli import TRUST_CODE
+from dpsgd_cli.common.text_format import metric_text
 
 _WITHOUT_NOISE = (
     "measured without noise: the guarantee does not cover these records; publish this only if they are public"
@@ -25,7 +26,7 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
 
     LABELLED has the format of the training data, with labels. Without it, the test records of the result are read
     again, which must give its own metrics. The metrics have no noise: they cost the training data no privacy, and do
-    not protect the measured records.
+    not protect the measured records. A baseline is what the best constant answer to these records reaches.
 
     \b
     Examples:
@@ -38,15 +39,17 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
     from dpsgd_cli.training.inference import Trained  # torch
 
     trained = Trained.load(result)
-    found = trained.metrics(labelled)
+    found, constants = trained.measured(labelled)
     told = summarise_columns(found)
+    baselines = {name: own["mean"] for name, own in summarise_columns(constants).items()}
     note = _OF_PUBLIC if labelled is None else _WITHOUT_NOISE
     if form == "json":
-        click.echo(json.dumps({"metrics": told, "trials": found, "note": note}, indent=2))
+        click.echo(json.dumps({"metrics": told, "baselines": baselines, "trials": found, "note": note}, indent=2))
         return
     click.echo(f"{result.name} on {labelled or 'its own test records'}")
     # F1 scores of single labels come last
     for name in [*(known for known in METRICS if known in told), *(name for name in told if name not in METRICS)]:
         words = in_words(f"test_{name}").removeprefix("test ").removeprefix("test_")
-        click.echo(f"  {words:<33} {metric_over_trials(told[name])}")
+        beside = f" (baseline {metric_text(baselines[name])})" if name in baselines else ""
+        click.echo(f"  {words:<33} {metric_over_trials(told[name])}{beside}")
     click.echo(f"  {note}")

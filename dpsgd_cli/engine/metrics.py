@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -186,19 +186,30 @@ def of_constant_places(task: str, truth: np.ndarray, labels: Sequence[object] | 
     return known | of_counts(counts, usual * counts.sum(), usual * counts, labels)
 
 
+def f1_scores(of: np.ndarray, told: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the F1 score of each class or label, (K,), NaN for one that neither truth nor answers hold.
+
+    Counts are by class, (K,): records or places of the class, answers of it, and both at once.
+    """
+    return np.divide(2 * right, of + told, out=np.full(len(of), math.nan), where=of + told > 0)
+
+
+def _mean_known(each: np.ndarray) -> float:
+    """Return the mean of the F1 scores that are not NaN, those of classes or labels that occur; 0 if all are."""
+    return 0.0 if np.isnan(each).all() else float(np.nanmean(each))
+
+
 def of_counts(of: np.ndarray, told: np.ndarray, right: np.ndarray, labels: Sequence[object]) -> dict[str, float]:
     """Return the mean F1 score of the classes that occur, and the F1 score of each, 0 for one that does not.
 
-    Counts are by class, (K,): places of the class, answers of it, and both at once. `labels` names the classes.
+    Counts are as in `f1_scores`. `labels` names the classes.
     """
-    each = np.divide(2 * right, of + told, out=np.zeros(len(of)), where=of + told > 0)
-    there = of + told > 0
-    mean = float(each[there].mean()) if there.any() else 0.0
-    return {"label_f1": mean} | _by_label("label_f1", labels, each)
+    each = f1_scores(of, told, right)
+    return {"label_f1": _mean_known(each)} | _by_label("label_f1", labels, each)
 
 
 def _by_label(name: str, labels: Sequence[object], each: np.ndarray) -> dict[str, float]:
-    return {f"{name}_{label}": float(own) for label, own in zip(labels, each, strict=True)}
+    return {f"{name}_{label}": float(own) for label, own in zip(labels, np.nan_to_num(each), strict=True)}
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -229,14 +240,18 @@ def surprise(outputs: Tensor, labels: Tensor) -> Tensor:
     return -(logs * (labels >= 0)).flatten(2).sum(dim=2)
 
 
-def counts_of_places(outputs: Tensor, labels: Tensor) -> np.ndarray:
-    """Return counts (3, K) of one trial: places of each class, answers of it, and both at once.
+def counts_of(truth: np.ndarray, told: np.ndarray, classes: int) -> np.ndarray:
+    """Return counts (3, K): records of each class, answers of it, and both at once; truth and answers are (N,)."""
+    return np.stack([np.bincount(own, minlength=classes) for own in (truth, told, truth[truth == told])])
 
-    Outputs are (B, ..., K), of which the largest is the answer. Labels are (B, ...), below 0 where none counts.
+
+def counts_of_places(outputs: Tensor, labels: Tensor) -> np.ndarray:
+    """Return `counts_of` one trial's places, whose answer is the largest of outputs (B, ..., K).
+
+    Labels are (B, ...), below 0 where none counts.
     """
-    classes, there = outputs.shape[-1], labels >= 0
-    of, told = labels[there], outputs.argmax(dim=-1)[there]
-    return np.stack([one.bincount(minlength=classes).cpu().numpy() for one in (of, told, of[of == told])])
+    there = labels >= 0
+    return counts_of(labels[there].cpu().numpy(), outputs.argmax(dim=-1)[there].cpu().numpy(), outputs.shape[-1])
 
 
 def right_labels(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -244,30 +259,31 @@ def right_labels(outputs: Tensor, labels: Tensor) -> Tensor:
     return (((outputs > 0).long() == labels) & (labels >= 0)).sum(dim=2)
 
 
-def _known() -> Any:
-    """Import scikit-learn's metrics, which takes a second, where they are needed."""
-    from sklearn import metrics
-
-    return metrics
+def _counts(answers: Answers, classes: int = 0) -> np.ndarray:
+    return counts_of(answers.truth, answers.told, max(classes, answers.truth.max() + 1, answers.told.max() + 1))
 
 
 def _balanced_accuracy(answers: Answers) -> float:
     """Return the mean recall of the classes that occur."""
-    labels = np.unique(answers.truth)
-    return float(_known().recall_score(answers.truth, answers.told, labels=labels, average="macro", zero_division=0))
+    of, _, right = _counts(answers)
+    return float((right[of > 0] / of[of > 0]).mean())
 
 
 def _f1(answers: Answers) -> float:
     """Return the F1 score of the second of two classes; for more classes, the mean over classes that occur."""
-    labels = np.union1d(answers.truth, answers.told)
-    labels = labels[labels > 0] if answers.scores is None or answers.scores.ndim == 1 else labels
-    return float(f1_of_classes(answers, labels).mean()) if len(labels) else 0.0
+    each = f1_scores(*_counts(answers))
+    return _mean_known(each[1:] if answers.scores is None or answers.scores.ndim == 1 else each)
 
 
-def f1_of_classes(answers: Answers, labels: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the F1 score of each class in `labels`; 0 for one that does not occur."""
-    found = _known().f1_score(answers.truth, answers.told, labels=labels, average=None, zero_division=0)
-    return np.asarray(found)
+def ranked(own: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many records of the others, and of a class's `own` (N,), have at least each score, as counts.
+
+    Scores fall from above the largest, where both counts are 0, over each that occurs in finite `scores` (N,).
+    """
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.diff(scores[order], append=-math.inf))
+    true = np.cumsum(own[order], dtype=np.int64)[last]
+    return np.append(0, last + 1 - true), np.append(0, true)
 
 
 def _auc(answers: Answers) -> float:
@@ -279,8 +295,9 @@ def _auc(answers: Answers) -> float:
     scores = answers.scores if answers.scores.ndim == 2 else answers.scores[:, None]
     areas = []
     for column, label in enumerate(range(scores.shape[1]) if scores.shape[1] > 1 else (1,)):
-        own = answers.truth == label
-        areas.append(math.nan if own.all() or not own.any() else _known().roc_auc_score(own, scores[:, column]))
+        false, true = ranked(answers.truth == label, scores[:, column])
+        pairs = false[-1] * true[-1]
+        areas.append(np.trapezoid(true, false) / pairs if pairs else math.nan)
     return float(np.mean(areas))
 
 
@@ -291,7 +308,8 @@ def _average_precision(answers: Answers) -> float:
     """
     if answers.scores is None or answers.scores.ndim == 2 or not answers.truth.any():
         return math.nan
-    return float(_known().average_precision_score(answers.truth, answers.scores))
+    false, true = ranked(answers.truth == 1, answers.scores)
+    return float((np.diff(true) * (true / np.maximum(1, false + true))[1:]).sum() / true[-1])
 
 
 def _recall(answers: Answers) -> float:
@@ -301,8 +319,8 @@ def _recall(answers: Answers) -> float:
     """
     if answers.scores is None or answers.scores.ndim == 2 or len(np.unique(answers.truth)) < 2:
         return math.nan
-    false, true, _ = _known().roc_curve(answers.truth, answers.scores, drop_intermediate=False)
-    return float(true[false <= FALSE_POSITIVES].max())
+    false, true = ranked(answers.truth == 1, answers.scores)
+    return float(true[false / false[-1] <= FALSE_POSITIVES].max() / true[-1])
 
 
 def _log_loss(answers: Answers) -> float:
@@ -311,7 +329,8 @@ def _log_loss(answers: Answers) -> float:
     if shares is None:
         return math.nan
     shares = np.stack([1 - shares, shares], axis=1) if shares.ndim == 1 else shares
-    return float(_known().log_loss(answers.truth, shares, labels=range(shares.shape[1])))
+    own, least = shares[np.arange(len(shares)), answers.truth], np.finfo(np.float64).eps
+    return float(-np.log(np.clip(own, least, 1 - least)).mean())
 
 
 def _calibration_error(answers: Answers) -> float:
@@ -331,38 +350,28 @@ def _calibration_error(answers: Answers) -> float:
 
 
 def _mean_absolute_error(answers: Answers) -> float:
-    return float(_known().mean_absolute_error(answers.truth, answers.told))
+    return float(np.abs(answers.truth - answers.told).mean())
 
 
 def _root_mean_square(answers: Answers) -> float:
-    return math.sqrt(_known().mean_squared_error(answers.truth, answers.told))
+    return math.sqrt(np.square(answers.truth - answers.told).mean())
 
 
 def _r2(answers: Answers) -> float:
     """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
-    return math.nan if np.ptp(answers.truth) == 0 else float(_known().r2_score(answers.truth, answers.told))
+    error, spread = _root_mean_square(answers) ** 2, float(np.var(answers.truth))
+    return math.nan if np.ptp(answers.truth) == 0 else 1 - error / spread
 
 
-def f1_of_labels(answers: Answers) -> np.ndarray:
-    """Return the F1 score of each of K labels, (K,), from truth and answers of 0 or 1 (N, K); NaN where neither is 1.
-
-    Places without a label (below 0) do not count.
-    """
-    there = answers.truth >= 0
-    of, told = (np.where(there, own, 0) for own in (answers.truth, answers.told))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(2 * (of * told).sum(axis=0) / (of.sum(axis=0) + told.sum(axis=0)))
+def _f1_of_labels(answers: Answers) -> np.ndarray:
+    """Return `f1_scores` of each of K labels, from truth and answers of 0 or 1 (N, K); places below 0 do not count."""
+    of, told = (np.where(answers.truth >= 0, own, 0) for own in (answers.truth, answers.told))
+    return f1_scores(of.sum(axis=0), told.sum(axis=0), (of * told).sum(axis=0))
 
 
 def _share_right(answers: Answers) -> float:
     """Return the share of right answers; labels below 0 do not count."""
     return float((answers.truth == answers.told)[answers.truth >= 0].mean())
-
-
-def _mean_f1(answers: Answers) -> float:
-    """Return the mean F1 score of the labels that occur, in truth or answers; 0 if none does."""
-    each = f1_of_labels(answers)
-    return float(each[~np.isnan(each)].mean()) if not np.isnan(each).all() else 0.0
 
 
 CALIBRATION_BINS = 15
@@ -381,7 +390,12 @@ METRICS = {
     "label_accuracy": Metric(
         LABELS, "share of labels that are right", False, right_labels, _share_right, places=places_counted
     ),
-    "label_f1": Metric((*LABELS, *PLACES_OF_CLASSES), "mean F1 of the labels", False, of_table=_mean_f1),
+    "label_f1": Metric(
+        (*LABELS, *PLACES_OF_CLASSES),
+        "mean F1 of the labels",
+        False,
+        of_table=lambda answers: _mean_known(_f1_of_labels(answers)),
+    ),
     "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
     "f1": Metric(CLASSES, "F1", False, of_table=_f1),
     "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
@@ -413,9 +427,9 @@ def of_table(task: str, answers: Answers, labels: Sequence[object] | None = None
         return dict.fromkeys(known, math.nan)
     found = {name: function(answers) for name, function in known.items()}
     if task == "classification" and labels is not None and len(labels) <= MOST_NAMED:
-        found |= _by_label("f1", labels, f1_of_classes(answers, range(len(labels))))
+        found |= _by_label("f1", labels, f1_scores(*_counts(answers, len(labels))))
     if task == "multi-label" and labels is not None:
-        found |= _by_label("label_f1", labels, np.nan_to_num(f1_of_labels(answers)))
+        found |= _by_label("label_f1", labels, _f1_of_labels(answers))
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 

@@ -21,6 +21,7 @@ from dpsgd_cli.engine.apart import HOOKED
 from dpsgd_cli.engine.layers import RULES, Described, Layer, Own, Ruled, Session, Tied, rewritten
 from dpsgd_cli.engine.layers.linear import Linear
 from dpsgd_cli.engine.precision import MOST_FLOAT32, PRECISION
+from dpsgd_cli.engine.weights import seeded
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -78,9 +79,7 @@ class Pack(nn.Module):
         self.build = build
         sources = []
         for seed in seeds:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                made = build()
+            made = seeded(build, seed)
             for name, p in made.named_parameters():
                 if p.is_complex():
                     raise ModelError(f"{name} is complex; keep a real parameter (..., 2) and use torch.view_as_complex")

@@ -112,9 +112,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def seeded(build: Builder, seed: int) -> nn.Module:
-    """Build a module under a torch seed; torch's global random state is restored afterwards."""
+    """Build a module under a seed of torch's generator for the CPU, whose state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also writes down a stack for each kind of device
         return build()
 
 

@@ -47,7 +47,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.table import target_scale
-from dpsgd_cli.engine.metrics import answers_of_classes
+from dpsgd_cli.engine.metrics import answers_of_classes, ranked
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
@@ -371,12 +371,10 @@ def curves_of(trained: Trained, trial: int) -> TestCurves:
     told = answers_of_classes(part.y, outputs, reading_of(recipe, max(2, outputs.shape[1])))
     if told.scores is None or told.scores.ndim > 1 or np.ptp(told.truth) == 0:
         return TestCurves()
-    from sklearn.metrics import roc_curve  # takes a second to import
-
-    false, true, _ = roc_curve(told.truth, told.scores)
-    # corners that are as far apart in their list
+    false, true = ranked(told.truth == 1, told.scores)
+    # points that are as far apart in the list of scores
     chosen = np.unique(np.linspace(0, len(false) - 1, _MOST_ROC).round().astype(int))
-    return TestCurves(roc=[(float(false[at]), float(true[at])) for at in chosen])
+    return TestCurves(roc=[(float(false[at] / false[-1]), float(true[at] / true[-1])) for at in chosen])
 
 
 def _predicted(truth: np.ndarray, told: np.ndarray) -> list[tuple[float, float, float, float]]:

@@ -65,7 +65,7 @@ from dpsgd_cli.training.build_models import (
     placement,
     refuse_unknown_tokens,
 )
-from dpsgd_cli.training.evaluation import Models, measure, measure_once, reading_of
+from dpsgd_cli.training.evaluation import Columns, Models, measure, measure_once, reading_of
 from dpsgd_cli.training.start import Trials
 
 FORMAT = 3
@@ -391,8 +391,12 @@ class Trained:
             )
         return reading.probabilities(outputs)
 
-    def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
+    def evaluate(
+        self, part: Part, folds: Tensor | None = None
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         """Return the task's metrics, by trial, on labelled records, as training measures them but without noise.
+
+        The second result holds those of the best constant answers to these records, as far as they are defined.
 
         With `folds`, bool (N, R), each trial is measured on the records for which its column is true.
         """
@@ -415,13 +419,15 @@ class Trained:
         rows = stand_in_rows(self.input_shape, table.x)
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
         models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, self.classes, most)
-        return (
-            measure(models, table, loss_of(self.loaded.recipe, self.loaded.base, raw=True))
-            | measure_once(models, table)[0]
-        )
+        once, constants = measure_once(models, table)
+        return measure(models, table, loss_of(self.loaded.recipe, self.loaded.base, raw=True)) | once, constants
 
     def metrics(self, labelled: Records | None = None) -> dict[str, list[float]]:
-        """Return metrics on labelled records; by default on the recipe's test records, which the result states.
+        """Return the first result of `measured`."""
+        return self.measured(labelled)[0]
+
+    def measured(self, labelled: Records | None = None) -> tuple[Columns, Columns]:
+        """Return metrics on labelled records, and those of constant answers; by default on the recipe's test records.
 
         Raises RunError if the files of the test records have changed, and UsageError if these are private.
         """
