@@ -32,13 +32,13 @@ _CONSTANT, _GAPS = "constant_", "calibration_gap_"
 class _Read:
     """A result as the page uses it: without anything marked as non-private.
 
-    `hidden` has the names of the marked columns and keys.
+    `is_copy`: the result is a public copy, without marked fields.
     """
 
     name: str
     document: Row
     rows: list[dict[str, str]]
-    hidden: list[str]
+    is_copy: bool
     attacker: Attacker | str | None
     origin: str
     audit: Row | None = None
@@ -97,12 +97,12 @@ def _advice(found: _Read) -> list[Block]:
     ]
     if not found.private:
         return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]
-    names = ", ".join(f"`{name}`" for name in found.hidden)
     hidden = (
-        f"Never publish fields named `{NONPRIVATE}...` ({names}), in `result.json`, `trials.csv` and `history.csv`, nor"
-        " checkpoints (`.*.checkpoint` beside the result): they were computed from training records without noise."
+        f"Never publish fields named `{NONPRIVATE}...` of `result.json`, `trials.csv` and `history.csv`, or"
+        " checkpoints: they were computed from training records without noise."
     )
-    publish = [shared, *([hidden] if names else []), *([declared] if found.privacy["declarations"] else []), again]
+    known = found.privacy["declarations"]
+    publish = [shared, *([] if found.is_copy else [hidden]), *([declared] if known else []), again]
     return [Heading("Before you publish"), Bullets(publish), Heading("How to check it"), Bullets(checks)]
 
 
@@ -129,14 +129,11 @@ def _read(directory: Path) -> _Read:
     prices.refuse_false(directory, document)
     rows = pictures.read_history(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
-    marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
-    marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
-    # a public copy has no marked columns, and its marked fields are empty
-    hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
     origin = summary.origin(document, directory)
-    return _Read(name, public(document), rows, hidden, attacker, origin, store.read_audit(directory))
+    is_copy = not document[f"{NONPRIVATE}files"]
+    return _Read(name, public(document), rows, is_copy, attacker, origin, store.read_audit(directory))
 
 
 def _attacker(ledger: Path) -> Attacker | str:

@@ -69,7 +69,7 @@ def test_what_is_marked_is_not_on_the_page(tmp_path: Path) -> None:
         made.append(pages(directory))
     assert made[0] == made[1]
     plain_text, drawn = made[0]
-    assert "`nonprivate_train_loss`" in plain_text  # named as what is not to be published
+    assert "Never publish fields named `nonprivate_...`" in plain_text
     assert "&lt;b>was read" in plain_text and "<b>" not in drawn
 
 
