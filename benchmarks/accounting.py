@@ -7,9 +7,8 @@
     python benchmarks/accounting.py --truth    # random allocation beside the truth, known in two ways
 
 Every line is the least of several repeats, in processor time, measured inside one process after imports. Whole commands
-are processes, with their most memory; `command` leaves out a bare interpreter's time. Peers answer the same question;
-the epsilons beside the times show that they do. A peer that is not installed answers nan. Never imported by the
-package.
+are processes, with their most memory. Peers answer the same question; the epsilons beside the times show that they do.
+A peer that is not installed answers nan. Never imported by the package.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from dpsgd_cli.accounting.tradeoff import nearest_gaussian
 RATE, STEPS, DELTA = 0.01, 100, 1e-5
 NOISES = [10 * math.exp(-0.005 * epoch) for epoch in range(200)]
 ALLOCATED = "random allocation, 10 epochs of 100 steps"
-FAST = [name for name in accountants.USUAL if name != "pld"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ def one_query(quick: bool) -> list[Line]:
     measured = [
         timed("rdp", lambda: rdp.epsilon(releases, DELTA)),
         timed("pld", lambda: pld.epsilon(releases, DELTA)),
-        timed("dp-accounting rdp", lambda: peer_rdp([(4.0, 10**4)]), 3),
-        timed("dp-accounting pld", lambda: peer_pld([(4.0, 10**4)]), 3),
+        timed("dp-accounting rdp", lambda: peer("rdp", [(4.0, 10**4)]), 3),
+        timed("dp-accounting pld", lambda: peer("pld", [(4.0, 10**4)]), 3),
         timed("prv_accountant", lambda: peer_prv(4.0, 10**4), 1),
         timed("Opake", lambda: peer_opake([(4.0, 10**4)]), 2),
     ]
@@ -109,12 +107,14 @@ def many_multipliers(quick: bool) -> list[Line]:
         Line(what, *timed("rdp", lambda: accountants.get("rdp").epsilon(releases, DELTA)), bar=0.02),
         Line(what, *timed("pld", lambda: accountants.get("pld").epsilon(releases, DELTA)), bar=1.0),
     ]
-    if not quick:
-        lines.append(Line(what, *timed("dp-accounting rdp", lambda: peer_rdp(counts), 1)))
-        lines.append(Line(what, *timed("dp-accounting pld", lambda: peer_pld(counts), 1)))
-        lines.append(Line(what, *timed("opacus rdp", lambda: peer_opacus("rdp", counts), 1)))
-        lines.append(Line(what, *timed("opacus prv", lambda: peer_opacus("prv", counts), 1)))
-        lines.append(Line(what, *timed("Opake", lambda: peer_opake(counts), 1)))
+    peers: dict[str, Callable[[], float]] = {
+        "dp-accounting rdp": lambda: peer("rdp", counts),
+        "dp-accounting pld": lambda: peer("pld", counts),
+        "opacus rdp": lambda: peer_opacus("rdp", counts),
+        "opacus prv": lambda: peer_opacus("prv", counts),
+        "Opake": lambda: peer_opake(counts),
+    }
+    lines += [Line(what, *timed(who, work, 1)) for who, work in peers.items() if not quick]
     return lines
 
 
@@ -175,7 +175,6 @@ def new_questions(quick: bool) -> Iterator[Line]:
 
 def whole_commands(quick: bool) -> Iterator[Line]:
     """`dpsgd account` by rdp; and of ledgers of many noise multipliers by pld, with their most memory in MiB."""
-    yield command()
     simple = ["--noise-multiplier", "4", "--sampling-rate", str(RATE), "--steps", "10000", "--accountant", "rdp"]
     yield Line("the whole command, one query", "rdp", min(_process(simple)[0] for _ in range(5)), math.nan, bar=0.25)
     for count, bar in ((1000, 1.0), (20_000, 10.0), (100_000, 60.0))[: 1 if quick else 3]:
@@ -299,40 +298,13 @@ def _where(falls_to: Callable[[float], float], delta: float, high: float) -> flo
     return low
 
 
-def command() -> Line:
-    """The whole process of one query by all accountants but pld, less a bare interpreter."""
-    args = ["-m", "dpsgd_cli", "account", "--noise-multiplier", "4", "--sampling-rate", str(RATE), "--steps", "10000"]
-    args += [part for name in FAST for part in ("--accountant", name)]
-    with tempfile.TemporaryDirectory() as cache:  # bytecode is compiled once, as in any installation
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
-
-        def run(arguments: list[str]) -> float:
-            subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
-            return 0.0
-
-        run(args)
-        whole = timed("all but pld", lambda: run(args), 9)[1]
-        bare = timed("", lambda: run(["-c", "pass"]), 9)[1]
-    return Line("command, beyond the interpreter's start", "all but pld", whole - bare, math.nan, bar=0.05)
-
-
-def peer_rdp(uses: list[tuple[float, int]]) -> float:
-    """dp-accounting's Renyi accountant."""
+def peer(kind: str, uses: list[tuple[float, int]]) -> float:
+    """dp-accounting's Renyi accountant (`rdp`), or its loss distributions (`pld`)."""
     from dp_accounting import dp_event
-    from dp_accounting.rdp import rdp_privacy_accountant
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
 
-    accountant = rdp_privacy_accountant.RdpAccountant()
-    for noise, steps in uses:
-        accountant.compose(dp_event.PoissonSampledDpEvent(RATE, dp_event.GaussianDpEvent(noise)), steps)
-    return float(accountant.get_epsilon(DELTA))
-
-
-def peer_pld(uses: list[tuple[float, int]]) -> float:
-    """dp-accounting's loss distributions."""
-    from dp_accounting import dp_event
-    from dp_accounting.pld import pld_privacy_accountant
-
-    accountant = pld_privacy_accountant.PLDAccountant()
+    accountant = {"rdp": RdpAccountant, "pld": PLDAccountant}[kind]()
     for noise, steps in uses:
         accountant.compose(dp_event.PoissonSampledDpEvent(RATE, dp_event.GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(DELTA))

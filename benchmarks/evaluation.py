@@ -12,7 +12,6 @@ their half-widths; `plain`: the same without privacy, by the standard error of a
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
@@ -284,16 +284,14 @@ class Cell:
                 "plain_simulations": int(known),
             }
 
-    def restore(self, rows: list[dict[str, str]]) -> None:
+    def restore(self, rows: pd.DataFrame) -> None:
         """Continue from the cell's rows of a file."""
-        for row in rows:
-            if (row["records"], row["epsilon"]) == (str(self.n), str(self.epsilon)):
-                self.done = int(row["simulations"])
-                known = int(row.get("plain_simulations") or self.done)
-                own = [float(row[key]) * self.done for key in ("coverage", "half_width", "with_point")]
-                plain = [float(row[key] or 0) * known for key in ("plain_coverage", "plain_half_width")]
-                known = known if row["plain_coverage"] else 0
-                self.sums[row["metric"]] = np.array([round(own[0]), *own[1:], round(plain[0]), plain[1], known])
+        own = rows[(rows["records"] == self.n) & (rows["epsilon"] == self.epsilon)]
+        for row in own.fillna(0).to_dict("records"):
+            self.done, known = row["simulations"], row["plain_simulations"]
+            private = [row[key] * self.done for key in ("coverage", "half_width", "with_point")]
+            plain = [row[key] * known for key in ("plain_coverage", "plain_half_width")]
+            self.sums[row["metric"]] = np.array([round(private[0]), *private[1:], round(plain[0]), plain[1], known])
 
 
 def _metrics_of(found: Measured) -> dict[str, Estimate]:
@@ -321,30 +319,21 @@ def cells_of(name: str) -> Sequence[Cell]:
 
 def page() -> str:
     """Return the page of all files: findings, coverage of intervals, widths."""
-    files = {path.stem: list(csv.DictReader(path.open(encoding="utf-8"))) for path in sorted(OUT.glob("*.csv"))}
-    intervals = [row for rows in files.values() for row in rows if "metric" in row]
-    good = [row for row in intervals if float(row["coverage"]) >= 0.93]
-    least = min(intervals, key=lambda row: float(row["coverage"]))
-    fewest = min(int(row["simulations"]) for row in intervals)
+    tables = [pd.read_csv(path) for path in sorted(OUT.glob("*.csv"))]
+    rows = pd.concat([table for table in tables if "metric" in table], ignore_index=True)
+    least = rows.loc[rows["coverage"].idxmin()]
     lines = [
         "# Private evaluation: coverage",
         "",
-        f"**Findings.** {len(good)} of {len(intervals)} cells (population, metric, number of held-out records,"
-        f" epsilon; at least {fewest} simulations each) have 95% intervals that hold the truth in at least 93% of"
-        f" simulations. The least coverage is {_percent(least['coverage'])}: {least['metric'].replace('_', ' ')} of"
-        f" {least['population']}, n {least['records']}, epsilon {least['epsilon']}.",
+        f"**Findings.** {(rows['coverage'] >= 0.93).sum()} of {len(rows)} cells (population, metric, number of held-out"
+        f" records, epsilon; at least {rows['simulations'].min()} simulations each) have 95% intervals that hold the"
+        f" truth in at least 93% of simulations. The least coverage is {least['coverage']:.1%}:"
+        f" {_words(least['metric'])} of {least['population']}, n {least['records']}, epsilon {least['epsilon']}.",
         "",
         "`python -m benchmarks.evaluation` repeats all of this, and continues what is there; its file describes"
         " the populations. delta is 1e-5. The standard error of a coverage of 95% is .005 in 2,000 simulations, .022 in"
         " 100. The truth of grouped records and of errors comes from 30,000 to 100,000 draws. Its own error takes up"
         " to four points from private and plain intervals alike at n 10,000.",
-    ]
-    return "\n".join([*lines, *_coverage_table(intervals), *_widths_table(intervals), ""])
-
-
-def _coverage_table(intervals: list[dict[str, str]]) -> list[str]:
-    """Return the lines of the coverage of intervals, by population and metric."""
-    lines = [
         "",
         "## Coverage of 95% intervals",
         "",
@@ -353,21 +342,13 @@ def _coverage_table(intervals: list[dict[str, str]]) -> list[str]:
         "| population | simulations | metric | least | mean | greatest | plain |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
-    for population in dict.fromkeys(row["population"] for row in intervals):
-        own = [row for row in intervals if row["population"] == population]
-        for metric in dict.fromkeys(row["metric"] for row in own):
-            cells = [row for row in own if row["metric"] == metric]
-            found = [float(row["coverage"]) for row in cells]
-            plain = [float(row["plain_coverage"]) for row in cells if row["plain_coverage"]]
-            beside = f"{np.mean(plain):.3f}" if plain else ""
-            numbers = f"{min(found):.3f} | {np.mean(found):.3f} | {max(found):.3f} | {beside}"
-            lines.append(f"| {population} | {cells[0]['simulations']} | {metric.replace('_', ' ')} | {numbers} |")
-    return lines
-
-
-def _widths_table(intervals: list[dict[str, str]]) -> list[str]:
-    """Return the lines of the widths of intervals, for the metrics of `WIDTHS`."""
-    lines = [
+    for (population, metric), own in rows.groupby(["population", "metric"], sort=False):
+        plain = own["plain_coverage"].mean()
+        found = [f"{one:.3f}" for one in own["coverage"].agg(["min", "mean", "max"])]
+        beside = "" if pd.isna(plain) else f"{plain:.3f}"
+        cells = [population, str(own["simulations"].iloc[0]), _words(metric), *found, beside]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
         "",
         "## Widths",
         "",
@@ -376,18 +357,18 @@ def _widths_table(intervals: list[dict[str, str]]) -> list[str]:
         "| population | metric | epsilon | " + " | ".join(f"n {n:,}" for n in NUMBERS) + " |",
         "| --- | --- | ---: |" + " ---: |" * len(NUMBERS),
     ]
-    for population, names in WIDTHS.items():
-        for metric in names:
-            for epsilon in EPSILONS:
-                cells = [
-                    row
-                    for row in intervals
-                    if (row["population"], row["metric"], row["epsilon"]) == (population, metric, str(epsilon))
-                ]
-                if cells:
-                    told = " | ".join(f"{row['half_width']} ({row['plain_half_width'] or '-'})" for row in cells)
-                    lines.append(f"| {population} | {metric.replace('_', ' ')} | {epsilon:g} | {told} |")
-    return lines
+    wide = rows.set_index(["population", "metric", "epsilon"]).sort_index(kind="stable")
+    for population, metric in ((population, metric) for population, names in WIDTHS.items() for metric in names):
+        for epsilon in EPSILONS:
+            own = wide.loc[(population, metric, epsilon)]
+            told = [f"{row.half_width} ({'-' if pd.isna(row.plain_half_width) else row.plain_half_width})"
+                    for row in own.itertuples()]  # fmt: skip
+            lines.append(f"| {population} | {_words(metric)} | {epsilon:g} | {' | '.join(told)} |")
+    return "\n".join([*lines, ""])
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 WIDTHS = {
@@ -398,10 +379,6 @@ WIDTHS = {
     "normal_errors": ("mae", "rmse"),
 }
 """Metrics of the table of widths."""
-
-
-def _percent(share: str) -> str:
-    return f"{float(share):.1%}"
 
 
 def main() -> None:
@@ -416,7 +393,7 @@ def main() -> None:
     for name in asked.only if asked.simulations else ():
         path, cells = OUT / f"{name.replace(' ', '-').replace('_', '-')}.csv", cells_of(name)
         if path.exists():
-            rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+            rows = pd.read_csv(path)
             for cell in cells:
                 cell.restore(rows)
         every[path] = cells
@@ -424,12 +401,9 @@ def main() -> None:
         for path, cells in every.items():
             for cell in cells:
                 cell.more(min(wanted, asked.simulations) - cell.done)
-            found = [row for cell in cells for row in cell.rows()]
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(found[0]))
-                writer.writeheader()
-                writer.writerows(found)
-            print(path.name, found[0]["simulations"], file=sys.stderr, flush=True)
+            found = pd.DataFrame([row for cell in cells for row in cell.rows()])
+            found.to_csv(path, index=False)
+            print(path.name, found["simulations"][0], file=sys.stderr, flush=True)
     (OUT / "README.md").write_text(page(), encoding="utf-8")
 
 

@@ -15,7 +15,6 @@ the other half, whose own variance is added to the interval's.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 from collections.abc import Callable
@@ -307,10 +306,7 @@ def main() -> None:
                 rows.append(coverage(name, kind, n, epsilon, asked.repeats))
                 print(*rows[-1].values(), sep=" | ", flush=True)
                 if asked.out is not None:
-                    with asked.out.open("w", newline="") as file:
-                        writer = csv.DictWriter(file, list(rows[0]))
-                        writer.writeheader()
-                        writer.writerows(rows)
+                    pd.DataFrame(rows).to_csv(asked.out, index=False)
 
 
 if __name__ == "__main__":

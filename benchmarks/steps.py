@@ -3,8 +3,6 @@
     python -m benchmarks.steps                       # every network but the large ones, in every mode
     python -m benchmarks.steps MLP CNN --rounds 40   # these networks (--modes plain dpsgd: in these modes)
     python -m benchmarks.steps --memory MLP BERT     # peak memory of each mode, one fresh process each (Linux)
-    python -m benchmarks.steps --profile BERT        # where a plain and a private step spend their time
-    python -m benchmarks.steps --training            # a whole `dpsgd train` beside a plain loop of the same steps
     python -m benchmarks.steps --first BERT-base     # making a pack, its tests, and its first step
     python -m benchmarks.steps --device cuda         # also in tf32 and bfloat16, and what only a GPU does
     python -m benchmarks.steps --device cpu --tiny   # its rehearsal: no number means anything
@@ -12,8 +10,8 @@
 Networks are random and without dropout. All modes of a network take turns in one process, so that a noisy machine
 disturbs them alike. On a CPU a number is the least processor time, on one thread, because other work only adds to it;
 on a GPU it is the median of the time that passed. Opacus is run as its documentation says (hooks and ghost clipping);
-where a peer raises an error, the error's first words are the entry. Opacus and torch.func, which have no fast rule for
-standardised convolutions, train the wide network with ordinary ones: less work than ours. Needs the extras `bench` and
+where a peer raises an error, the error's first words are the entry. Opacus, which has no fast rule for standardised
+convolutions, trains the wide network with ordinary ones: less work than ours. Needs the extras `bench` and
 `transformers`.
 """
 
@@ -25,7 +23,6 @@ import itertools
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,9 +52,6 @@ from dpsgd_cli.engine.tensors import Batch, Table, to_host
 from dpsgd_cli.methods.risks.risk import LinearRisk
 from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import Grid, NoiseSource
-from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training import loop
-from dpsgd_cli.training.plans import resolve_auto
 
 Step = Callable[[], object]
 LENGTH, WORDS, WIDTH, RATE = 64, 1000, 128, 0.05
@@ -181,7 +175,7 @@ def _opacus_lstm() -> nn.Module:
 
 @dataclass(frozen=True)
 class Task:
-    """A network, a batch, and whether it predicts the next token; `of_peers` is what Opacus and torch.func get instead.
+    """A network, a batch, and whether it predicts the next token; `of_peers` is what Opacus gets instead.
 
     `trusted`: a built-in model, which runs on whole batches.
     """
@@ -346,29 +340,6 @@ def opacus(task: Task, ghost: bool) -> Step:
     return step
 
 
-def torch_func(task: Task) -> Step:
-    """vmap of grad, in pieces of 64 examples, clipped and summed."""
-    model = task.model(peers=True)
-    values = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(model, values, (x[None],)), y[None])
-
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
-
-    def step() -> None:
-        sums = {name: torch.zeros_like(value) for name, value in values.items()}
-        for x, y in zip(task.x.split(64), task.y.split(64), strict=True):
-            found = each(values, x, y)
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in found.values()]).norm(dim=0)
-            for name, g in found.items():
-                sums[name] += torch.tensordot((1.0 / norms).clamp(max=1.0), g, dims=1)
-        for name, total in sums.items():
-            values[name].sub_((total + torch.randn_like(total)) / len(task.x), alpha=RATE)
-
-    return step
-
-
 MODES: dict[str, Callable[[Task], Step]] = {
     "plain": plain,
     "plain-compiled": partial(plain, compiles=True),
@@ -382,7 +353,6 @@ MODES: dict[str, Callable[[Task], Step]] = {
     "dpsgd-bfloat16-compiled": partial(private, dtype="bfloat16", compiles=True),
     "opacus-hooks": partial(opacus, ghost=False),
     "opacus-ghost": partial(opacus, ghost=True),
-    "torch.func": torch_func,
 }
 OURS = ("plain", "dpsgd")
 USUAL = (*OURS, "opacus-hooks", "opacus-ghost")
@@ -494,47 +464,6 @@ def _peak() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def compare_training(epochs: int, rounds: int) -> None:
-    """A training beside a plain loop of the same steps and evaluations, on 60,000 + 10,000 rows; processor time."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((70_000, 60)).astype(np.float32)
-    y = (x[:, :10] + 0.5 * random.standard_normal((70_000, 10))).argmax(axis=1)
-    loops, runs = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "rows.npz", x=x[:60_000], y=y[:60_000], x_test=x[60_000:], y_test=y[60_000:])
-        recipe = Path(folder) / "recipe.yaml"
-        recipe.write_text(
-            "name: whole\ndata: {path: rows.npz, preprocess: []}\nmodel: {kind: mlp, hidden: [1000]}\n"
-            "method: {kind: dp-sgd, batching: shuffle, batch_size: 600, learning_rate: 0.05}\n"
-            "privacy: {schedule: {kind: uniform, initial: 8}, delta: 1.0e-5}\n"
-            f"epochs: {epochs}\nseed: 0\n"
-        )
-        for index in range(rounds):
-            begun = time.process_time()
-            plain_training(x, y, epochs)
-            loops.append(time.process_time() - begun)
-            begun = time.process_time()
-            loop.run(resolve_auto(load_recipe(str(recipe))), loop.Options(out=Path(folder) / f"out-{index}"))
-            runs.append(time.process_time() - begun)
-    least, run = min(loops), min(runs)
-    print(f"{epochs} epochs: plain loop {least:.2f} s, dpsgd with reading and writing {run:.2f} s: {run / least:.2f} x")
-
-
-def plain_training(x: np.ndarray, y: np.ndarray, epochs: int) -> float:
-    rows, labels = torch.from_numpy(x), torch.from_numpy(y)
-    model = models.mlp(MlpModel(hidden=[1000]), (60,), 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    accuracy = 0.0
-    for _ in range(epochs):
-        for batch in torch.randperm(60_000).split(600):
-            optimizer.zero_grad()
-            F.cross_entropy(model(rows[batch]), labels[batch]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            accuracy = float((model(rows[60_000:]).argmax(dim=1) == labels[60_000:]).double().mean())
-    return accuracy
-
-
 def first(task: Task) -> None:
     """Print the seconds of a pack, its tests of independence and its first step, beside those of a plain step."""
     made: list[Pack] = []
@@ -548,21 +477,6 @@ def first(task: Task) -> None:
     print(f"| {task.name}, {len(task.x)} rows | s |\n| --- | ---: |")
     for name, part in parts.items():
         print(f"| {name} | {seconds(part, device):.2f} |")
-
-
-def profile(task: Task) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiled
-
-    kind = ProfilerActivity.CUDA if task.x.device.type == "cuda" else ProfilerActivity.CPU
-    for mode in OURS:
-        step = MODES[mode](task)
-        step()
-        with profiled(activities=[ProfilerActivity.CPU, kind]) as found:
-            for _ in range(5):
-                step()
-        order = f"self_{kind.name.lower()}_time_total"
-        print(mode, found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=50))
 
 
 def of_a_device(device: torch.device, tiny: bool, rounds: int) -> Iterator[tuple[str, Step, int]]:
@@ -646,11 +560,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="small shapes, and what a GPU does: a rehearsal")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--training", action="store_true")
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("MODE", "NETWORK"), help=argparse.SUPPRESS)
-    parser.add_argument("--return-memory", action="store_true", help="leave the C library's own way with freed memory")
     settings = parser.parse_args()
     device = torch.device(settings.device)
     gpu = device.type == "cuda"
@@ -660,8 +571,7 @@ def main() -> int:
     warnings.simplefilter("ignore")  # of Opacus about its own hooks
     torch.set_num_threads(1)
     precision.keep_sums_exact()
-    if not settings.return_memory:
-        keep_freed_memory()  # as a training does, and for the plain steps too
+    keep_freed_memory()  # as a training does, and for the plain steps too
     every = tasks(device, settings.tiny)
     if settings.one:
         measure_memory(settings.one[0], every[settings.one[1]])
@@ -671,13 +581,11 @@ def main() -> int:
     if settings.tiny and not settings.modes:
         modes = [mode for mode in modes if "compiled" not in mode]  # which takes minutes
     print(f"{torch.cuda.get_device_name(device) if gpu else 'CPU, one thread'}, torch {torch.__version__}\n")
-    if settings.training:
-        compare_training(20, 3)
-    elif settings.memory:
+    if settings.memory:
         compare_memory(names, modes)
-    elif settings.profile or settings.first:
+    elif settings.first:
         for name in names:
-            (profile if settings.profile else first)(every[name])
+            first(every[name])
     else:
         if gpu or settings.tiny:
             print("| measured | time |\n| --- | ---: |")

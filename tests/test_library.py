@@ -84,22 +84,14 @@ def test_the_commands_predict_and_evaluate(write_recipe: WriteRecipe, tmp_path: 
         assert refused.exit_code == 2 and said in refused.stderr
 
 
-NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
-def test_a_notebook_runs_as_it_stands(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / "docs/data-frames.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(cells) >= 5 and not any(cell.get("outputs") for cell in notebook["cells"])
     known: dict[str, Any] = {}
     for number, cell in enumerate(cells):
         exec(compile(cell, f"cell {number}", "exec"), known)
-    if path.stem == "data-frames":
-        assert known["result"].privacy["epsilon"] <= 2 and known["model"].score is not None
-        assert set(known["largest"]["column"]) == set(known["bounds"])
-        assert "would choose by scores" in known["refused"]
-    else:
-        assert set(known["answers"]["predicted"]) == {"benign", "malignant"}
-        assert known["measured"]["accuracy"]["mean"] > 0.8
+    assert known["result"].privacy["epsilon"] <= 2 and known["model"].score is not None
+    assert set(known["largest"]["column"]) == set(known["bounds"])
+    assert "would choose by scores" in known["refused"]

@@ -9,55 +9,30 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.finetune.adapters import ADAPTERS
 from benchmarks.pages import RESULTS
-from benchmarks.pages.case import Case
 from benchmarks.pages.drawing import errorbars, over_epsilon
-from benchmarks.pages.rows import MISSING, Rows, markdown, percent
+from benchmarks.pages.rows import MISSING, Rows, markdown
+from benchmarks.pages.spec import Spec
 
-TABLE = "sst2"
-TRIALS = 5
+SPEC = Spec(Path(__file__).with_name("page.yaml"))
+CASES, METRICS = SPEC.cases, SPEC.metrics
+FEATURES = [row["name"] for row in SPEC.content["tables"]["table"]["rows"]]
 EPSILONS = (1.0, 3.0, 8.0)
-WORDS, TRANSFORMER = "finetune/sst2-words", "finetune/sst2-transformer"
-FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "words, rarity and sentiment": (WORDS, ()),
-    "words and rarity": (WORDS, ("data.columns={sentence: {text: 8192, words: 1, rarity: en}}",)),
-    "words alone": (WORDS, ("data.columns={sentence: {text: 8192, words: 1}}",)),
-    "a small transformer, from nothing": (TRANSFORMER, ()),
-}
 AIMS = {1.0: 73.5, 3.0: 77.5, 8.0: 79.0}
-CASES = [
-    Case(
-        TABLE,
-        f"{name}, epsilon {epsilon:g}",
-        recipe,
-        (*changes, f"privacy.budget.epsilon={epsilon:g}", "save_model=false"),
-        TRIALS,
-        pack=name,
-    )
-    for name, (recipe, changes) in FEATURES.items()
-    for epsilon in EPSILONS
-]
-METRICS = ("test_accuracy", "test_auc", "seconds")
-QUOTED = "0.3 80.5"
 NONPRIVATE = RESULTS / "finetune" / "nonprivate.csv"
 
 
 def said(rows: Rows) -> Mapping[str, str]:
     """Return the table, and its numbers that the text repeats."""
-    lines = [
-        [name, *(percent(rows.summary(TABLE, f"{name}, epsilon {epsilon:g}")) for epsilon in EPSILONS)]
-        for name in FEATURES
-    ]
-    head = ("features", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS))
-    best, *_ = FEATURES
-    own = [rows.summary(TABLE, f"{best}, epsilon {epsilon:g}") for epsilon in EPSILONS]
+    own = [rows.summary("sst2", f"{FEATURES[0]}, epsilon {epsilon:g}") for epsilon in EPSILONS]
     return {
-        "table": markdown(head, lines),
+        **SPEC.said(rows),
         "aims": ", ".join(f"{aim:g} at {epsilon:g}" for epsilon, aim in AIMS.items()),
         "missed": ", ".join(
             f"{epsilon:g}"
@@ -83,7 +58,7 @@ def _numbers() -> int:
     from dpsgd_cli.engine.settings import PythonModel
     from dpsgd_cli.recipe.loading import load_recipe
 
-    loaded = load_recipe(TRANSFORMER)
+    loaded = load_recipe("finetune/sst2-transformer")
     model, text = loaded.recipe.model, loaded.recipe.data.text
     assert isinstance(model, PythonModel) and text is not None
     with trusting():
@@ -102,7 +77,7 @@ def pictures(rows: Rows) -> Mapping[str, Figure]:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name in FEATURES:
-        points = {epsilon: rows.summary(TABLE, f"{name}, epsilon {epsilon:g}") for epsilon in EPSILONS}
+        points = {epsilon: rows.summary("sst2", f"{name}, epsilon {epsilon:g}") for epsilon in EPSILONS}
         errorbars(axes, points, marker="o", capsize=3, label=name)
     for (name, value), style in zip(_nonprivate(), ("k--", "k:"), strict=True):
         axes.plot(EPSILONS, [value] * len(EPSILONS), style, label=f"{name}, not private")

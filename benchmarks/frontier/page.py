@@ -1,28 +1,28 @@
-"""Accuracy against epsilon on features that no record shaped: what is trained, and the tables and pictures of its page.
+"""Accuracy against epsilon on features that no record shaped: the tables and pictures of its page.
 
-Methods of one data set share features and directions, and the epsilons of one method one pack. Not here: the words
-(`page.md`).
+Not here: what is trained (`page.yaml`), the words (`page.md`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
-from benchmarks.pages.case import Case
 from benchmarks.pages.drawing import errorbars, over_epsilon
 from benchmarks.pages.rows import MISSING, Rows, markdown, percent
+from benchmarks.pages.spec import Spec
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.training.auto_rule import MOMENTS
 
-TRIALS = 5
-YU = 5.6796
-"""The epsilon of Yu et al.'s Table II."""
+SPEC = Spec(Path(__file__).with_name("page.yaml"))
+CASES, METRICS = SPEC.cases, SPEC.metrics
+METHODS = ("preconditioned", "DP-GD", "DP least squares")
 
 
 @dataclass(frozen=True)
@@ -70,140 +70,17 @@ TITLES = {"mnist": "MNIST, 60,000 for training, 10,000 official test records jud
     "cifar10": "CIFAR-10, 50,000 for training, 1,000 official test records judge",
     "cifar10-held": "CIFAR-10, 40,000 for training, 10,000 others of the training part judge",
 }
-RATES = {"mnist": {0.3: 800.0, 1.0: 800.0, 3.0: 1333.0}, "cifar10": {1.0: 500.0, 3.0: 1500.0, 8.0: 1500.0}}
-CLIPS = {"mnist": {0.3: 0.1, 1.0: 0.2, 3.0: 0.2}, "cifar10": {1.0: 0.3, 3.0: 0.3, 8.0: 0.3}}
-STEPS = {"mnist": (20, 0.8), "cifar10": (40, 0.9)}
-"""Settings of DP-GD, which has no preconditioner: rates, clip norms; steps and momentum."""
-FEWER = {
-    "mnist": {0.3: "mnist-500", 1.0: "mnist-700", 3.0: "mnist-1500"},
-    "cifar10": dict.fromkeys(AIMS["cifar10"], "cifar10-few-1500"),
-    "cifar10-held": dict.fromkeys(AIMS["cifar10"], "cifar10-few-held-1500"),
-}
-"""Files of features on fewer directions, for methods without a preconditioner: cheap, and paid by a small budget."""
-SETTINGS = {
-    "mnist": {
-        0.3: (585, 225.021, 0.0989949, 50),
-        1.0: (1015, 464.278, 0.0989949, 73),
-        1.2: (1102, 506.364, 0.0989949, 79),
-        2.0: (1388, 634.16, 0.0989949, 100),
-        2.93: (1500, 750.0, 0.0989949, 100),
-        3.0: (1500, 750.0, 0.0989949, 100),
-        YU: (1500, 750.0, 0.0989949, 100),
-    },
-    "mnist-principal": {
-        0.3: (585, 225.021, 0.0989949, 50),
-        1.0: (1015, 464.278, 0.0989949, 73),
-        3.0: (1662, 831.0, 0.0989949, 100),
-    },
-    "cifar10": {
-        1.0: (2681, 273.24, 0.204653, 50),
-        2.0: (5016, 373.759, 0.279942, 50),
-        3.0: (7191, 447.542, 0.335205, 50),
-        4.0: (7999, 507.563, 0.380158, 50),
-        7.53: (7999, 667.775, 0.494975, 50),
-        8.0: (7999, 702.173, 0.494975, 50),
-    },
-    "cifar10-held": {
-        1.0: (2144, 244.392, 0.183048, 50),
-        3.0: (5753, 400.294, 0.299816, 50),
-        8.0: (7999, 609.286, 0.456348, 50),
-    },
-}
-"""Of preconditioned rows, by features and epsilon: directions, learning rate, clip norm, steps, by the page's rules."""
-
-
-def preconditioned(features: str, epsilon: float) -> tuple[str, ...]:
-    """On rows that noised second moments have made round."""
-    directions, rate, norm, steps = SETTINGS[features][epsilon]
-    path, clipping = f"data.path={features}-{directions}.npz", f"privacy.clipping.norm={norm:g}"
-    lengths = (f"epochs={steps}", f"privacy.schedule.weights.epochs={steps}")
-    return (path, f"method.learning_rate={rate:g}", clipping, *lengths)
-
-
-def plain(features: str, epsilon: float) -> tuple[str, ...]:
-    """On the rows as they are."""
-    data = features.removesuffix("-held")
-    steps, momentum = STEPS[data]
-    method = (
-        f"{{kind: dp-gd, learning_rate: {RATES[data][epsilon]:g}, preconditioner: null"
-        f", optimizer: {{kind: sgd, momentum: {momentum:g}}}, averaging: {{kind: tail}}}}"
-    )
-    clipping = f"privacy.clipping={{kind: flat, norm: {CLIPS[data][epsilon]:g}}}"
-    schedule = "privacy.schedule={kind: uniform, initial: auto}"
-    return (f"method={method}", clipping, schedule, f"epochs={steps}", f"data.path={FEWER[features][epsilon]}.npz")
-
-
-def least_squares(features: str, epsilon: float) -> tuple[str, ...]:
-    """One release, no settings."""
-    privacy = f"{{budget: {{epsilon: {epsilon:g}, delta: 1e-5}}, noise_source: seeded}}"
-    path = f"data.path={FEWER[features][epsilon]}.npz"
-    return ("method={kind: dp-least-squares}", f"privacy={privacy}", "epochs=auto", path)
-
-
-METHODS = {"preconditioned": preconditioned, "DP-GD": plain, "DP least squares": least_squares}
-
-
-def cases(table: str) -> list[Case]:
-    """All methods at all epsilons."""
-    return [
-        Case(
-            table,
-            f"{method}, epsilon {epsilon:g}",
-            f"frontier/{table.removesuffix('-held')}",
-            (f"privacy.budget.epsilon={epsilon:g}", *settings(table, epsilon), "save_model=false"),
-            TRIALS,
-            pack="" if settings is preconditioned else f"{method} {FEWER[table][epsilon]}",
-        )
-        for method, settings in METHODS.items()
-        for epsilon in AIMS[table]
-    ]
-
-
 PRINCIPAL = "preconditioned, principal directions"
-BEFORE = [
-    Case(
-        "mnist",
-        f"{PRINCIPAL}, epsilon {epsilon:g}",
-        "frontier/mnist",
-        (f"privacy.budget.epsilon={epsilon:g}", *preconditioned("mnist-principal", epsilon), "save_model=false"),
-        TRIALS,
-    )
-    for epsilon in AIMS["mnist"]
-]
-"""Directions of strokes without variants."""
-AT_YU = [
-    Case(
-        "yu",
-        "features",
-        "frontier/mnist",
-        ("privacy.budget={rho: 0.78125}", "privacy.delta=1e-5", *preconditioned("mnist", YU), "save_model=false"),
-        5,
-    ),
-    Case("yu", "raw pixels", "frontier/mnist-raw", ("save_model=false",), 2),
-]
-"""At the budget of Yu et al.'s Table II."""
-AT_BOARD = [
-    Case(
-        data,
-        f"preconditioned, epsilon {epsilon:g}",
-        f"frontier/{data}",
-        (f"privacy.budget.epsilon={epsilon:g}", *preconditioned(data, epsilon), "save_model=false"),
-        TRIALS,
-    )
-    for data, entries in BOARD.items()
-    for epsilon in entries
-    if epsilon not in AIMS[data]
-]
-"""Epsilons of the leaderboard that the tables above lack."""
-CASES = [*cases("mnist"), *BEFORE, *cases("cifar10"), *cases("cifar10-held"), *AT_YU, *AT_BOARD]
-METRICS = ("test_accuracy", "seconds")
-QUOTED = ".3 .78125 93.2 98.7 72.3 2.7 .07 .35 1.6"
 
 
 def said(rows: Rows) -> Mapping[str, str]:
     """A table for each data set and what judges it."""
     tables = {name.replace("-", "_"): _table(rows, name) for name in TITLES}
-    told = {case.name.replace(" ", "_"): percent(rows.summary(case.table, case.name)) for case in AT_YU}
+    told = {
+        case.name.replace(" ", "_"): percent(rows.summary(case.table, case.name))
+        for case in CASES
+        if case.table == "yu"
+    }
     told |= {"share": f"{MOMENTS.share:g}"}
     boards = {f"board_{data}": _board(rows, data) for data in BOARD}
     return tables | told | boards | {"gaps": _gaps(rows)}

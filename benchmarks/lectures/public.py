@@ -5,7 +5,7 @@ DPSGD_DATA=... python -m benchmarks.lectures.public
 
 from __future__ import annotations
 
-from benchmarks.lectures.cases import FOUND, PUBLIC
+from benchmarks.lectures import FOUND, PUBLIC
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.plans import resolve_auto
 

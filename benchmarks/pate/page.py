@@ -1,43 +1,23 @@
-"""PATE on Adult beside DP-SGD: what is trained, and the table and picture of its page. The words are in `page.md`."""
+"""PATE on Adult beside DP-SGD: numbers and the picture of its page. Table and trainings are in `page.yaml`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.pages.case import Case
-from benchmarks.pages.rows import MISSING, STALE, Rows, markdown
+from benchmarks.pages.rows import MISSING, STALE, Rows
+from benchmarks.pages.spec import Spec
 
-PUBLISHED, NOISY, DESCENT = "confident-gnmax, as published", "gnmax, noise 100", "DP-SGD, full batches, epsilon 0.5"
-AGGREGATION = {
-    PUBLISHED: "kind: confident-gnmax, threshold: 300, threshold_noise: 200, noise: 40",
-    NOISY: "kind: gnmax, noise: 100",
-}
-CASES = [
-    *(
-        Case("adult", name, "pate/adult-confident", (f"method.aggregation={{{own}}}", "method.queries=1500"), trials=5)
-        for name, own in AGGREGATION.items()
-    ),
-    Case("adult", DESCENT, "pate/adult-dp-sgd", ("privacy.budget.epsilon=0.5",), trials=5),
-]
-COLUMNS = {
-    "epsilon": "epsilon (stated)",
-    "spent_epsilon": "spent of it",
-    "nonprivate_epsilon_data_dependent": "by votes (not private)",
-    "answered": "answered",
-    "answers_right": "answers right",
-    "test_accuracy": "student",
-    "nonprivate_ensemble_right": "ensemble (not private)",
-    "nonprivate_teachers_right": "mean teacher (not private)",
-}
-METRICS = ("test_accuracy", *(column for column in COLUMNS if column not in ("epsilon", "test_accuracy")))
-QUOTED = ".5 1.90 1610.05755 1802.08908 83.7"
+SPEC = Spec(Path(__file__).with_name("page.yaml"))
+CASES, METRICS = SPEC.cases, SPEC.metrics
+PUBLISHED, NOISY, DESCENT = (case.name for case in CASES)
 
 
 def said(rows: Rows) -> Mapping[str, str]:
-    """The table, and the shares that the text takes from it."""
+    """The table, and the shares that the text takes from its rows."""
 
     def share(name: str, column: str = "test_accuracy") -> str:
         found = rows.summary("adult", name, column)
@@ -48,7 +28,7 @@ def said(rows: Rows) -> Mapping[str, str]:
         return MISSING if found is None else f"{found[column].mean():.2f}"
 
     return {
-        "adult": _table(rows),
+        **SPEC.said(rows),
         "student": share(PUBLISHED),
         "epsilon": mean("epsilon"),
         "votes": mean("nonprivate_epsilon_data_dependent"),
@@ -58,26 +38,6 @@ def said(rows: Rows) -> Mapping[str, str]:
         "confident_right": share(PUBLISHED, "answers_right"),
         "noisy_right": share(NOISY, "answers_right"),
     }
-
-
-def _table(rows: Rows) -> str:
-    """One line a case: means over trials, and the half-width of the student's 95% interval."""
-    lines = []
-    for case in CASES:
-        own = rows.of("adult", case.name)
-        if own is None:
-            continue
-        cells = [f"{case.name}{STALE if rows.is_stale('adult', case.name) else ''}"]
-        for column in COLUMNS:
-            mean = own[column].mean()
-            if pd.isna(mean):
-                cells.append("")
-            elif column == "test_accuracy":
-                cells.append(rows.text("adult", case.name))
-            else:
-                cells.append(f"{mean:.0f}" if column == "answered" else f"{mean:.3f}")
-        lines.append(cells)
-    return markdown(("case", *COLUMNS.values()), lines)
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.pages.rows import markdown
 from benchmarks.tabular import peers, problems
 from dpsgd_cli.results.result import summarise
 
@@ -68,22 +69,18 @@ def table(rows: pd.DataFrame, tables: Sequence[str], epsilon: float = 1.0) -> st
     """A line a tool: on each table both metrics, the first with its interval, and seconds a fold."""
     own = rows[rows["data"].isin(tables) & rows["epsilon"].isin([epsilon, math.inf])]
     first, second = measures_of(own)
-    lines = [
-        f"| {first.words}, {second.words}, seconds | " + " | ".join(tables) + " |",
-        "| --- " * (len(tables) + 1) + "|",
-    ]
+    lines = []
     for tool, of_tool in own.groupby("tool", sort=False):
-        cells = []
+        cells = [_shown(str(tool))]
         for data in tables:
-            here = of_tool[of_tool["data"] == data]
-            cell = ""
+            here, cell = of_tool[of_tool["data"] == data], ""
             if len(here):
                 mean, half = interval(here[first.name])
                 other, seconds = second.shown(here[second.name].mean()), here["seconds"].mean()
                 cell = f"{first.shown(mean)} ± {first.shown(half)}, {other}, {seconds:.1f}"
             cells.append(cell)
-        lines.append(f"| {_shown(str(tool))} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown((f"{first.words}, {second.words}, seconds", *tables), lines)
 
 
 def _shown(tool: str) -> str:
@@ -101,16 +98,13 @@ def overview(rows: pd.DataFrame, of_numbers: bool) -> str:
         else {"diffprivlib": ["diffprivlib, linear"]}
     )
     heads = [f"{name} {epsilon:g}" for name in tools for epsilon in EPSILONS]
-    lines = [
-        f"| {first.words}, {second.words} | folds | " + " | ".join(heads) + " | boosting |",
-        "| --- " * (len(heads) + 3) + "|",
-    ]
+    lines = []
     for data, of_data in own.groupby("data", sort=False):
         cells = [_best(of_data, names, epsilon, first, second) for names in tools.values() for epsilon in EPSILONS]
         cells.append(_best(of_data, ["boosting without privacy"], math.inf, first, second))
         folds = of_data[of_data["tool"] == RULE]["trial"].nunique()
-        lines.append(f"| {data} | {folds} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([str(data), str(folds), *cells])
+    return markdown((f"{first.words}, {second.words}", "folds", *heads, "boosting"), lines)
 
 
 def _best(rows: pd.DataFrame, tools: list[str], epsilon: float, first: Measure, second: Measure) -> str:

@@ -1,7 +1,6 @@
-"""What the page of Yu et al. 2019 says: its tables and numbers, from `trials.csv`, `curves.csv` and arithmetic.
+"""What the page of Yu et al. 2019 says beside the tables and claims of `page.yaml`: numbers of sentences, figures.
 
-Not here: what is trained (`cases.py`), arithmetic (`accounting.py`), pictures of trainings (`trainings.py`), the words
-(`page.md`).
+Not here: arithmetic (`accounting.py`), pictures of trainings (`trainings.py`), the words (`page.md`).
 """
 
 from __future__ import annotations
@@ -11,21 +10,13 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
+from benchmarks.pages import claims
 from benchmarks.pages.rows import MISSING, Rows, markdown, side
-from benchmarks.yu2019 import accounting, cases, sweeps, trainings
-from benchmarks.yu2019.cases import CANCER_RATES, DECAYS, EPOCHS, NON_PRIVATE, SCHEDULES
+from benchmarks.yu2019 import NON_PRIVATE, SCHEDULES, SPEC, accounting, trainings
 
-CASES = cases.CASES
-METRICS = ("epochs", "rho", "test_accuracy", "nonprivate_train_accuracy", "chosen_candidate", "validation_accuracy")
-PUBLISHED = {
-    "uniform": 0.919,
-    "time": 0.931,
-    "step": 0.929,
-    "exponential": 0.929,
-    "polynomial": 0.932,
-    "validation": 0.930,
-}
-SAME_LENGTH = {"time": 0.925, "step": 0.925, "exponential": 0.929, "polynomial": 0.926}
+CASES, METRICS = SPEC.cases, SPEC.metrics
+PUBLISHED = {one["kind"]: float(one["paper"]) for one in SPEC.content["tables"]["table2"]["rows"]}
+LENGTHS = {one["kind"]: one["length"] for one in SPEC.content["tables"]["table2"]["rows"]}
 WITHOUT = {
     "uniform": 0.970,
     "time": 0.957,
@@ -34,26 +25,17 @@ WITHOUT = {
     "polynomial": 0.959,
     "validation": 0.964,
 }
-PUBLISHED_EPOCHS = {**EPOCHS, "validation": 64}
-CANCER = {"uniform": "about .92", "exponential": "about .95", "validation": "about .94", "non-private": ".96"}
 CANDIDATES = ("uniform", "exponential", "step")
-QUOTED = (
-    ".001953125 .01 .015 .02 .05 .07 .1 .15 .2 .4 .78125 .808 .9 .919 .931 .99 1.107 1.25 1.37 1.56 1.6 1.67 2.37 6.25"
-    " 21.5 34.3"
-)
+PUBLISHED_CIFAR = {"uniform": "", "exponential": "+.02", "validation": "+.04", "non-private": ".58"}
 
 
 def said(rows: Rows) -> Mapping[str, str]:
     """Every `${name}` of `page.md`."""
     count, hits = accounting.chance()
-    return {
-        "table2": _table_2(rows),
-        "controls": _controls(rows),
-        "as_published": _as_published(rows),
+    tables = SPEC.said(rows)
+    return tables | {
         "without": _without(rows),
-        "cancer": _cancer(rows),
-        "cancer_rates": _cancer_rates(rows),
-        "selection": _selection(rows),
+        "selection": tables["selection"] + _chosen(rows),
         "validation_floor": f"{_floor(rows):.1f}",
         "validation_end": _end(rows),
         "cancer_peak": _peak(rows),
@@ -70,17 +52,15 @@ def said(rows: Rows) -> Mapping[str, str]:
         "crossing": str(accounting.crossing()),
         "strong_best": f"{accounting.epsilon('strong-composition', 400):.2f}",
         "stale": _stale(rows),
-        "gains": _gains(rows),
         "gain_exponential": rows.gain(("table2", "exponential"), ("table2", "uniform")),
         "selection_costs": _selection_costs(rows),
         "uniform": rows.text("table2", "uniform"),
         "furthest": f"{100 * max(abs(mean - PUBLISHED[kind]) for kind, mean in _means(rows).items()):.1f}",
         "refuted": _refuted(rows),
-        "verdicts": sweeps.verdicts(rows),
-        "judged": sweeps.sentence(rows),
-        "layers": sweeps.layers(rows),
-        "cifar": sweeps.cifar(rows),
-        "cifar_rates": sweeps.cifar_rates(rows),
+        "verdicts": claims.verdicts(rows, SPEC.claims),
+        "judged": claims.sentence(rows, SPEC.claims),
+        "cifar": _cifar(rows),
+        "cifar_rates": _cifar_rates(rows),
         "cancer_exponential": rows.gain(("cancer", "exponential"), ("cancer", "uniform")),
     }
 
@@ -113,94 +93,10 @@ def _stale(rows: Rows) -> str:
     return f"Stale, and marked so, because their recipe or the code behind it has changed since: {named}."
 
 
-def _gains(rows: Rows) -> str:
-    """The gain of each schedule over uniform noise: at equal budget, at equal epochs, with the published noise."""
-    lines = []
-    for kind in SCHEDULES:
-        if kind == "uniform":
-            continue
-        cells = [rows.gain(("table2", kind), ("table2", "uniform")), "", ""]
-        if kind in DECAYS:
-            cells[1:] = [
-                rows.gain(("table2", kind), ("control", kind)),
-                rows.gain(("as-published", kind), ("as-published", "uniform")),
-            ]
-        lines.append([kind, *cells])
-    return markdown(("schedule", "same budget", "same epochs", "published noise, twice the budget"), lines)
-
-
 def _selection_costs(rows: Rows) -> str:
     """The difference between private selection and each candidate trained on all records, paired by seed."""
     costs = {kind: rows.gain(("selection", "private selection"), ("table2", kind)) for kind in CANDIDATES}
     return ", ".join(f"{kind} {cost}" for kind, cost in costs.items())
-
-
-def _rho(rows: Rows, table: str, name: str) -> str:
-    found = rows.of(table, name)
-    return "" if found is None else f"{found['rho'].iloc[0]:.6g}"
-
-
-def _table_2(rows: Rows) -> str:
-    header = ("schedule", "epochs, paper", "ours", "test accuracy, paper", "ours", "trials", "over uniform, paper",
-              "ours, same seeds", "rho")  # fmt: skip
-    lines = []
-    for kind in SCHEDULES:
-        theirs = "" if kind == "uniform" else f"{PUBLISHED[kind] - PUBLISHED['uniform']:+.3f}"
-        gain = "" if kind == "uniform" else rows.gain(("table2", kind), ("table2", "uniform"))
-        lines.append(
-            [kind, str(PUBLISHED_EPOCHS[kind]), rows.epochs("table2", kind), f"{PUBLISHED[kind]:.3f}",
-             rows.text("table2", kind), rows.n("table2", kind), theirs, gain, _rho(rows, "table2", kind)]
-        )  # fmt: skip
-    return markdown(header, lines)
-
-
-def _controls(rows: Rows) -> str:
-    if not rows.has("control"):
-        return MISSING
-    header = ("control of", "epochs", "test accuracy, paper", "ours", "trials", "what the decay adds, paper",
-              "ours, same seeds", "what fewer epochs add, ours")  # fmt: skip
-    return markdown(
-        header,
-        [
-            [
-                kind,
-                str(EPOCHS[kind]),
-                f"{SAME_LENGTH[kind]:.3f}",
-                rows.text("control", kind),
-                rows.n("control", kind),
-                f"{PUBLISHED[kind] - SAME_LENGTH[kind]:+.3f}",
-                rows.gain(("table2", kind), ("control", kind)),
-                rows.gain(("control", kind), ("table2", "uniform")),
-            ]
-            for kind in DECAYS
-        ],
-    )
-
-
-def _as_published(rows: Rows) -> str:
-    if not rows.has("as-published"):
-        return MISSING
-    header = (
-        "schedule",
-        "paper",
-        "ours",
-        "trials",
-        "over uniform, paper",
-        "ours, same seeds",
-        "its rho",
-        "its epsilon",
-    )
-    lines = []
-    for kind in ("uniform", *DECAYS):
-        found = rows.of("as-published", kind)
-        theirs = "" if kind == "uniform" else f"{PUBLISHED[kind] - PUBLISHED['uniform']:+.3f}"
-        gain = "" if kind == "uniform" else rows.gain(("as-published", kind), ("as-published", "uniform"))
-        spent = "" if found is None else f"{found['epsilon'].iloc[0]:.3f}"
-        lines.append(
-            [kind, f"{PUBLISHED[kind]:.3f}", rows.text("as-published", kind), rows.n("as-published", kind), theirs,
-             gain, _rho(rows, "as-published", kind), spent]
-        )  # fmt: skip
-    return markdown(header, lines)
 
 
 def _without(rows: Rows) -> str:
@@ -208,35 +104,13 @@ def _without(rows: Rows) -> str:
         return MISSING
     lines = []
     for kind in SCHEDULES:
-        epochs = PUBLISHED_EPOCHS[kind]
+        epochs = LENGTHS[kind]
         cells = []
         for name in NON_PRIVATE:
             curve = rows.curve("non-private", name, "test_accuracy")
             cells.append(MISSING if curve is None else f"{curve[epochs]:.4f}")
         lines.append([kind, str(epochs), f"{WITHOUT[kind]:.3f}", *cells])
     return markdown(("as long as", "epochs", "test accuracy, paper", *NON_PRIVATE), lines)
-
-
-def _cancer(rows: Rows) -> str:
-    lines = [
-        [kind, text, rows.text("cancer", kind), rows.n("cancer", kind), rows.epochs("cancer", kind),
-         "" if kind == "uniform" else rows.gain(("cancer", kind), ("cancer", "uniform"))]
-        for kind, text in CANCER.items()
-    ]  # fmt: skip
-    return markdown(("schedule", "paper (Figure 14 and text)", "ours", "trials", "epochs", "over uniform"), lines)
-
-
-def _cancer_rates(rows: Rows) -> str:
-    lines = []
-    for rate in CANCER_RATES:
-        one, two = f"uniform, rate {rate:g}", "validation" if rate == 2 else f"validation, rate {rate:g}"
-        if rows.of("cancer", one) is None:
-            continue
-        lines.append(
-            [f"{rate:g}", rows.text("cancer", one), rows.text("cancer", two),
-             rows.gain(("cancer", two), ("cancer", one)), rows.epochs("cancer", two)]
-        )  # fmt: skip
-    return markdown(("learning rate", "uniform", "validation", "validation over uniform", "its epochs"), lines)
 
 
 def _floor(rows: Rows) -> float:
@@ -257,16 +131,12 @@ def _peak(rows: Rows) -> str:
     return str(max((int(curve.idxmax()) for curve in curves if curve is not None), default=0))
 
 
-def _selection(rows: Rows) -> str:
+def _chosen(rows: Rows) -> str:
+    """Which candidates private selection took."""
     found = rows.of("selection", "private selection")
-    if found is None:
-        return MISSING
-    lines = [
-        ["private selection", rows.text("selection", "private selection"), rows.n("selection", "private selection")]
-    ]
-    lines += [[f"{kind}, all records", rows.text("table2", kind), rows.n("table2", kind)] for kind in CANDIDATES]
-    chosen = [CANDIDATES[int(index)] for index in found["chosen_candidate"]]
-    return markdown(("", "test accuracy", "trials"), lines) + f"\n\nChosen: {', '.join(chosen)}."
+    return (
+        "" if found is None else f"\n\nChosen: {', '.join(CANDIDATES[int(one)] for one in found['chosen_candidate'])}."
+    )
 
 
 def _table_3() -> str:
@@ -275,6 +145,47 @@ def _table_3() -> str:
         for kind, row in accounting.TABLE_3.items()
     ]
     return markdown(("decay", *(f"{n} epochs" for n in range(30, 101, 10))), lines)
+
+
+def _cifar(rows: Rows) -> str:
+    """Figure 15, beside what the text says of it."""
+    if any(rows.of("cifar", kind) is None for kind in ("uniform", "exponential")):
+        return MISSING
+    lines = []
+    for kind, paper in PUBLISHED_CIFAR.items():
+        key, gain, share = ("cifar", kind), "", ""
+        if kind in ("exponential", "validation"):
+            gain, share = rows.gain(key, ("cifar", "uniform")), _share(rows, kind)
+        trained = [MISSING, "", ""] if rows.of(*key) is None else [rows.text(*key), rows.n(*key), rows.epochs(*key)]
+        lines.append([kind, paper, *trained, gain, share])
+    header = ("schedule", "paper: over uniform; without privacy", "ours", "trials", "epochs", "over uniform, ours",
+              "share of the gap, ours")  # fmt: skip
+    return markdown(header, lines)
+
+
+def _share(rows: Rows, kind: str) -> str:
+    """What part of the gap between uniform noise and none a schedule closes, of means."""
+    gain = rows.minus(("cifar", kind), ("cifar", "uniform"))
+    gap = rows.minus(("cifar", "non-private"), ("cifar", "uniform"))
+    return MISSING if gain is None or gap is None else f"{gain.mean / gap.mean:.0%}"
+
+
+def _cifar_rates(rows: Rows) -> str:
+    """What was tried, on validation records, and whether what is trained is its best."""
+    tried: dict[str, dict[float, float]] = {}
+    for table, name in rows.cases:
+        found = rows.summary(table, name, "validation_accuracy") if table == "cifar rate" else None
+        if found is not None:
+            kind, _, rate = name.rpartition(" ")
+            tried.setdefault(kind, {})[float(rate)] = found.mean
+    taken = {one["kind"]: one["rate"] for one in SPEC.content["cases"][-1]["for"]["taken"]}
+    told = []
+    for kind, means in tried.items():
+        listed = ", ".join(f"{rate:g}: {mean:.4f}" for rate, mean in means.items())
+        best = max(means, key=lambda rate: means[rate])
+        fits = "taken" if best == taken[kind] else f"not taken: {taken[kind]:g} was"
+        told.append(f"{kind} by learning rate {listed} (the best, {best:g}, was {fits})")
+    return "; ".join(told) or MISSING
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:

@@ -36,7 +36,7 @@ privacy: {budget: {epsilon: 3, delta: 1.0e-5}, noise_source: seeded}
 seed: 0
 """,
 }
-"""Recipes of the gallery; the table is that of [five minutes](../start.md)."""
+"""Recipes of the gallery; the table is that of [the start](../start.md)."""
 
 
 @dataclass(frozen=True)

@@ -335,8 +335,8 @@ def test_every_method_with_a_guarantee_is_tried() -> None:
     assert tried == set(METHODS) - PLAIN
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("method", METHOD)
+@pytest.mark.parametrize("change", CHANGES)
 def test_one_record_changed_shows_in_nothing_public(runs: Callable[..., Run], method: str, change: str) -> None:
     one, other = runs(method, "none"), runs(method, change)
     chooses = method.removeprefix("raw ").partition(",")[0] in CHOOSES

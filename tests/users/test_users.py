@@ -92,8 +92,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     return made_once(tmp_path_factory.mktemp("users"), CHANGES, base_rows, METHOD)
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("method", [name for name in METHOD if name != "folds"])
+@pytest.mark.parametrize("change", CHANGES)
 def test_all_rows_of_a_user_changed_show_in_nothing_public(runs: Callable[..., Run], method: str, change: str) -> None:
     one, other = runs(method, "none"), runs(method, change)
     assert one.done.exit_code == 0, one.done.stderr

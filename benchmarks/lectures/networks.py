@@ -1,6 +1,6 @@
 """What the page says of Lecture 15's three claims on networks: tanh, public data, CIFAR-10. Verdicts follow from rows.
 
-Not here: what is trained (`cases.py`), excess risk (`page.py`).
+Not here: what is trained and its tables (`page.yaml`), excess risk (`page.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lectures.cases import ACTIVATIONS, NETWORKS, RATES, SCRATCH, TUNED
 from benchmarks.pages.drawing import errorbars, over_epsilon
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, side
+from benchmarks.pages.rows import MISSING, Rows, Summary, side
 from dpsgd_cli.common.text_format import count
 
 PUBLISHED = 0.662
@@ -22,6 +21,8 @@ JUDGES = 1000
 """Official test records of CIFAR-10 at hand."""
 NAMES = {"mnist-cnn": "convolutional network", "mnist-mlp": "one hidden layer"}
 KINDS = ("last layer", "from scratch")
+BUDGETS, TUNED, SCRATCH = (1, 3), (0.5, 1, 3, 8), (1, 8)
+"""Of activations, of a last layer, and of a network from scratch."""
 Key = tuple[str, str]
 
 
@@ -29,9 +30,7 @@ def said(rows: Rows) -> Mapping[str, str]:
     """The `${name}`s of `page.md` that are of networks."""
     return {
         "tanh": _counted(_gains(rows, _activations())),
-        "table_tanh": _activation_table(rows),
         "public": _counted(_gains(rows, _transfers())),
-        "table_public": _transfer_table(rows),
         "gain_layer": _gain_of_budget(rows, "last layer"),
         "cifar10": _cifar10(rows),
         "limit": "not refuted" if "above" not in _cifar10(rows) else "refuted as a limit of what the budget allows",
@@ -39,7 +38,7 @@ def said(rows: Rows) -> Mapping[str, str]:
         "seeds_mlp": _seeds(rows, "mnist-mlp", ""),
         "seeds_scratch": _seeds(rows, "transfer", "from scratch"),
         "seeds_layer": _seeds(rows, "transfer", "last layer"),
-    } | {f"rate_{network[6:]}_{activation}": f"{rate:g}" for (network, activation), rate in RATES.items()}
+    }
 
 
 def _seeds(rows: Rows, table: str, kind: str) -> str:
@@ -58,9 +57,9 @@ def _gain_of_budget(rows: Rows, kind: str) -> str:
 def _activations() -> list[tuple[Key, Key]]:
     """Pairs of cases, of which the claim says that the first is better."""
     return [
-        ((network, f"tanh, epsilon {epsilon:g}"), (network, f"relu, epsilon {epsilon:g}"))
-        for network, epsilons in NETWORKS.items()
-        for epsilon in epsilons
+        ((network, f"tanh, epsilon {epsilon}"), (network, f"relu, epsilon {epsilon}"))
+        for network in NAMES
+        for epsilon in BUDGETS
     ]
 
 
@@ -93,26 +92,6 @@ def _counted(gains: Sequence[Summary]) -> str:
     )
 
 
-def _activation_table(rows: Rows) -> str:
-    if not _gains(rows, _activations()):
-        return MISSING
-    lines = [
-        [NAMES[one[0]], one[1].rpartition(" ")[2], rows.text(*one), rows.text(*two), rows.gain(one, two)]
-        for one, two in _activations()
-    ]
-    return markdown(("network", "epsilon", "tanh", "ReLU", "tanh minus ReLU, paired"), lines)
-
-
-def _transfer_table(rows: Rows) -> str:
-    lines = []
-    for epsilon in TUNED:
-        ours, scratch = (("transfer", f"{kind}, epsilon {epsilon:g}") for kind in KINDS)
-        against = (rows.text(*scratch), rows.gain(ours, scratch)) if epsilon in SCRATCH else ("", "")
-        lines.append([f"{epsilon:g}", rows.text(*ours), *against])
-    header = ("epsilon", "last layer on public network", "same network from scratch", "first minus second, paired")
-    return markdown(header, lines)
-
-
 def _cifar10(rows: Rows) -> str:
     """Beside what was published, with what so few test records leave open."""
     found = rows.summary("cifar10", "features")
@@ -130,11 +109,11 @@ def picture(rows: Rows) -> Figure:
     """Accuracy over epsilon: activations in two networks, and a last layer beside a whole network."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = figure.subplots(1, 3)
-    for axes, network in zip(panels, NETWORKS, strict=False):
-        for activation in ACTIVATIONS:
-            _line(axes, rows, network, activation, NETWORKS[network])
-        _dress(axes, f"MNIST, {NAMES[network]}", NETWORKS[network])
-    for kind, epsilons in zip(KINDS, (TUNED, tuple(SCRATCH)), strict=True):
+    for axes, network in zip(panels, NAMES, strict=False):
+        for activation in ("tanh", "relu"):
+            _line(axes, rows, network, activation, BUDGETS)
+        _dress(axes, f"MNIST, {NAMES[network]}", BUDGETS)
+    for kind, epsilons in zip(KINDS, (TUNED, SCRATCH), strict=True):
         _line(panels[2], rows, "transfer", kind, epsilons)
     _dress(panels[2], "CIFAR-10, last five classes", TUNED)
     panels[0].set_ylabel("test accuracy")
