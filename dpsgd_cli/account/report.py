@@ -14,7 +14,6 @@ from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, reasons_of, 
 from dpsgd_cli.account.cases import Case, noise_facts, span_words
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.results.files import finite
 from dpsgd_cli.results.guarantee import attack_words
 
 _WIDTH = 118
@@ -73,7 +72,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 def series(found: Series, form: str | None) -> str:
     """Return a series as CSV (the axis, then one column per curve), or as a JSON list of objects, one per point."""
     names = (found.axis, *found.columns)
-    body = [[*map(finite, row)] for row in zip(found.points, *found.columns.values(), strict=True)]
+    body = [[*map(_plain, row)] for row in zip(found.points, *found.columns.values(), strict=True)]
     if form == "json":
         return json.dumps([dict(zip(names, row, strict=True)) for row in body], indent=2)
     return _csv([names, *body])
@@ -166,7 +165,7 @@ def _record(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     case, attack = row.case, row.attack
     record: dict[str, Any] = {
         "accountant": row.accountant,
-        "epsilon": finite(row.epsilon),
+        "epsilon": _plain(row.epsilon),
         "delta": row.delta,
         "adjacency": row.adjacency,
         "batching": case.batching,
@@ -186,8 +185,12 @@ def _record(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     }
     if attack is not None:
         rates = {f"true_positives_at_{rate:g}": share for rate, share in attack.true_positives.items()}
-        record |= {"mu": finite(attack.mu), "regret": attack.regret, **rates, "attacker_by": attack.proved_by}
+        record |= {"mu": _plain(attack.mu), "regret": attack.regret, **rates, "attacker_by": attack.proved_by}
     return record | row.solved
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> str:
