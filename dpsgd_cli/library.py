@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import html
 import inspect
 import re
 import traceback
@@ -29,7 +30,7 @@ from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
 from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
-from dpsgd_cli.results import headline, store, summary
+from dpsgd_cli.results import store, summary
 from dpsgd_cli.results.result import summarise_columns
 from dpsgd_cli.training import loop
 from dpsgd_cli.training.inference import Trained
@@ -90,9 +91,7 @@ def train(
     price, unless `overrides` says {"data.split": {"test": 0}}, another share, or {"data.evaluation": "public"}. No
     message holds a cell of the records.
     """
-    options = loop.Options(Path(out), resume, save_models=True)
-    if say is not None:
-        options = loop.Options(Path(out), resume, say=say, save_models=True)
+    options = loop.Options(Path(out), resume, say=say or loop.silence, save_models=True)
     lists = (missing or {}, drop, fitted_before, columns or {})
     stated = StatedFacts(bounds, categories or {}, classes, target_bounds, *lists)
     charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})
@@ -332,7 +331,7 @@ class Result:
         from dpsgd_cli.training.explain import explain
 
         with self._opened():
-            return pd.DataFrame(shapes.rows(explain(self.trained, trial, with_curves=False)))
+            return pd.DataFrame(shapes.rows(explain(self.trained, trial)))
 
     def coefficients(self, trial: int = 0) -> pd.DataFrame:
         """Return the weights of a linear model, with estimates and 95% intervals if the recipe asked for them.
@@ -351,8 +350,8 @@ class Result:
         return summary.result_text(self.document, self.directory)
 
     def _repr_html_(self) -> str:
-        """Return the result as a notebook shows it: quality and epsilon first, then metrics and the statement."""
-        return headline.in_notebook(self.document)
+        """Return the result as a notebook shows it: the summary of `dpsgd train`."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _index(records: Any) -> Any:

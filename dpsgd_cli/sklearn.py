@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -68,18 +68,10 @@ class _Private(BaseEstimator):
     `privacy_`: the statement. `ledger_`: the releases. `report_`: the report as Markdown.
     """
 
-    epsilon: float | None
-    delta: float | None
-    bounds: Any
-    categories: Any
-    missing: Any
-    columns: Any
-    drop: Any
-    overrides: Any
-    random_state: Any
-    out: Any
-    classes: Any
-    target_bounds: Any
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an argument of the constructor, as `_keep` holds it."""
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Hold the arguments of a constructor as they are, under their names."""
@@ -333,19 +325,19 @@ def _callers() -> Iterator[FrameType]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+def _is_in(frame: FrameType, module: str) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(module)
 
 
 def _is_fold(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "_fit_and_score" and _module(frame).startswith("sklearn.")
+    return frame.f_code.co_name == "_fit_and_score" and _is_in(frame, "sklearn.")
 
 
 def _refuse_search() -> None:
     """Raise ValueError if the fit is one of a search over parameters by scikit-learn, or the refit of its best."""
     for frame in _callers():
         searched = _is_fold(frame) and frame.f_locals.get("parameters") is not None
-        if searched or _module(frame).startswith("sklearn.model_selection._search"):
+        if searched or _is_in(frame, "sklearn.model_selection._search"):
             raise ValueError(
                 "a search over parameters would choose by scores of the records that nothing protects, and each of its"
                 " fits has a price; `dpsgd sweep` tunes at one price (`tuning` in a sweep). Or choose parameters on"

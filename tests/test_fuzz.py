@@ -88,8 +88,8 @@ def test_documents_that_once_were_internal_errors(
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("recipe.yaml", "  path: ", "path: ", "data section of a resolved recipe cannot be read"),
-        ("recipe.yaml", "  path: ", "  path: \x00", "data section of a resolved recipe cannot be read"),
+        ("recipe.yaml", "  path: ", "path: ", "is no resolved recipe of this version"),
+        ("recipe.yaml", "  path: ", "  path: \x00", "is no resolved recipe of this version"),
         ("recipe.yaml", "  path: own.csv", "  path: \ud800", "recipe.yaml: cannot be read"),
         ("recipe.yaml", "  path: own.csv", "  path: [1]", "data.path: "),
         ("history.csv", "\n0,0,0,", "\n0,0,18446744073709551616,", "history.csv: is no table of epochs"),

@@ -21,10 +21,7 @@ from dpsgd_cli.errors import UsageError
 
 
 def account(
-    *sources: str | Path,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    trust_code: bool = False,
-    **flags: Any,
+    *sources: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), trust_code: bool = False, **flags: Any
 ) -> list[dict[str, Any]]:
     """Return the privacy cost of numbers, recipes, result directories or ledgers, or what a budget affords.
 

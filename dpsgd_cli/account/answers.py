@@ -6,7 +6,7 @@ Text output is in `report.py`, accountants are in `accounting/accountants/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpsgd_cli.account.cases import Case, Target
@@ -135,17 +135,19 @@ def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
 Question = tuple[Case, Sequence[Accountant]]
 
 
-def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bool = True) -> Series:
+def epoch_curve(questions: Sequence[Question], with_rho: bool) -> Series:
     """Return epsilon after every epoch, for each case and each of its accountants that covers it.
 
-    Unless the user named accountants, a picture shows the accountant with the smallest proved epsilon of each case.
     Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
     """
     # a case without a statement is refused here, not left out
     epochs = {id(case): case.by_epoch() for case, _ in questions}
     extra: list[dict[str, list[float | None]]] = []
     for case, _ in questions:
-        extra.append({NOISE: _noise_curve(epochs[id(case)])} if len(questions) == 1 else {})
+        # the noise multiplier of each epoch is that of its last Gaussian
+        sums = [[r.mechanism for r in own if isinstance(r.mechanism, GaussianSum)] for own in epochs[id(case)]]
+        noise: list[float | None] = [own[-1].noise_multiplier if own else None for own in sums]
+        extra.append({NOISE: noise} if len(questions) == 1 else {})
         # no rho is proved for the best of several trials
         if with_rho and case.choice is None and (rhos := _rho_curve(epochs[id(case)])) is not None:
             extra[-1]["rho"] = list(rhos)
@@ -154,12 +156,10 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
         with waiting(f"{accountant.name}, {len(epochs[id(case)])} epochs"):
             return [*accountant.curve(epochs[id(case)], case.delta)]
 
-    return _series("epochs", questions, curve, named_by_user, extra)
+    return _series("epochs", questions, curve, extra)
 
 
-def parameter_curve(
-    questions: Sequence[Question], axis: str, points: Sequence[float], named_by_user: bool = True
-) -> Series:
+def parameter_curve(questions: Sequence[Question], axis: str, points: Sequence[float]) -> Series:
     """Return epsilon over the values `points` of parameter `axis`; None where an accountant refuses a value.
 
     Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
@@ -171,7 +171,7 @@ def parameter_curve(
             raise UnsupportedMechanism(f"{accountant.name}: {rows[0].note}")
         return [row.epsilon for row in rows]
 
-    return _series(axis, questions, curve, named_by_user, points=list(points))
+    return _series(axis, questions, curve, points=list(points))
 
 
 def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Series:
@@ -210,15 +210,18 @@ def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
             raise BudgetExceeded(f"{name}epsilon {best.epsilon:.6g} ({best.accountant}) exceeds --max-epsilon {most:g}")
 
 
+def reasons_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of accountants that refuse, by reason."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.epsilon is None:
+            found.setdefault(row.note.removeprefix("refused: "), []).append(row)
+    return found
+
+
 def _refused(case: Case, accountant: Accountant, refusal: Exception, priced: Composition | None = None) -> Row:
     note = str(refusal).removeprefix(f"{accountant.name} does not cover this: ").removeprefix(f"{accountant.name}: ")
     return Row(case, accountant.name, None, case.delta, accountant.bound, f"refused: {note}", priced)
-
-
-def _noise_curve(epochs: Sequence[Sequence[Release]]) -> list[float | None]:
-    """Return the noise multiplier of each epoch: its last Gaussian's; None without one."""
-    sums = [[r.mechanism for r in releases if isinstance(r.mechanism, GaussianSum)] for releases in epochs]
-    return [own[-1].noise_multiplier if own else None for own in sums]
 
 
 def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:
@@ -243,21 +246,10 @@ def _prefix(case: Case, cases: Sequence[Case]) -> str:
     return f"{name} " if len(alike) == 1 else f"{name} #{number} "
 
 
-def _least(own: dict[str, Accountant], columns: dict[str, list[float | None]]) -> list[str]:
-    """Return the column with the smallest upper bound at the end of its curve, or the smallest estimate if none."""
-
-    def key(column: str) -> tuple[bool, float]:
-        last = next((value for value in reversed(columns[column]) if value is not None), math.inf)
-        return own[column].bound != "upper", last
-
-    return [min(own, key=key)] if own else []
-
-
 def _series(
     axis: str,
     questions: Sequence[Question],
     curve: Callable[[Case, Accountant], list[float | None]],
-    named_by_user: bool,
     extra: Sequence[dict[str, list[float | None]]] = (),
     points: list[float] | None = None,
 ) -> Series:
@@ -267,24 +259,16 @@ def _series(
     shown: list[str] = []
     reasons: list[str] = []
     for index, (case, named) in enumerate(questions):
-        own: dict[str, Accountant] = {}
         prefix = _prefix(case, cases)
         columns |= {f"{prefix}{name}": values for name, values in (extra[index] if extra else {}).items()}
         for accountant in named:
             try:
                 columns[f"{prefix}{accountant.name}"] = curve(case, accountant)
-                own[f"{prefix}{accountant.name}"] = accountant
+                shown.append(f"{prefix}{accountant.name}")
             except UnsupportedMechanism as refusal:
                 reasons.append(str(refusal))
-        shown += own if named_by_user else _least(own, columns)
     if not set(columns) - {NOISE}:
         raise UnsupportedMechanism("no accountant covers this:\n" + "\n".join(dict.fromkeys(reasons)))
     longest = max(len(values) for values in columns.values())
     padded = {name: values + [None] * (longest - len(values)) for name, values in columns.items()}
     return Series(axis, points if points is not None else [float(i) for i in range(1, longest + 1)], padded, shown)
-
-
-def steps_between(start: float, stop: float, step: float) -> Iterator[float]:
-    """Yield start, start + step, ... up to and including stop."""
-    count = math.floor((stop - start) / step + 1e-9)
-    yield from (round(start + i * step, 12) for i in range(count + 1))

@@ -25,6 +25,7 @@ from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
 from dpsgd_cli.results.guarantee import ASSUMED, FIXED
 
 BATCH_SIZE = "batch-size"
+DEFAULT_DELTA = 1e-5
 _MOST_USES = float(1 << 26)
 _MOST_EPOCHS = 1_000_000
 Epochs = list[list[Release]]
@@ -39,12 +40,10 @@ class Target:
 
     @property
     def limit(self) -> float:
-        """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
+        """Value of the budget; UsageError if none is given."""
         limit = self.rho if self.rho is not None else self.epsilon
         if limit is None:
             raise UsageError("give a budget: --target-epsilon or another target, or one in the recipe")
-        if not 0 < limit < math.inf:
-            raise UsageError(f"the budget is {limit!r}, but must be positive and finite")
         return limit
 
 
@@ -209,21 +208,18 @@ class Case:
 
         def spent(value: float) -> float:
             made = self.with_value(parameter, value).composition
-            return made.epsilon(accountant, self.delta) if target.rho is None else _rho_of(made)
+            if target.rho is None:
+                return made.epsilon(accountant, self.delta)
+            if (rho := made.rho()) is None:
+                total_rho(made.releases)  # raises the reason, if there is one
+                raise UnsupportedMechanism("no rho is proved for this, so no budget in rho can be solved for")
+            return rho
 
         if self.plans is not None and parameter != BATCH_SIZE:
             value = self.plans(parameter, target, accountant, self.together or 1)
         else:
             value = afforded(spent, parameter, target, self.records if parameter == BATCH_SIZE else None)
         return value, self.with_value(parameter, value)
-
-
-def _rho_of(made: Composition) -> float:
-    """Return rho, for a budget in rho. Raises UnsupportedMechanism, with the reason, where there is none."""
-    if (rho := made.rho()) is None:
-        total_rho(made.releases)
-        raise UnsupportedMechanism("no rho is proved for this, so no budget in rho can be solved for")
-    return rho
 
 
 def _times(releases: Sequence[Release], trials: int) -> list[Release]:
@@ -315,17 +311,15 @@ class Numbers:
     @property
     def uses(self) -> int:
         """Number of uses of the mechanism: steps, or where a use is an epoch, all begun epochs."""
-        if self.kind.by_epoch:
-            if self.epochs is not None:
-                return self.epochs
-            if self.sampling_rate is None:
-                raise UsageError(
-                    f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
-                )
-            return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
-        if self.steps is not None:
-            return self.steps
-        return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
+        if self.epochs is not None:
+            return self.epochs if self.kind.by_epoch else self.epochs * self.steps_per_epoch
+        if self.kind.by_epoch and self.sampling_rate is None:
+            raise UsageError(
+                f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
+            )
+        if self.steps is None:
+            raise UsageError("give --steps or --epochs")
+        return math.ceil(self.steps / self.steps_per_epoch) if self.kind.by_epoch else self.steps
 
     def release(self, uses: int) -> Release:
         """Return `uses` releases of the mechanism; UsageError if a number is missing."""
@@ -432,9 +426,3 @@ def of_history(label: str, releases: Sequence[Release], delta: float, remark: st
         told=(f"{label}: {remark}",),
         assumed=ASSUMED,
     )
-
-
-def _given(value: int | None, option: str) -> int:
-    if value is None:
-        raise UsageError(f"give {option}")
-    return value

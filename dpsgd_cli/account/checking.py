@@ -17,7 +17,7 @@ from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.results import claim, report, store
+from dpsgd_cli.results import prices, report, store
 from dpsgd_cli.results.result import Row
 
 FORGERY = (
@@ -45,7 +45,7 @@ def verdicts(directory: Path) -> list[Verdict]:
     found = [Verdict("files", True, f"{count(named, 'file')} and result.json are unchanged, by their hashes")]
     privacy = document["privacy"]
     checks: list[tuple[str, Callable[[], tuple[list[str], str]]]] = [
-        ("claim", lambda: (claim.problems_of(directory, document), _claim(privacy))),
+        ("claim", lambda: (prices.problems_of(directory, document), _claim(privacy))),
         ("ledger", lambda: _ledger(directory, document)),
         ("page", lambda: _page(directory)),
         ("code", lambda: _code(directory, document)),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsgd_cli.account.cases import Case, Epochs, noise_facts, noise_words
+from dpsgd_cli.account.cases import DEFAULT_DELTA, Case, Epochs, noise_facts, noise_words
 from dpsgd_cli.accounting.adjacency import adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run, why_apart
 from dpsgd_cli.accounting.ledger import LedgerEntry, by_part, priced_parts, read_entries, read_seeds
@@ -14,10 +14,10 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
-from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
+from dpsgd_cli.results.reading import RESULT, data_and_folds, recipe_text_of
+from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 
-DEFAULT_DELTA = 1e-5
 LEDGER = "ledger.jsonl"
 ALONE = "nothing vouches for this ledger: there is no result.json beside it that says how many lines it had, and which"
 GONE = "the sweep lists this cell, which has neither a result nor a record that it failed"
@@ -36,15 +36,15 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
     # before the ledgers: a cell that finishes meanwhile is missing, and never neither there nor missing
     gone = [cell for place in places if place.is_dir() for cell in missing_cells(place)]
     paths = list({path.resolve(): path for place in places for path in _ledgers_in(place)}.values())
-    stated = {path: _stated_delta(path) for path in paths}
-    alone = [path for path, value in stated.items() if value is None]
-    known = [value for value in stated.values() if value is not None]
+    documents = {path: _document(path) for path in paths}
+    alone = [path for path, document in documents.items() if document is None]
+    vouched = [document["privacy"] for document in documents.values() if document is not None]
     # records of private choices, whose other runs were removed (`sweep/private_tuning.py`)
     choices = [
         path for place in places if place.is_dir() for path in sorted(place.rglob("*.result.json")) if _chooses(path)
     ]
     label = " and ".join(dict.fromkeys(place.name or str(place) for place in places))
-    delta = delta or min(known, default=DEFAULT_DELTA)
+    delta = delta or min((float(privacy["delta"]) for privacy in vouched), default=DEFAULT_DELTA)
     by_ledger = [[trials[trial] for trial in sorted(trials)] for trials in map(read_entries, paths)]
     trials = [trial for own in by_ledger for trial in own]
     entries = [entry for trial in trials for entry in trial]
@@ -61,18 +61,15 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
         del together  # the ledgers fix the number of trials
         if choices:
             return f"{choices[0]} records a private choice among runs that left no ledger; its price is its own"
-        runs = [
-            _run(path.parent, read_seeds(path), adjacency_label(own[0][0].release.mechanism.adjacency, own[0][0].unit))
-            for path, own in zip(paths, by_ledger, strict=True)
-        ]
-        return why_apart(runs, len(trials))
+        firsts = [own[0][0] for own in by_ledger]
+        adjacencies = [adjacency_label(first.release.mechanism.adjacency, first.unit) for first in firsts]
+        return why_apart(list(map(_run, paths, documents.values(), adjacencies)), len(trials))
 
     def by_epoch() -> list[Epochs]:
         if is_budget:
             raise UnsupportedMechanism(f"{label} has no curve by epoch: {ADAPTIVE} (see history.csv)")
         return [_by_epoch(trial) for trial in trials]
 
-    vouched = [read_whole(path.parent)["privacy"] for path in paths if path not in alone]
     return Case(
         label=label,
         about=f"{label}: {files}{count(len(trials), 'trial')}{noise}, delta {delta:g}{unit_words(unit)}",
@@ -142,29 +139,25 @@ def _chooses(path: Path) -> bool:
         return False
 
 
-def _stated_delta(ledger: Path) -> float | None:
-    """Return the delta that a ledger's result states; None for a ledger without a result.
+def _document(ledger: Path) -> Row | None:
+    """Return the `result.json` of a ledger's result; None for a ledger without a result.
 
-    Raises DataError for a result trained without privacy.
+    Raises DataError for a damaged result, and for one trained without privacy.
     """
     if ledger.name != LEDGER or not is_complete(ledger.parent):
         return None
-    privacy = read_whole(ledger.parent)["privacy"]
-    if privacy["accountant"] is None:
+    document = read_whole(ledger.parent)
+    if document["privacy"]["accountant"] is None:
         raise DataError(f"{ledger.parent}: was trained without privacy, so there is nothing to account for")
-    return float(privacy["delta"])
+    return document
 
 
-def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> Run:
-    """Return the run of a ledger, with its tested records from the result in the same folder.
-
-    Raises DataError for a damaged result.
-    """
-    name = directory.name or str(directory)
-    if not is_complete(directory):
+def _run(ledger: Path, document: Row | None, adjacency: str | None) -> Run:
+    """Return the run of a ledger, with its tested records from the result in the same folder."""
+    name, seeds = ledger.parent.name or str(ledger.parent), read_seeds(ledger)
+    if document is None:
         return Run(name, seeds, adjacency, None)
     from dpsgd_cli.results.evaluated import identities_in, records_of  # recipes; most ledgers have none
 
-    provenance = read_whole(directory)["provenance"]
-    text = recipe_text_of(directory / "recipe.yaml")
-    return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))
+    data, folds = data_and_folds(recipe_text_of(ledger.parent / "recipe.yaml"))
+    return Run(name, seeds, adjacency, records_of(data, folds, identities_in(document["provenance"])))

@@ -109,7 +109,7 @@ OPTIONS: dict[str, Option] = {
         "text", "ORF", "NAME=FROM:TO:STEP",
         "Print epsilon over a parameter, as CSV. `order`: Renyi divergences; `false-positives`: the trade-off curve.",
     ),
-    "plot": Option("file", "CORF", None, "Also draw the curve (of the least bound unless accountants are named)."),
+    "plot": Option("file", "CORF", None, "Also draw the curves."),
     "format": Option(("table", "json", "csv"), "PDBCORFX", None, "Format of the output."),
 }  # fmt: skip
 HEADINGS = {

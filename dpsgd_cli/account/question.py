@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.account import answers
-from dpsgd_cli.account.cases import Case, Numbers, of_history
+from dpsgd_cli.account.cases import DEFAULT_DELTA, Case, Numbers, of_history
 from dpsgd_cli.account.options import MOST_USES, OF_NUMBERS, Asked, check_number, flag
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching, replace_factor
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
-
-DEFAULT_DELTA = 1e-5
 
 
 def cases_of(asked: Asked) -> list[Case]:
@@ -33,10 +31,7 @@ def cases_of(asked: Asked) -> list[Case]:
     choice = None if asked.best_of is None else Choice(asked.best_of, asked.law or "geometric")
     return [
         dataclasses.replace(
-            case,
-            together=_trial_count(asked.trials, case) if together else None,
-            group=asked.group,
-            choice=choice,
+            case, together=_trial_count(asked.trials, case) if together else None, group=asked.group, choice=choice
         )
         for case in cases
     ]
@@ -204,16 +199,9 @@ def rows_of(asked: Asked, cases: Sequence[Case]) -> list[answers.Row]:
             attack = priced.attack() if asked.attacker and priced is not None else None
             rows += [dataclasses.replace(row, attack=attack) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
-        raise UnsupportedMechanism(_reasons(rows))
+        reasons = answers.reasons_of(rows).items()
+        raise UnsupportedMechanism("\n".join(f"{', '.join(r.accountant for r in own)}: {why}" for why, own in reasons))
     return answers.ranked(rows, more_is_better)
-
-
-def _reasons(rows: Sequence[answers.Row]) -> str:
-    """Return the accountants' reasons for refusing, each reason once."""
-    named: dict[str, list[str]] = {}
-    for row in rows:
-        named.setdefault(row.note.removeprefix("refused: "), []).append(row.accountant)
-    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
 
 
 def _free_parameter(case: Case) -> str:
@@ -231,7 +219,7 @@ def series_of(asked: Asked, cases: Sequence[Case]) -> answers.Series:
     if asked.over is None:
         with_rho = not asked.accountant or asked.accountant == ("zcdp",)
         questions = [(case, _accountants(asked, case)) for case in cases]
-        return answers.epoch_curve(questions, with_rho, named_by_user=bool(asked.accountant))
+        return answers.epoch_curve(questions, with_rho)
     axis, points = _axis(asked.over)
     if axis == "order":
         sampling_rate = _sampling_rate(asked, "poisson")
@@ -247,7 +235,7 @@ def series_of(asked: Asked, cases: Sequence[Case]) -> answers.Series:
     for point in points:
         check_number(axis.replace("-", "_"), point)
     questions = [(case, _accountants(asked, case)) for case in cases]
-    return answers.parameter_curve(questions, axis, points, named_by_user=bool(asked.accountant))
+    return answers.parameter_curve(questions, axis, points)
 
 
 def _axis(text: str) -> tuple[str, list[float]]:
@@ -263,4 +251,5 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise UsageError(f"--over {text}: FROM, TO and STEP must be finite")
     if not (step > 0 and stop >= start) or (stop - start) / step > 100_000:
         raise UsageError(f"--over {text}: FROM must not be above TO, STEP must be positive, at most 100000 points")
-    return name, list(answers.steps_between(start, stop, step))
+    count = math.floor((stop - start) / step + 1e-9)
+    return name, [round(start + i * step, 12) for i in range(count + 1)]

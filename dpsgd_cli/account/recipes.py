@@ -53,6 +53,7 @@ def of_recipe(loaded: LoadedRecipe, delta: float | None = None) -> Case:
     except (PrivacyError, UsageError) as error:
         problem = error
     privacy = _privacy_of(recipe)
+    own = privacy.budget
     stated = delta or privacy.delta or getattr(privacy.budget, "delta", None)
     if stated is None:
         if problem is not None:
@@ -93,7 +94,7 @@ def of_recipe(loaded: LoadedRecipe, delta: float | None = None) -> Case:
         told=(f"{recipe.name}: {EXPERIMENT}",) if recipe.seed is not None else (),
         uncovered=tuple(uncovered_steps(recipe.data, recipe.adjacency, loaded.base)),
         is_budget=is_budget,
-        budget=_own_budget(privacy),
+        budget=Target(own.epsilon) if isinstance(own, EpsilonBudget) else Target(rho=None if own is None else own.rho),
         parameters=_parameters(recipe, privacy.schedule),
         changed=lambda parameter, value: of_recipe(_changed(loaded, parameter, value, stated), delta),
         plans=lambda *asked: _solved(loaded, stated, *asked),
@@ -126,13 +127,6 @@ def _privacy_of(recipe: Recipe) -> Privacy:
     if recipe.privacy is None:
         raise PrivacyError(f"{recipe.name}: method {recipe.method.kind} has no privacy section: nothing to price")
     return recipe.privacy
-
-
-def _own_budget(privacy: Privacy) -> Target:
-    own = privacy.budget
-    if isinstance(own, RhoBudget):
-        return Target(rho=own.rho)
-    return Target(epsilon=own.epsilon) if own is not None else Target()
 
 
 def _parameters(recipe: Recipe, schedule: Schedule) -> dict[str, bool]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, warnings_of_case
+from dpsgd_cli.account.answers import FALSE_POSITIVES, Row, Series, reasons_of, warnings_of_case
 from dpsgd_cli.account.cases import Case, noise_facts, span_words
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.errors import RunError
@@ -33,8 +35,6 @@ def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
 
 def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
     """Return the steps and records that Lecture 9 asks of each recipe, as text or JSON."""
-    import json
-
     if form == "json":
         return json.dumps(rows, indent=2)
     return "\n".join(
@@ -47,22 +47,18 @@ def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return rows as aligned columns; refusals follow, grouped by reason."""
     priced = [_columns(row, rows) for row in rows if row.epsilon is not None]
-    refused = [row for row in rows if row.epsilon is None]
+    refused = reasons_of(rows)
     lines = _aligned([[*priced[0]], *([*cells.values()] for cells in priced)]) if priced else []
     if refused:
         lines += ["", "no statement:"] if lines else ["no statement:"]
-        by_reason: dict[str, list[str]] = {}
-        for row in refused:
-            by_reason.setdefault(row.note.removeprefix("refused: "), []).append(_name(row, rows))
-        for reason, names in by_reason.items():
-            lines += _wrapped(f"  {', '.join(names)}: {reason}")
+        for reason, own in refused.items():
+            told = f"  {', '.join(_name(row, rows) for row in own)}: {reason}"
+            lines += textwrap.wrap(told, _WIDTH, subsequent_indent="      ")
     return "\n".join(lines)
 
 
 def as_json(rows: Sequence[Row]) -> str:
     """Return rows as a JSON list of objects; numbers that are not finite become null, and the note says so."""
-    import json
-
     return json.dumps([_record(row, rows) for row in rows], indent=2)
 
 
@@ -73,19 +69,13 @@ def as_csv(rows: Sequence[Row]) -> str:
     return _csv([names, *([record.get(name) for name in names] for record in records)])
 
 
-def series_csv(series: Series) -> str:
-    """Return a series as CSV: the axis, then one column per curve."""
-    body = zip(series.points, *series.columns.values(), strict=True)
-    return _csv([(series.axis, *series.columns), *(map(_plain, row) for row in body)])
-
-
-def series_json(series: Series) -> str:
-    """Return a series as a JSON list of objects, one per point."""
-    import json
-
-    body = zip(series.points, *series.columns.values(), strict=True)
-    names = (series.axis, *series.columns)
-    return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in body], indent=2)
+def series(found: Series, form: str | None) -> str:
+    """Return a series as CSV (the axis, then one column per curve), or as a JSON list of objects, one per point."""
+    names = (found.axis, *found.columns)
+    body = [[*map(_plain, row)] for row in zip(found.points, *found.columns.values(), strict=True)]
+    if form == "json":
+        return json.dumps([dict(zip(names, row, strict=True)) for row in body], indent=2)
+    return _csv([names, *body])
 
 
 def draw(series: Series, path: str) -> None:
@@ -134,18 +124,14 @@ def _columns(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     if any(other.rho is not None for other in rows):
         found["rho"] = "" if row.rho is None else f"{row.rho:.6g}"
     found |= {"bound": row.bound, "adjacency": row.adjacency or "any"}
-    if _several_adjacencies(rows):
+    # multipliers of different sensitivities are ranked: a replaced record moves a sum by 2 C
+    if len({other.adjacency for other in rows if other.adjacency is not None}) > 1:
         found["noise / C"] = span_words(facts["noise_over_clip"]) if facts else ""
     return found | {"batching": row.case.batching, "note": row.note}
 
 
 def _several_sources(rows: Sequence[Row]) -> bool:
     return len({row.case.label for row in rows}) > 1
-
-
-def _several_adjacencies(rows: Sequence[Row]) -> bool:
-    """Return whether multipliers of different sensitivities are ranked: a replaced record moves a sum by 2 C."""
-    return len({row.adjacency for row in rows if row.adjacency is not None}) > 1
 
 
 def _facts(row: Row) -> dict[str, Any]:
@@ -172,12 +158,6 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="      ")
 
 
 def _record(row: Row, rows: Sequence[Row]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ would run Python files named by a recipe or a result. The list of trusted files 
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 from click.shell_completion import CompletionItem
 
@@ -32,23 +30,12 @@ TRUST_CODE = click.option(
 
 def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Return the shipped recipes, files and keys of recipes that begin with what was `typed`, for a shell."""
-    from dpsgd_cli.recipe.check import json_schema
+    from dpsgd_cli.common.yaml_tree import dotted
+    from dpsgd_cli.recipe.check import key_paths, schema_of
     from dpsgd_cli.recipe.loading import shipped_recipes
     from dpsgd_cli.recipe.schema import Recipe
 
     del context, parameter
-    schema = json_schema(Recipe)
-    names = [*shipped_recipes(), *(f"{key}=" for key in _keys(schema, schema))]
+    keys = dict.fromkeys(f"{dotted(path)}=" for path in key_paths(schema_of(Recipe), None))
+    names = [*shipped_recipes(), *keys]
     return [CompletionItem(typed, type="file"), *(CompletionItem(name) for name in names if name.startswith(typed))]
-
-
-def _keys(section: dict[str, Any], schema: dict[str, Any]) -> set[str]:
-    """Return the dotted keys of a section of a JSON `schema`, those of every kind of it."""
-    found = set()
-    if "$ref" in section:
-        return _keys(schema["$defs"][section["$ref"].rpartition("/")[2]], schema)
-    for kind in [*section.get("anyOf", []), *section.get("oneOf", [])]:
-        found |= _keys(kind, schema)
-    for name, below in section.get("properties", {}).items():
-        found |= {f"{name}.{key}" for key in _keys(below, schema)} or {name}
-    return found

@@ -5,7 +5,7 @@ Options are listed in `account/options.py` and interpreted in `account/question.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import click
@@ -65,21 +65,18 @@ class Number(click.ParamType):
             return float(over) / float(under) if under and self.kind == "rate" else float(text)
         except (ValueError, ZeroDivisionError):
             hint = "" if self.kind != "rate" else ", nor a batch size over records, such as 600/60000"
-            try:
+            with contextlib.suppress(ValueError, ZeroDivisionError):
                 meant = float(text[:-1]) / 100 if text.endswith("%") else float(over) / float(under)
                 hint = f"; write {meant:.6g}"
-            except (ValueError, ZeroDivisionError):
-                pass
-            self.fail(
-                f"{text!r} is no {'whole number' if self.kind in ('count', 'group') else 'number'}{hint}", param, ctx
-            )
+            wanted = "whole number" if self.kind in ("count", "group") else "number"
+            self.fail(f"{text!r} is no {wanted}{hint}", param, ctx)
 
 
-def _declared(name: str, option: Option) -> Callable[[Any], Any]:
-    """Return the decorator of an option of the list."""
+def _declared(name: str, option: Option) -> click.Option:
+    """Return an option of the list as Click knows it."""
     kind: Any = option.kind
     if kind == "flag":
-        return click.option(flag(name), is_flag=True, help=option.help)
+        return click.Option([flag(name)], is_flag=True, help=option.help)
     if isinstance(kind, tuple):
         kind = click.Choice(list(kind))
     elif kind in RANGES:
@@ -87,20 +84,18 @@ def _declared(name: str, option: Option) -> Callable[[Any], Any]:
     else:
         kind = click.Path(dir_okay=False) if kind == "file" else str
     repeated = {"multiple": True} if option.value == () else {"default": option.value}
-    return click.option(flag(name), type=kind, metavar=option.metavar, help=option.help, **repeated)
+    return click.Option([flag(name)], type=kind, metavar=option.metavar, help=option.help, **repeated)
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    for name, option in reversed(OPTIONS.items()):
-        function = _declared(name, option)(function)
-    return function
-
-
-@click.command("account", cls=Command, short_help="State the privacy cost of flags, a recipe, a result or a ledger.")
+@click.command(
+    "account",
+    cls=Command,
+    params=[_declared(name, option) for name, option in OPTIONS.items()],
+    short_help="State the privacy cost of flags, a recipe, a result or a ledger.",
+)
 @click.argument(
     "arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...", shell_complete=complete
 )
-@_with_options
 @TRUST_CODE
 def command(**given: Any) -> None:
     """State the privacy cost of a training, or what a budget affords, without training.
@@ -134,11 +129,11 @@ def command(**given: Any) -> None:
         click.echo(exported(cases))
         return
     if asked.curve or asked.over is not None:
-        series = series_of(asked, cases)
+        found = series_of(asked, cases)
         if asked.plot is not None:
-            report.draw(series, asked.plot)
+            report.draw(found, asked.plot)
             click.echo(f"drawn to {asked.plot}", err=True)
-        click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
+        click.echo(report.series(found, asked.format))
         return
     rows = rows_of(asked, cases)
     click.echo(report.prices(cases, rows, asked.format))

@@ -32,9 +32,7 @@ def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--quick", is_flag=True, help="Fewer rows and trials: seconds, for CI.")
 @BOOK
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder. Default: audits/ beside results.",
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder. Default: audits/ beside results."
 )
 def command(
     target: str,

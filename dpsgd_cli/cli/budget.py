@@ -64,7 +64,6 @@ def create(book: Path, files: tuple[Path, ...], epsilon: float, delta: float, ad
     """
     from dpsgd_cli.data.fingerprint import sha256
     from dpsgd_cli.results import book as books
-    from dpsgd_cli.results import book_text
 
     if not epsilon < float("inf"):
         raise UsageError("--epsilon must be finite")
@@ -72,7 +71,7 @@ def create(book: Path, files: tuple[Path, ...], epsilon: float, delta: float, ad
     if len(set(hashes.values())) < len(files):
         raise UsageError("two of the files of --data are the same; name each file of the table once")
     made = books.create(book, books.BookTerms(hashes, unit, adjacency, epsilon, delta))
-    click.echo("\n".join(book_text.lines_of(made)))
+    click.echo("\n".join(books.lines_of(made)))
 
 
 @command.command()
@@ -93,8 +92,7 @@ def show(book: Path, layout: str) -> None:
       dpsgd budget show patients.book
     """
     from dpsgd_cli.results import book as books
-    from dpsgd_cli.results import book_text
 
     found = books.read(book)
-    told = "\n".join(book_text.lines_of(found))
-    click.echo(told if layout == "table" else json.dumps(book_text.document(found), indent=2))
+    told = "\n".join(books.lines_of(found))
+    click.echo(told if layout == "table" else json.dumps(books.document(found), indent=2))

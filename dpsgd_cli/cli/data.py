@@ -92,31 +92,23 @@ def verify(names: tuple[str, ...], cards: Path | None) -> None:
     """
     problems: list[str] = []
     for card in _cards(names, cards):
-        checks = _checks(card)
+        checks: dict[str, Callable[[], object]] = {
+            file.name: functools.partial(card_files.read_content, card, file) for file in card.files
+        }
+        if card.reader.kind == "bundled":
+            checks = {card.files[0].name: functools.partial(card_readers.read, card)}
         if not any(card_files.locate(card, file) for file in card.files) and card.reader.kind != "bundled":
             problems.append(f"data set {card.name} is not in {card_files.folder()}; run `dpsgd data fetch {card.name}`")
             checks = {}
         for name, check in checks.items():
-            problem = _problem(check)
-            click.echo(f"{card.name}: {name}: {'ok' if problem is None else 'NOT ok'}")
-            problems += [] if problem is None else [problem]
+            try:
+                check()
+                click.echo(f"{card.name}: {name}: ok")
+            except DataError as error:
+                click.echo(f"{card.name}: {name}: NOT ok")
+                problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-
-
-def _checks(card: Card) -> dict[str, Callable[[], object]]:
-    """Return, per file name, a function that reads the file and raises DataError if its content is wrong."""
-    if card.reader.kind == "bundled":
-        return {card.files[0].name: functools.partial(card_readers.read, card)}
-    return {file.name: functools.partial(card_files.read_content, card, file) for file in card.files}
-
-
-def _problem(check: Callable[[], object]) -> str | None:
-    try:
-        check()
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def _state(card: Card) -> str:

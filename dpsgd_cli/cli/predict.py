@@ -53,13 +53,7 @@ def _columns(decided: np.ndarray) -> dict[str, Sequence[Any]]:
 @click.option("--unknown", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
               help="Categories that the model does not know: no prediction, or one as for none of them.")  # fmt: skip
 def command(
-    result: Path,
-    new: Path,
-    out: Path | None,
-    trial: int,
-    probabilities: bool,
-    keep: tuple[str, ...],
-    unknown: str,
+    result: Path, new: Path, out: Path | None, trial: int, probabilities: bool, keep: tuple[str, ...], unknown: str
 ) -> None:
     """Predict the class or target of the records in NEW with the model of a result.
 

@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from dpsgd_cli.cli import TRUST_CODE, complete
-from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
-from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.check import json_schema
-from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, named_files, plain, question, shipped_recipes
+from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, named_files, question, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 
 
@@ -74,8 +70,7 @@ def list_(every: bool) -> None:
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with its defaults filled in.
 
-    The output is an equivalent recipe. Comments at its end name settings that come from the data card or from the
-    operating system.
+    The output is an equivalent recipe.
 
     \b
     Examples:
@@ -83,7 +78,7 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
     loaded = load_recipe(recipe, overrides)
-    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *implied_settings(loaded.recipe, loaded.base)]))
+    click.echo(dump_recipe(loaded.recipe), nl=False)
 
 
 @command.command("copy")
@@ -150,9 +145,7 @@ def validate(recipes: tuple[str, ...]) -> None:
     "--text", multiple=True, metavar="COLUMN", help="A column of codes or categories, whatever its cells are."
 )
 @click.option(
-    "--private-bounds",
-    is_flag=True,
-    help="Have bounds and categories released with noise; look at names only.",
+    "--private-bounds", is_flag=True, help="Have bounds and categories released with noise; look at names only."
 )
 @click.option("--categorical", multiple=True, metavar="COLUMN", help="With --private-bounds: a column of categories.")
 @click.option("--unit", metavar="COLUMN", help="The column that tells persons apart: all rows of one are protected.")
@@ -252,30 +245,3 @@ def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
 
     for line in model_report(loaded):
         click.echo(line)
-
-
-def implied_settings(recipe: Recipe, base: Path = Path()) -> list[str]:
-    """Return comment lines `# key: value (why)` for keys without a value or default in the recipe.
-
-    Such keys stay out of a resolved recipe: their values come from the data card or the operating system, and writing
-    them down would make a different recipe.
-    """
-    said = []
-    if recipe.data.preprocess is None:
-        whose = "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
-        steps = yaml.dump(_steps(recipe, base), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
-        said.append(f"data.preprocess: {steps} ({whose})")
-    if recipe.seed is None:
-        said.append("seed: none (the operating system's entropy; no run can be repeated)")
-    if recipe.privacy is not None and recipe.privacy.noise_source is None:
-        source = noise_source(recipe.seed)
-        said.append(f"privacy.noise_source: {source} ({'no seed' if recipe.seed is None else 'there is a seed'})")
-    return [f"# {line}" for line in said]
-
-
-def _steps(recipe: Recipe, base: Path) -> list[object]:
-    if recipe.data.name is None:
-        return [plain(step) for step in OWN_FILE_STEPS]
-    from dpsgd_cli.data import cards  # NumPy, which listing recipes does without
-
-    return [plain(step) for step in cards.plain_card(recipe.data, base).preprocess]

@@ -15,13 +15,7 @@ from dpsgd_cli.results.store import is_complete, is_hidden, public_copy, read_do
 
 @click.command("report")
 @click.argument("places", metavar="RESULT_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--publish",
-    "copy",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write a public copy to DIR.",
-)
+@click.option("--publish", "copy", type=click.Path(path_type=Path), metavar="DIR", help="Write a public copy to DIR.")
 def command(places: tuple[Path, ...], copy: Path | None) -> None:
     """Write report.md and report.html: the guarantee and the metrics of a result, in plain words.
 

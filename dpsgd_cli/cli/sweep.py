@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,6 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-class _Launcher(click.ParamType):
-    """Option type for a launcher that is registered when the command is called."""
-
-    name = "launcher"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(launchers.LAUNCHERS)}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in launchers.LAUNCHERS:
-            self.fail(f"{value!r} is not one of {', '.join(launchers.LAUNCHERS)}", param, ctx)
-        return str(value)
-
-
 @click.group(cls=_RunByDefault)
 def command() -> None:
     """Train every cell of a sweep: grids, lists and random samples over recipe keys.
@@ -68,7 +53,7 @@ def command() -> None:
               help="Folder of results, failures and tables.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
 @click.option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on.")
-@click.option("--launcher", type=_Launcher(), default="local", show_default=True,
+@click.option("--launcher", type=click.Choice(list(launchers.LAUNCHERS)), default="local", show_default=True,
               help="Where the trainings run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
 @BOOK
@@ -130,14 +115,14 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
     launch = launchers.get(launcher)
     session.begin()
     jobs = session.jobs(retry_failed, fail_fast)
-    progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
     if finished and not session.secret:
         click.echo(f"{finished} of {len(session.cells)} cells have run before and are kept", err=True)
     try:
-        for outcome in session.outcomes(launch, jobs):
-            if progress is not None:
-                progress.note(outcome)
+        for number, outcome in enumerate(session.outcomes(launch, jobs), start=1):
+            done = f"{count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s"
+            if not session.secret:
+                click.echo(f"pack {number}/{len(jobs)}: {done}, {len(outcome.failed)} failed", err=True)
     except RunError as error:
         raise RunError(str(error).replace(" with --resume", "")) from error
     result = session.finish()
@@ -146,26 +131,3 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
         return session.failed()
     click.echo("\n".join(session.told(result)))
     return 0 if session.secret else session.failed()
-
-
-class _Progress:
-    """Progress of a sweep: packs and trials done, speed, and time left."""
-
-    def __init__(self, packs: int, trials: int) -> None:
-        self._packs, self._trials = packs, trials
-        self._done = self._done_trials = self._failed = 0
-        self._begun = time.perf_counter()
-
-    def note(self, outcome: Any) -> None:
-        self._done += 1
-        self._done_trials += outcome.trials
-        self._failed += len(outcome.failed)
-        spent = time.perf_counter() - self._begun
-        rate = self._done_trials / spent if spent > 0 else 0.0
-        left = spent / self._done * (self._packs - self._done)
-        click.echo(
-            f"pack {self._done}/{self._packs}: {count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')}"
-            f" in {outcome.seconds:.1f} s; {self._done_trials} of {count(self._trials, 'trial')} done,"
-            f" {count(self._failed, 'cell')} failed, {rate:.3g} trials/s, about {left:.0f} s left",
-            err=True,
-        )

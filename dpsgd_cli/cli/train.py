@@ -20,7 +20,7 @@ from dpsgd_cli.common.text_format import count, visible
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results import report, store, summary
-from dpsgd_cli.training.plans import declarations, resolve_auto
+from dpsgd_cli.training.plans import declared_by_model, resolve_auto
 
 
 @click.command("train")
@@ -90,7 +90,9 @@ def _rehearse(loaded: LoadedRecipe) -> None:
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(summary.plan_text(plan, settled.recipe, declarations(settled, outline), settled.chosen))
+    click.echo(
+        summary.plan_text(plan, settled.recipe, [*outline.declarations, *declared_by_model(settled)], settled.chosen)
+    )
 
 
 def _train(

@@ -43,10 +43,6 @@ class Estimate:
     low: float
     high: float
 
-    def record(self) -> list[float | None]:
-        """Return plain data for `result.json`."""
-        return [self.value, self.low, self.high]
-
 
 @dataclass(frozen=True)
 class Noised:
@@ -167,26 +163,28 @@ class Measured:
             "records": self.noised.records,
             "noise": self.noised.deviation,
             "clamp": self.clamp,
-            "metrics": {name: one.record() for name, one in self.metrics.items()},
-            "constants": {name: one.record() for name, one in self.constants.items()},
-            "gain": None if self.gain is None else self.gain.record(),
+            "metrics": self.metrics,
+            "constants": self.constants,
+            "gain": self.gain,
             "cells": self.noised.linear.tolist(),
         }
         if self.confusion:
-            found["classes"] = list(self.classes)
-            found["confusion"] = [[one.record() for one in row] for row in self.confusion]
-            found["f1_by_class"] = [one.record() for one in self.f1]
-        if self.curve:
-            found["curve"] = [[at, sensitive.record(), specific.record()] for at, sensitive, specific in self.curve]
-        if self.groups:
-            found["groups"] = {
-                column: {
-                    value: {"records": one.records, "metrics": {n: m.record() for n, m in one.metrics.items()}}
-                    for value, one in values.items()
-                }
-                for column, values in self.groups.items()
-            }
-        return found
+            found |= {"classes": self.classes, "confusion": self.confusion, "f1_by_class": self.f1}
+        found |= {"curve": self.curve} if self.curve else {}
+        found |= {"groups": self.groups} if self.groups else {}
+        plain: dict[str, Any] = _plain(found)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain data: an estimate as [point, low, high]."""
+    if isinstance(value, Estimate):
+        return [value.value, value.low, value.high]
+    if isinstance(value, Group):
+        return {"records": value.records, "metrics": _plain(value.metrics)}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def ratio_of(parts: Sequence[Noised], over: np.ndarray, under: np.ndarray, least: float, most: float) -> Estimate:

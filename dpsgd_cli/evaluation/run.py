@@ -33,14 +33,14 @@ _SINGLE = HeldOut()
 class ClassCounts:
     """Exact counts of rows; private. They add up over pieces of the rows.
 
-    `cells`, and for more than two classes sums of `confidence`, are those of each block of a `HeldOut`. `table` (K, K):
-    classes by answers, None where it is not released.
+    `cells`, and for more than two classes sums of `confidence`, are those of each block of a `HeldOut`. `tables`: one
+    (K, K) of classes by answers; none where it is not released.
     """
 
     classes: int
     cells: Sequence[np.ndarray]
-    confidence: Sequence[np.ndarray] | None
-    table: np.ndarray | None
+    confidence: Sequence[np.ndarray]
+    tables: Sequence[np.ndarray]
 
     @classmethod
     def of(cls, labels: np.ndarray, outputs: np.ndarray, held: HeldOut) -> ClassCounts:
@@ -49,33 +49,22 @@ class ClassCounts:
         plan = strategy.for_two_classes() if classes == 2 else strategy.for_many_classes()
         cells = held.counts(_cells(labels, outputs), len(plan.matrix))
         if classes == 2:
-            return cls(classes, cells, None, None)
-        table = None
-        if classes <= MOST_NAMED:
-            pairs = labels * classes + outputs.argmax(axis=1)
-            table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes).astype(float)
-        return cls(classes, cells, held.sums(_confidence(outputs)), table)
+            return cls(classes, cells, [], [])
+        pairs = labels * classes + outputs.argmax(axis=1)
+        named = classes <= MOST_NAMED
+        table = np.bincount(pairs, held.weights, classes**2).reshape(classes, classes) if named else None
+        return cls(classes, cells, held.sums(_confidence(outputs)), [] if table is None else [table.astype(float)])
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
-        def both(one: Sequence[np.ndarray] | None, more: Sequence[np.ndarray] | None) -> list[np.ndarray] | None:
-            if one is None or more is None:
-                return None
+        def both(one: Sequence[np.ndarray], more: Sequence[np.ndarray]) -> list[np.ndarray]:
             return [own + beside for own, beside in zip(one, more, strict=True)]
 
-        cells, table = both(self.cells, other.cells), None
-        assert cells is not None
-        if self.table is not None and other.table is not None:
-            table = self.table + other.table
-        return ClassCounts(self.classes, cells, both(self.confidence, other.confidence), table)
+        pairs = ((self.cells, other.cells), (self.confidence, other.confidence), (self.tables, other.tables))
+        return ClassCounts(self.classes, *(both(*pair) for pair in pairs))
 
 
 def measure_classes(
-    labels: np.ndarray,
-    outputs: np.ndarray,
-    release: Release,
-    stream: Streams,
-    places: int,
-    held: HeldOut = _SINGLE,
+    labels: np.ndarray, outputs: np.ndarray, release: Release, stream: Streams, places: int, held: HeldOut = _SINGLE
 ) -> Measured:
     """Release the cells of rows with class indices `labels` (n,) and `outputs` (n, K), and estimate metrics.
 
@@ -93,14 +82,12 @@ def measure_counts(
     Args: `release`: from `price.held_out_releases`; the ledger must have admitted it before. `places`: the public
     number of rows at most. `held`: weights and groups of the rows.
     """
-    two, confused = exact.classes == 2, exact.table is not None
+    two, confused = exact.classes == 2, bool(exact.tables)
     plan = strategy.for_two_classes() if two else strategy.for_many_classes()
     share = 1 - groups.OF_CONFUSION * confused - groups.OF_CONFIDENCE * (not two)
     blocks = groups.encoded(exact.cells, plan.matrix, share)
-    if exact.confidence is not None:
-        blocks += groups.encoded(exact.confidence, None, groups.OF_CONFIDENCE)
-    if exact.table is not None:
-        blocks += groups.encoded([exact.table], None, groups.OF_CONFUSION)
+    blocks += [] if two else groups.encoded(exact.confidence, None, groups.OF_CONFIDENCE)
+    blocks += groups.encoded(exact.tables, None, groups.OF_CONFUSION) if confused else []
     mechanism = _gaussian(release, 1)
     noisy = _released(blocks, mechanism, stream, 0, places)
     deviation, ways = mechanism.noise_multiplier * mechanism.sensitivity, len(held.blocks)

@@ -5,7 +5,7 @@ The plan checks the conditions of a guarantee (`methods/dp_sgd/price.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
 from dpsgd_cli.accounting.budget import RhoBudget
@@ -33,217 +33,199 @@ from dpsgd_cli.methods.settings import METHODS, PythonMethod
 from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.schedules.settings import DEFAULT_SCHEDULES
 
-
-def method_problems(recipe: Experiment) -> list[str]:
-    """Return every conflict between the recipe's method and its other sections, one line each."""
-    found = [problem for check in _CHECKS for problem in check(recipe)]
-    return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+Problems = Iterator[str]
 
 
-def _evaluation(recipe: Experiment) -> list[str]:
+def method_problems(recipe: Experiment) -> Problems:
+    """Yield every conflict between the recipe's method and its other sections, one line each."""
+    for check in _CHECKS:
+        yield from check(recipe)
+    if recipe.preconditioner is not None:
+        yield from preconditioner_problems(recipe)
+
+
+def _evaluation(recipe: Experiment) -> Problems:
     """Refuse a private evaluation whose proof (`evaluation/price.py`) does not cover the recipe."""
     data, where = recipe.data, "data.evaluation: private (also the default for a table of your own)"
     public = "state evaluation: public, which declares the held-out records public"
     if not data.measured_privately:
-        return []
+        return
     if recipe.privacy is None:
-        return ["data.evaluation: private measures at the price of a private training; without privacy, leave it out"]
-    if recipe.folds is not None:
-        return [
-            f"{where}: with folds each record trains some trials and measures another; leave folds out, or {public}"
-        ]
-    if data.split is None or data.split.test == 0:
-        return [f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}, or {public}"]
-    problems = []
-    if isinstance(data.split.test, int) and NEIGHBOURS[recipe.adjacency].counted:
-        problems.append(
-            "data.split.test: a cut to an exact count moves a second record where one is removed, so held-out records"
-            f" that are private (also the default for a table of your own) need a fraction, say 0.2; or {public}"
-        )
-    if data.public is not None and data.public.cut_from == "test":
-        problems.append(
-            "data.public: is cut from the held-out records, which are private; cut it from: train, or give a path, or"
-            f" {public}"
-        )
-    if data.task == "regression" and data.target_bounds is None:
-        problems.append(f"data.target_bounds: missing; {where} bounds errors by them; give them, or {public}")
-    return problems
+        yield "data.evaluation: private measures at the price of a private training; without privacy, leave it out"
+    elif recipe.folds is not None:
+        yield f"{where}: with folds each record trains some trials and measures another; leave folds out, or {public}"
+    elif data.split is None or data.split.test == 0:
+        yield f"{where} measures records that a coin held out; give data.split, say {{test: 0.2}}, or {public}"
+    else:
+        if isinstance(data.split.test, int) and NEIGHBOURS[recipe.adjacency].counted:
+            yield (
+                "data.split.test: a cut to an exact count moves a second record where one is removed, so held-out"
+                " records that are private (also the default for a table of your own) need a fraction, say 0.2; or"
+                f" {public}"
+            )
+        if data.public is not None and data.public.cut_from == "test":
+            yield (
+                "data.public: is cut from the held-out records, which are private; cut it from: train, or give a path,"
+                f" or {public}"
+            )
+        if data.task == "regression" and data.target_bounds is None:
+            yield f"data.target_bounds: missing; {where} bounds errors by them; give them, or {public}"
 
 
-def _rows(recipe: Experiment) -> list[str]:
+def _rows(recipe: Experiment) -> Problems:
     """Refuse to leave rows out where a record's place decides its part: a row less would move all behind it."""
-    if recipe.data.rows is None or recipe.privacy is None or NEIGHBOURS[recipe.adjacency].counted:
-        return []
-    return [
-        f"data.rows: a row that is left out moves the places of others, which {recipe.adjacency} goes by; use"
-        " privacy.adjacency: add-remove, or leave such rows out of the file"
-    ]
+    if recipe.data.rows is not None and recipe.privacy is not None and not NEIGHBOURS[recipe.adjacency].counted:
+        yield (
+            f"data.rows: a row that is left out moves the places of others, which {recipe.adjacency} goes by; use"
+            " privacy.adjacency: add-remove, or leave such rows out of the file"
+        )
 
 
-def _updates(recipe: Experiment) -> list[str]:
+def _updates(recipe: Experiment) -> Problems:
     """Refuse rates by step and groups of parameters where a method makes updates of its own."""
     method = recipe.method
     if not isinstance(method, Gradient):
-        return []
+        return
     own = not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod | PythonMethod) or method.one_by_one
-    asked = [
-        key
-        for key, given in (("groups", method.groups), ("learning_rate", getattr(method.rate, "by_step", False)))
-        if given and own
-    ]
-    return [f"method.{key}: {method.kind} makes updates of its own; use dp-sgd with larger batches" for key in asked]
+    for key, given in (("groups", method.groups), ("learning_rate", getattr(method.rate, "by_step", False))):
+        if given and own:
+            yield f"method.{key}: {method.kind} makes updates of its own; use dp-sgd with larger batches"
 
 
-def _several(recipe: Experiment) -> list[str]:
+def _several(recipe: Experiment) -> Problems:
     """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
     data, method, model = recipe.data, recipe.method, recipe.model
     several = data.labels_are_arrays
     loss: LossSettings | None = None if isinstance(model, ConvexModel) else model.loss
-    problems = []
     if several and data.measured_privately:
-        problems.append(
+        yield (
             f"data.evaluation: private measures one class or number a record, not data.task: {data.task}; give test"
             " records of their own or evaluation: public, which declare held-out records public, or split: {test: 0}"
         )
     if several and recipe.privacy is not None and recipe.privacy.unit is not None:
-        problems.append("privacy.unit: a user's rows have one label each; leave this out, or use one row for each user")
+        yield "privacy.unit: a user's rows have one label each; leave this out, or use one row for each user"
     wanted = {"token-classification": ["token-classification"], "next-token": ["causal-lm"]}.get(
         data.task, ["sequence-classification", "image-classification"]
     )
     if isinstance(model, HuggingFaceModel) and model.task not in wanted:
-        problems.append(f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}")
+        yield f"model.task: {model.task} does not go with data.task: {data.task}; use {' or '.join(wanted)}"
     if several and isinstance(model, ConvexModel):
-        problems.append("model.kind: convex has one output; use linear, which has one for each label")
+        yield "model.kind: convex has one output; use linear, which has one for each label"
     if isinstance(model, ConvexModel) or (not several and loss is None):
-        return problems
+        return
     if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
-        problems.append(f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd")
+        yield f"method.kind: {method.kind} has a loss of its own; use dp-sgd or dp-gd"
     kind = loss.kind if isinstance(loss, NamedLoss) else loss
     if isinstance(kind, str) and data.task not in LOSS_TASKS[kind]:
-        problems.append(f"model.loss: {kind} does not go with data.task: {data.task}")
+        yield f"model.loss: {kind} does not go with data.task: {data.task}"
     below = data.target_bounds is not None and data.target_bounds[0] < 0
     if kind == "poisson" and (below or data.log_scale):
-        problems.append("model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale")
-    return problems
+        yield "model.loss: poisson is for counts; give data.target_bounds from 0 on, without a log scale"
 
 
-def _inference(recipe: Experiment) -> list[str]:
+def _inference(recipe: Experiment) -> Problems:
     """Refuse intervals whose law or price (`intervals/`) does not cover the recipe."""
     method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.inference"
     if not isinstance(method, Preconditioned | LeastSquaresMethod) or method.inference is None or privacy is None:
-        return []
-    problems = []
+        return
     if privacy.unit is not None:
-        problems.append(f"{where}: its law is of independent records, and users have several; leave it out")
+        yield f"{where}: its law is of independent records, and users have several; leave it out"
     if isinstance(method, LeastSquaresMethod):
-        return problems
+        return
     if not isinstance(model, ConvexModel) or model.loss != "logistic" or model.l2 or model.radius is not None:
-        problems.append(
+        yield (
             f"{where}: is for model {{kind: convex, loss: logistic}} without l2 and radius; for numbers use method"
             " dp-least-squares"
         )
     if recipe.data.weights is not None:
-        problems.append(f"{where}: its law is of records that weigh alike; leave class weights out")
+        yield f"{where}: its law is of records that weigh alike; leave class weights out"
     if getattr(method, "weight_decay", None):
-        problems.append(f"{where}: its law is of a loss without penalty; leave method.weight_decay out")
+        yield f"{where}: its law is of a loss without penalty; leave method.weight_decay out"
     if method.batching != "full":
-        problems.append(f"{where}: is for full batches; use method dp-gd, or batching: full")
-    problems += _of_share(where, privacy)
-    return problems
+        yield f"{where}: is for full batches; use method dp-gd, or batching: full"
+    yield from _of_share(where, privacy)
 
 
-def _of_share(where: str, privacy: Privacy) -> list[str]:
+def _of_share(where: str, privacy: Privacy) -> Problems:
     """Refuse what gets a share of the budget before training where there is none, or where a run chooses its noise."""
-    problems = []
     if privacy.budget is None or privacy.budget_covers == "training":
-        problems.append(f"{where}: gets a share of privacy.budget, which must cover the total; give it")
+        yield f"{where}: gets a share of privacy.budget, which must cover the total; give it"
     if privacy.schedule.adaptive:
-        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
-    return problems
+        yield f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another"
 
 
-def calibration_problems(recipe: Experiment) -> list[str]:
-    """Return why a calibration's proof (`calibration/price.py`) does not cover the recipe, or nothing is corrected."""
+def calibration_problems(recipe: Experiment) -> Problems:
+    """Yield why a calibration's proof (`calibration/price.py`) does not cover the recipe, or nothing is corrected."""
     method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.calibration"
     if recipe.calibration is None or privacy is None:
-        return []
-    problems = []
+        return
     assert isinstance(method, Preconditioned)
     if isinstance(model, ConvexModel):
         squared = model.loss == "squared" and model.radius is None
     else:
         squared = isinstance(model, LinearModel) and model.loss in (None, "squared")
     if not squared or recipe.data.task != "regression" or not isinstance(model, OneLayer) or not model.has_bias:
-        problems.append(
-            f"{where}: is for numbers, a linear or convex model with loss squared and a bias, and no radius"
-        )
+        yield f"{where}: is for numbers, a linear or convex model with loss squared and a bias, and no radius"
     if recipe.data.target_bounds is None:
-        problems.append(f"{where}: needs data.target_bounds; give them")
+        yield f"{where}: needs data.target_bounds; give them"
     if privacy.unit is not None:
-        problems.append(f"{where}: is priced for records, and users have several; leave it out")
-    problems += _of_share(where, privacy)
+        yield f"{where}: is priced for records, and users have several; leave it out"
+    yield from _of_share(where, privacy)
     if type(privacy.clipping) is not FlatClipping:
-        problems.append(f"{where}: needs privacy.clipping.kind flat, whose norm bounds residuals")
+        yield f"{where}: needs privacy.clipping.kind flat, whose norm bounds residuals"
     if method.learning_rate == "theorem":
-        problems.append(f"{where}: is beyond the theorem of method.learning_rate; leave it out")
-    return problems
+        yield f"{where}: is beyond the theorem of method.learning_rate; leave it out"
 
 
-def _weights(recipe: Experiment) -> list[str]:
+def _weights(recipe: Experiment) -> Problems:
     """Refuse class weights where a method takes losses that do not know them, and costs without probabilities."""
     data, method, model = recipe.data, recipe.method, recipe.model
-    problems = []
     if data.weights is not None:
         key = "data.balanced" if data.balanced is not None else "data.class_weights"
         if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
-            problems.append(f"{key}: method {method.kind} weighs all records alike; leave this out, or use dp-gd")
+            yield f"{key}: method {method.kind} weighs all records alike; leave this out, or use dp-gd"
         elif method.learning_rate == "theorem":
-            problems.append(f"{key}: the theorem of method.learning_rate is for losses without weights; give a number")
+            yield f"{key}: the theorem of method.learning_rate is for losses without weights; give a number"
     if data.costs is not None and isinstance(model, ConvexModel) and not model.known.probabilities:
-        problems.append(f"data.costs: loss {model.loss} gives no probabilities to weigh; use logistic")
-    return problems
+        yield f"data.costs: loss {model.loss} gives no probabilities to weigh; use logistic"
 
 
-def _off_grid(recipe: Experiment) -> list[str]:
+def _off_grid(recipe: Experiment) -> Problems:
     """Refuse, without a seed, releases that cannot be put on the public grid (`engine/digits.py`)."""
-    if recipe.seed is not None or not isinstance(recipe.method, ObjectivePerturbationMethod):
-        return []
-    return [f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}"]
+    if recipe.seed is None and isinstance(recipe.method, ObjectivePerturbationMethod):
+        yield f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}"
 
 
-def _discovery(recipe: Experiment) -> list[str]:
-    """Return what is not proved, or not possible, with private bounds and categories."""
+def _discovery(recipe: Experiment) -> Problems:
+    """Refuse what is not proved, or not possible, with private bounds and categories."""
     columns, privacy, settings = recipe.data.private_columns, recipe.privacy, recipe.data.discovery
     if not columns:
-        return [] if settings is None else ["data.discovery: no bounds or categories are private; leave it out"]
+        if settings is not None:
+            yield "data.discovery: no bounds or categories are private; leave it out"
+        return
     settings = settings or Discovery()
     where = f"data.{'categorical' if any(columns.values()) else 'bounds'}"
     if privacy is None:
-        return [f"{where}: private is a release, which needs a privacy section; list the values, or bounds, themselves"]
-    problems = []
+        yield f"{where}: private is a release, which needs a privacy section; list the values, or bounds, themselves"
+        return
     bins = [step.bin for step in recipe.data.preprocess or () if step.bin is not None]
     whole = [name for name, names in columns.items() if not names and any(one.holds_whole(name) for one in bins)]
     if whole:
-        problems.append(
-            f"bin.integers: {', '.join(whole)}: numbers are moved to [0, 1] by private bounds; leave it out"
-        )
+        yield f"bin.integers: {', '.join(whole)}: numbers are moved to [0, 1] by private bounds; leave it out"
     kinds = ("names",) if any(columns.values()) else ("bounds", "names")
     if recipe.method.described.discovers not in kinds or privacy.schedule.adaptive:
         covered = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.discovers in kinds))
-        problems.append(
+        yield (
             f"{where}: private goes with {covered} and a schedule that is known beforehand; the budget of other methods"
             f" covers no release before them{', or no delta' if any(columns.values()) else ''}"
         )
     if settings.noise_multiplier == "auto" and (privacy.budget is None or privacy.budget_covers == "training"):
-        problems.append(
+        yield (
             "data.discovery.noise_multiplier: auto is a share of privacy.budget, which must cover the total; give both,"
             " or a number"
         )
     if any(columns.values()) and isinstance(privacy.budget, RhoBudget):
-        problems.append(
-            "privacy.budget: names of categories cost a delta, which only epsilon and delta cover; give those"
-        )
-    return problems
+        yield "privacy.budget: names of categories cost a delta, which only epsilon and delta cover; give those"
 
 
 def _by_steps(word: str = " and ") -> str:
@@ -251,244 +233,223 @@ def _by_steps(word: str = " and ") -> str:
     return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.minibatch))
 
 
-def _rounding(recipe: Experiment) -> list[str]:
+def _rounding(recipe: Experiment) -> Problems:
     """Refuse rounded passes unless batches have one public width: `engine/precision.py` proves no other pass."""
     dtype = recipe.runtime.dtype
-    if dtype not in ("bfloat16", "tf32") or recipe.method.described.minibatch:
-        return []
-    return [f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"]
+    if dtype in ("bfloat16", "tf32") and not recipe.method.described.minibatch:
+        yield f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"
 
 
-def _compiling(recipe: Experiment) -> list[str]:
+def _compiling(recipe: Experiment) -> Problems:
     if recipe.runtime.compile is not True:
-        return []
-    problems = []
+        return
     if not recipe.method.described.minibatch:
         kind = recipe.method.kind
-        problems.append(
-            f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
-        )
+        yield f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
     if recipe.runtime.dtype == "tf32":
-        problems.append(
-            "runtime.compile: a program cannot round the products of passes alone, as tf32; use bfloat16 or float32"
-        )
-    return problems
+        yield "runtime.compile: a program cannot round the products of passes alone, as tf32; use bfloat16 or float32"
 
 
-def _unit(recipe: Experiment) -> list[str]:
+def _unit(recipe: Experiment) -> Problems:
     """Refuse, for users as unit, everything whose sensitivity is proved for one record but not for all of a user's."""
     unit = None if recipe.privacy is None else recipe.privacy.unit
     if unit is None:
-        return []
-    problems = []
+        return
     if not recipe.method.described.by_unit:
         proved = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_unit))
         fixed = ", batching fixed" if recipe.method.batching == "fixed" else ""
-        problems.append(
+        yield (
             f"privacy.unit: nothing is proved of method {recipe.method.kind}{fixed} where all rows of a user are"
             f" protected together; use {proved}, or leave this out"
         )
     if unit.column == recipe.data.target:
-        problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
+        yield "privacy.unit.column: is the target; name the column that says whose a row is"
     cut = recipe.data.validation
     if cut is not None and not cut.public:
-        problems.append(
+        yield (
             "data.validation: a look at private records is charged for one record, and a user has many;"
             " use public: true, or leave it out"
         )
     for step in recipe.data.preprocess or ():
         if isinstance(step.step, Pca) and step.step.noise_multiplier is not None:
-            problems.append(
+            yield (
                 "data.preprocess: the noise of pca is charged for one record, and privacy.unit protects all rows of a"
                 " user; use of: public"
             )
     if recipe.data.augment is not None:
-        problems.append("data.augment: is for single records; leave it out, or privacy.unit")
+        yield "data.augment: is for single records; leave it out, or privacy.unit"
     if recipe.runtime.dtype in ("bfloat16", "tf32"):
-        problems.append(f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64")
+        yield f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64"
     if recipe.runtime.compile is True:
-        problems.append("runtime.compile: is for single records; leave it false, or leave privacy.unit out")
-    return problems
+        yield "runtime.compile: is for single records; leave it false, or leave privacy.unit out"
 
 
-def _augment(recipe: Experiment) -> list[str]:
+def _augment(recipe: Experiment) -> Problems:
     if recipe.data.augment is None:
-        return []
-    problems = []
+        return
     if not recipe.method.described.minibatch:
-        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {_by_steps(' or ')}")
+        yield f"data.augment: method {recipe.method.kind} does not augment; use {_by_steps(' or ')}"
     if recipe.data.features is not None:
-        problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
+        yield "data.augment: data.features are made once, from images as they are; leave one of the two out"
     if recipe.model.kind == "convex":
-        problems.append("data.augment: the convex problem is that of the records as they are; use model.kind: linear")
-    return problems
+        yield "data.augment: the convex problem is that of the records as they are; use model.kind: linear"
 
 
-def preconditioner_problems(recipe: Experiment) -> list[str]:
-    """Return the unmet needs of a preconditioner, and what is not proved or defined in combination with one."""
-    method, model, privacy, problems = recipe.method, recipe.model, recipe.privacy, []
+def preconditioner_problems(recipe: Experiment) -> Problems:
+    """Yield the unmet needs of a preconditioner, and what is not proved or defined in combination with one."""
+    method, model, privacy = recipe.method, recipe.model, recipe.privacy
     where = "method.preconditioner"
     if privacy is not None and privacy.budget is None:
-        problems.append(f"{where}: gets a share of privacy.budget, which is missing; give it, or leave this out")
+        yield f"{where}: gets a share of privacy.budget, which is missing; give it, or leave this out"
     if privacy is not None and privacy.budget_covers == "training":
-        problems.append(f"privacy.budget_covers: {where} is a share of the whole budget; use total")
+        yield f"privacy.budget_covers: {where} is a share of the whole budget; use total"
     if privacy is not None and privacy.schedule.adaptive:
-        problems.append(f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another")
+        yield f"privacy.schedule: {where} is for schedules that are fixed beforehand; use another"
     if model.kind not in ("linear", "convex"):
-        problems.append(f"{where}: is for model.kind linear or convex, not {model.kind}; leave it out")
+        yield f"{where}: is for model.kind linear or convex, not {model.kind}; leave it out"
     elif recipe.data.labels_are_arrays or (not isinstance(model, ConvexModel) and model.loss is not None):
-        problems.append(f"{where}: is for the usual loss of one class or number a record; leave it out")
+        yield f"{where}: is for the usual loss of one class or number a record; leave it out"
     elif isinstance(model, ConvexModel) and (model.l2 or model.radius is not None):
-        problems.append(f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out")
+        yield f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out"
     if getattr(method, "learning_rate", None) == "theorem":
-        problems.append(f"method.learning_rate: theorem is for rows as they are, without {where}; give a number")
+        yield f"method.learning_rate: theorem is for rows as they are, without {where}; give a number"
     if privacy is not None and privacy.unit is not None:
-        problems.append(f"{where}: its sums are proved for single rows, not for all rows of a user; give null")
+        yield f"{where}: its sums are proved for single rows, not for all rows of a user; give null"
     if isinstance(method, Gradient) and method.one_by_one:
-        problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
+        yield f"{where}: is for steps over many records, not one by one; leave it out, or draw more"
     if isinstance(recipe.preconditioner, Marginals) and not recipe.data.by_column:
-        problems.append(
+        yield (
             f"{where}: marginals are of columns, which preprocess: bin makes features of; put it last, without pairs,"
             " or use second-moment"
         )
     if recipe.data.augment is not None:
-        problems.append(f"{where}: takes the rows as they are; leave data.augment out")
+        yield f"{where}: takes the rows as they are; leave data.augment out"
     if recipe.runtime.dtype in ("bfloat16", "tf32"):
-        problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
-    return problems
+        yield f"runtime.dtype: {where} is proved for float32 and float64; use one of them"
 
 
-def _validation(recipe: Experiment) -> list[str]:
+def _validation(recipe: Experiment) -> Problems:
     cut, privacy = recipe.data.validation, recipe.privacy
     follows = privacy is not None and privacy.schedule.adaptive
-    problems = []
     if recipe.method.kind == "private-selection":
         if privacy is not None and privacy.schedule not in DEFAULT_SCHEDULES:
-            problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
+            yield "privacy.schedule: method private-selection has candidates instead; leave this out"
         if recipe.data.task != "classification":
-            problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
+            yield "method.kind: private-selection counts wrong predictions; it is for classification"
     if follows and cut is None:
-        problems.append("privacy.schedule: validation needs data.validation, say {records: 1000, public: true}")
+        yield "privacy.schedule: validation needs data.validation, say {records: 1000, public: true}"
     if follows and recipe.data.task != "classification":
-        problems.append("privacy.schedule: validation follows an accuracy; use another schedule for regression")
+        yield "privacy.schedule: validation follows an accuracy; use another schedule for regression"
     if cut is not None and not cut.public and not follows:
-        problems.append("data.validation: nothing looks at these private records; declare them public or leave it out")
+        yield "data.validation: nothing looks at these private records; declare them public or leave it out"
     if cut is not None and not cut.public and cut.fraction is not None and NEIGHBOURS[recipe.adjacency].counted:
-        problems.append(
+        yield (
             f"data.validation.fraction: under {recipe.adjacency} the size of a fraction depends on the records, and a"
             " private count is published as a share of it; give data.validation.records"
         )
     if cut is not None and recipe.folds is not None:
-        problems.append("folds: cross-validation uses all records; leave data.validation out")
-    return problems
+        yield "folds: cross-validation uses all records; leave data.validation out"
 
 
-def _public(recipe: Experiment) -> list[str]:
-    method, problems = recipe.method, []
+def _public(recipe: Experiment) -> Problems:
+    method = recipe.method
     steps = [entry.step for entry in recipe.data.preprocess or ()]
     asks = any(isinstance(step, Pca) and step.of == "public" for step in steps)
     if asks and recipe.data.public is None:
-        problems.append("data.public: missing; pca of: public takes its covariance, say {from: test, records: 1000}")
+        yield "data.public: missing; pca of: public takes its covariance, say {from: test, records: 1000}"
     if not isinstance(method, PateMethod):
-        return problems
+        return
     if recipe.data.public is None:
-        problems.append("data.public: missing; method pate labels public records, say {from: test, records: 9000}")
+        yield "data.public: missing; method pate labels public records, say {from: test, records: 9000}"
     if recipe.data.task != "classification":
-        problems.append("method.kind: pate counts votes for classes; it is for classification")
+        yield "method.kind: pate counts votes for classes; it is for classification"
     if recipe.folds is not None:
-        problems.append("folds: method pate cuts the records into parts of its own; leave folds out")
+        yield "folds: method pate cuts the records into parts of its own; leave folds out"
     if method.teachers.model is not None and method.teachers.model.kind == "python":
-        problems.append("method.teachers.model: a model of your own is for teachers and student; give it as model")
+        yield "method.teachers.model: a model of your own is for teachers and student; give it as model"
     if "convex" in (recipe.model.kind, getattr(method.teachers.model, "kind", None)):
-        problems.append("model.kind: method pate trains models with an output a class; use linear instead of convex")
-    return problems
+        yield "model.kind: method pate trains models with an output a class; use linear instead of convex"
 
 
-def _privacy(recipe: Experiment) -> list[str]:
-    kind, privacy = recipe.method.kind, recipe.privacy
-    wanted = recipe.method.described.privacy
-    if wanted == "refused" and privacy is not None:
-        private = "dp-gd" if kind == "gd" else "dp-sgd"
-        return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
+def _privacy(recipe: Experiment) -> Problems:
+    kind, privacy, described = recipe.method.kind, recipe.privacy, recipe.method.described
     if privacy is None:
-        return [f"method: {kind} needs a privacy section"] if wanted == "needed" else []
-    length = privacy.schedule.length
-    if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
-        return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
-    if not privacy.clipping.plain and (problems := _clipping(recipe)):
-        return problems
-    if privacy.correlated is not None and not recipe.method.described.correlates:
-        return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
-    if not isinstance(recipe.method, FullBatch):
-        return []
-    # a resolved recipe holds the defaults of an unset norm and schedule
-    unused = [
-        key
-        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", DEFAULT_SCHEDULES))
-        if getattr(privacy, key) not in unsaid
-    ]
-    where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
-    return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
+        if described.privacy == "needed":
+            yield f"method: {kind} needs a privacy section"
+        return
+    length, clashes = privacy.schedule.length, [] if privacy.clipping.plain else [*_clipping(recipe)]
+    if described.privacy == "refused":
+        private = "dp-gd" if kind == "gd" else "dp-sgd"
+        yield f"privacy: method {kind} has no privacy; leave this section out or use {private}"
+    elif length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
+        yield f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"
+    elif clashes:
+        yield from clashes
+    elif privacy.correlated is not None and not described.correlates:
+        yield f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"
+    elif isinstance(recipe.method, FullBatch):
+        # a resolved recipe holds the defaults of an unset norm and schedule
+        own = (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", DEFAULT_SCHEDULES))
+        agd = isinstance(recipe.method, DpAgdMethod)
+        where = "method.gradient_clip and method.objective_clip" if agd else "the method"
+        for key, unsaid in own:
+            if getattr(privacy, key) not in unsaid:
+                yield f"privacy.{key}: method {kind} has its own; leave this out (see {where})"
 
 
-def _clipping(recipe: Experiment) -> list[str]:
-    """Return conflicts of clipping that is not plain: proofs for given bounds only, and code that clips by itself."""
-    assert recipe.privacy is not None
-    kind, problems = recipe.privacy.clipping.kind, []
-    if getattr(recipe.method, "learning_rate", None) == "theorem":
-        problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
-    if isinstance(recipe.method, Gradient) and recipe.method.one_by_one:
-        problems.append(f"privacy.clipping: {kind} is not for steps over single records; use kind: flat, or draw more")
-    if recipe.privacy.clipping.in_units and not recipe.method.described.adaptive_clipping:
-        problems.append(
-            f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
+def _clipping(recipe: Experiment) -> Problems:
+    """Refuse clipping that is not plain, where proofs are for given bounds only or code clips by itself."""
+    method, clipping = recipe.method, recipe.required_privacy.clipping
+    if getattr(method, "learning_rate", None) == "theorem":
+        yield f"method.learning_rate: theorem is for privacy.clipping flat, not {clipping.kind}; give a number"
+    if isinstance(method, Gradient) and method.one_by_one:
+        yield f"privacy.clipping: {clipping.kind} is not for steps over single records; use kind: flat, or draw more"
+    if clipping.in_units and not method.described.adaptive_clipping:
+        yield (
+            f"privacy.clipping: method {method.kind} has no bound that {clipping.kind} could find; use flat, or dp-sgd"
         )
-    return problems
 
 
-def _epochs(recipe: Experiment) -> list[str]:
-    kind = recipe.method.kind
-    endless = recipe.method.described.privacy == "refused" and not isinstance(recipe.epochs, int)
-    if isinstance(recipe.method, Gradient) and endless:
-        return [f"epochs: method {kind} has no budget to stop at; give a number"]
-    if isinstance(recipe.method, FullBatch) and isinstance(recipe.epochs, int):
-        return [f"epochs: method {kind} has its own length; leave this out"]
-    return []
+def _epochs(recipe: Experiment) -> Problems:
+    method, fixed = recipe.method, isinstance(recipe.epochs, int)
+    if isinstance(method, Gradient) and method.described.privacy == "refused" and not fixed:
+        yield f"epochs: method {method.kind} has no budget to stop at; give a number"
+    elif isinstance(method, FullBatch) and fixed:
+        yield f"epochs: method {method.kind} has its own length; leave this out"
 
 
-def _model(recipe: Experiment) -> list[str]:
-    method, model = recipe.method, recipe.model
+def _model(recipe: Experiment) -> Problems:
+    method, model, data = recipe.method, recipe.model, recipe.data
+    unbounded = data.target_bounds is None
     if method.described.only_convex and model.kind != "convex":
-        return [f"model: method {method.kind} is for kind: convex, not {model.kind}"]
-    if isinstance(method, LeastSquaresMethod) and model.kind != "linear":
-        return [f"model: method {method.kind} solves for kind: linear, not {model.kind}"]
-    if model.kind != "convex":
-        if recipe.data.task == "regression" and recipe.privacy is not None and recipe.data.target_bounds is None:
-            return [
+        yield f"model: method {method.kind} is for kind: convex, not {model.kind}"
+    elif isinstance(method, LeastSquaresMethod) and model.kind != "linear":
+        yield f"model: method {method.kind} solves for kind: linear, not {model.kind}"
+    elif model.kind != "convex":
+        if data.task == "regression" and recipe.privacy is not None and unbounded:
+            yield (
                 "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public"
                 " knowledge: training scales it to [-1, 1], for steps of a bounded gradient do not reach far"
-            ]
-        theorem = getattr(method, "learning_rate", None) == "theorem"
-        return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
-    if model.known.residual != (recipe.data.task == "regression"):
-        return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
-    if recipe.data.target_bounds is not None and model.target_bound != 1:
-        return ["model.target_bound: data.target_bounds scales targets to [-1, 1] already; leave this out"]
-    unbounded = recipe.data.target_bounds is None and "target_bound" not in model.model_fields_set
-    if model.known.residual and recipe.data.path is not None and unbounded:
-        return [
+            )
+        elif getattr(method, "learning_rate", None) == "theorem":
+            yield "method.learning_rate: theorem is for model.kind: convex; give a number"
+    elif model.known.residual != (data.task == "regression"):
+        yield f"model.loss: {model.loss} does not go with data.task: {data.task}"
+    elif not unbounded and model.target_bound != 1:
+        yield "model.target_bound: data.target_bounds scales targets to [-1, 1] already; leave this out"
+    elif model.known.residual and data.path is not None and unbounded and "target_bound" not in model.model_fields_set:
+        yield (
             "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public knowledge:"
             " training scales it to [-1, 1] and clamps what is outside (or give model.target_bound, and scale it"
             " yourself)"
-        ]
-    return []
+        )
 
 
-def _on_disk(recipe: Experiment) -> list[str]:
+def _on_disk(recipe: Experiment) -> Problems:
     """Refuse rows on disk where all of them are needed at once."""
     method = recipe.method
     if not recipe.data.stays_on_disk:
-        return []
+        return
     where, remedy = "data.on_disk" if recipe.data.on_disk else "data.path", "save features and labels as one npz file"
     remedy = "leave on_disk out" if recipe.data.on_disk else remedy
     what = ["folds hold"] * (recipe.folds is not None)
@@ -496,25 +457,24 @@ def _on_disk(recipe: Experiment) -> list[str]:
         what.append(f"method {method.kind}{', one record a step,' * (method.batching == 'fixed')} holds")
     elif recipe.inference_share is not None:
         what.append("method.inference holds")
-    return [f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}" for own in what]
+    for own in what:
+        yield f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}"
 
 
-def _folds(recipe: Experiment) -> list[str]:
+def _folds(recipe: Experiment) -> Problems:
     if recipe.folds is None:
-        return []
-    problems = []
+        return
     if recipe.data.split is not None or recipe.data.test_path is not None:
-        problems.append("folds: cross-validation uses all records; leave data.split and data.test_path out")
+        yield "folds: cross-validation uses all records; leave data.split and data.test_path out"
     for step in recipe.data.preprocess or ():
         if isinstance(step.step, Pca) or (isinstance(step.step, Scale) and step.step.by != "bounds"):
-            problems.append(
+            yield (
                 f"folds: preprocess step {step.kind} would be fitted on rows that a fold holds out; use steps that"
                 " act on each record alone"
             )
-    return problems
 
 
-_CHECKS: tuple[Callable[[Experiment], list[str]], ...] = (
+_CHECKS: tuple[Callable[[Experiment], Problems], ...] = (
     *(_privacy, _epochs, _model, _folds, _validation, _public, _augment, _rounding, _compiling, _unit, _off_grid),
     *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _rows, _inference, calibration_problems),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,9 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
         raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
     beside = {str(found) for found in path.parent.glob("*.y*ml")} if path.parent.is_dir() else set()
     bare = source.removesuffix(".yaml").removesuffix(".yml").removeprefix("recipes/")
-    meant = bare if bare in recipes else similar(source, [*beside, *recipes]) or _without_folder(bare, recipes)
+    without_folder = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
+    alike = similar(bare.rpartition("/")[2], list(without_folder), cutoff=0.75)
+    meant = bare if bare in recipes else similar(source, [*beside, *recipes]) or without_folder.get(alike or "")
     what, listed = ("recipe", "`dpsgd recipe list` shows them") if shelf is None else ("sweep", f"{', '.join(recipes)}")
     advice = f"did you mean {meant}?" if meant else f"shipped {what}s: {listed}"
     raise RecipeError(f"{source}: no such file, and no shipped {what} of that name; {advice}")
@@ -222,13 +224,6 @@ def start_of_paths(file: Path, recipe: Recipe) -> Path:
     except (OSError, ValueError, KeyError, TypeError):
         return here
     return here / found if isinstance(found, str) else here
-
-
-def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
-    """Return the recipe whose name without its folder is similar to that of `name`; None if there is none."""
-    last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
-    found = similar(name.rpartition("/")[2], list(last), cutoff=0.75)
-    return None if found is None else last[found]
 
 
 def shipped_recipes(sweeps: bool = False) -> dict[str, Path]:

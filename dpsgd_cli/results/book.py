@@ -39,12 +39,13 @@ from dpsgd_cli.accounting.adjacency import Adjacency, adjacency_label
 from dpsgd_cli.accounting.book_filter import Price, Spending
 from dpsgd_cli.accounting.mechanism import to_record
 from dpsgd_cli.common.package_files import irregularity
-from dpsgd_cli.common.text_format import epsilon_text, listed
+from dpsgd_cli.common.text_format import count, epsilon_text, listed
 from dpsgd_cli.errors import BudgetExceeded, DataError, RunError, UsageError
 from dpsgd_cli.results.files import remove, write_whole
 
 FORMAT = 1
 _MOST_BYTES = 1 << 28
+_MOST_NAMES = 4
 _RESTORE = "restore the newest copy that you have, and charge what was released since; or start a new table"
 Line = dict[str, Any]
 
@@ -242,6 +243,54 @@ def named(path: Path, place: Path, name: str) -> dict[str, str | None]:
     """Return what a result says of its charge: the ids of the book and of the charge that allows to publish it."""
     book = read(path)
     return {"book": book.identity, "charge": book.open(place).get(name, [None])[0]}
+
+
+def document(book: Book) -> dict[str, Any]:
+    """Return the terms, the charges and what is left, as JSON values."""
+    left, delta = book.left, book.terms.delta
+    charges = [line | {"published": book.released(line["id"])} for line in book.charges]
+    return {
+        "book": book.identity,
+        "last": book.lines[-1]["id"],
+        **asdict(book.terms),
+        "left_out": book.left_out,
+        "limit": asdict(book.terms.limit),
+        "left": asdict(left),
+        "epsilon_of_next": book_filter.epsilon_of_next(left.mu_squared, delta) if charges else book.terms.epsilon,
+        "epsilon_of_ten": book_filter.epsilon_of_next(left.mu_squared, delta, 10),
+        "charges": charges,
+    }
+
+
+def lines_of(book: Book) -> list[str]:
+    """Return what was spent, by which runs, and what is left, for a person."""
+    terms, limit = book.terms, book.terms.limit
+    said = [
+        f"{book.path}: epsilon {epsilon_text(terms.epsilon)} at delta {terms.delta:g}, {terms.protects}",
+        *(f"  table      {name}, SHA-256 {found[:16]}..." for name, found in terms.data.items()),
+        f"  held out   {book.left_out or 'not yet fixed: the first run fixes it for all runs'}",
+        f"  book       {book.identity}, last entry {book.lines[-1]['id']}",
+    ]
+    for line in book.charges:
+        share, epsilon = line["mu_squared"] / limit.mu_squared, line["epsilon"]
+        alone = "no epsilon alone" if epsilon is None else f"alone epsilon {epsilon_text(epsilon)}"
+        done = f"{book.released(line['id'])} of {len(line['runs'])} published"
+        names = [name.partition(":")[0] for name in line["runs"]]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        runs = f"{', '.join(names[:_MOST_NAMES])}{more}"
+        begin = f"  {line['time'][:16]}  {line['what']:<7} {runs}, {count(line['trials'], 'trial')}"
+        said.append(f"{begin}: {alone}, {share:.1%} of the budget; {done}")
+    mu_squared = math.fsum(one.mu_squared for one in book.spent)
+    leak = math.fsum(one.leak for one in book.spent)
+    told = document(book)
+    one, ten = epsilon_text(told["epsilon_of_next"]), epsilon_text(told["epsilon_of_ten"])
+    return [
+        *said,
+        f"  spent      {mu_squared / limit.mu_squared:.1%} of the budget (mu^2 {mu_squared:.6g} of"
+        f" {limit.mu_squared:.6g}), {leak / limit.leak:.1%} of what runs may use of delta",
+        f"  left       one run of epsilon {one}, or ten of epsilon {ten} each, at delta {terms.delta:g} with full or"
+        " shuffled batches; runs with sampled batches cost more than their epsilon",
+    ]
 
 
 def _append(book: Book, line: Line) -> Book:

@@ -65,12 +65,7 @@ class Chart:
             self._legend.append((label, colour))
 
     def band(
-        self,
-        xs: Sequence[float],
-        low: Sequence[float],
-        high: Sequence[float],
-        colour: str,
-        kind: str = "band",
+        self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str, kind: str = "band"
     ) -> None:
         """Fill the area between two lines, or with `kind` = `bars` draw a bar at each place."""
         self._add(kind, [xs, low, high], colour)

@@ -30,7 +30,7 @@ from dpsgd_cli.accounting.tradeoff import RATES
 from dpsgd_cli.data.step_settings import PREPROCESS
 from dpsgd_cli.engine.metrics import usual_metric
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.results import claim, files, reading, store
+from dpsgd_cli.results import files, prices, reading, store
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in, records_of
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -106,7 +106,7 @@ class Entry:
     def _tested(self) -> tuple[Mapping[str, Any], int | None, dict[str, str]]:
         """The `data:` section, the number of folds or None, and the hash of each file that was read."""
         files = identities_in(self.document.get("provenance", {}))
-        return reading.data_in(self.recipe_text), reading.folds_in(self.recipe_text), files
+        return *reading.data_and_folds(self.recipe_text), files
 
     @cached_property
     def evaluated(self) -> Evaluated:
@@ -146,7 +146,7 @@ def read_entries(directory: Path) -> list[Entry]:
     """
     if store.is_complete(directory):
         document = store.read_whole(directory)
-        claim.refuse_false(directory, document)
+        prices.refuse_false(directory, document)
         return [Entry(document["name"], None, directory, document)]
     labels = _labels_of_sweeps(directory)
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
@@ -156,7 +156,7 @@ def read_entries(directory: Path) -> list[Entry]:
     for found in with_results:
         document = store.read_document(found)
         reading.checked(found, document, "ledger.jsonl")
-        claim.refuse_false(found, document)
+        prices.refuse_false(found, document)
         entries.append(Entry(labels.get(found.name, found.name), None, found, document))
     return entries
 

@@ -15,7 +15,7 @@ from dpsgd_cli.common.text_format import count, epsilon_text, interval_text
 from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.document import Block, Definitions, Details, Heading, Picture, TableBlock, Text, html, markdown
+from dpsgd_cli.results.document import Block, Bullets, Details, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.guarantee import percent, price_terms, setting_terms, together
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
@@ -89,7 +89,7 @@ def _table(comparison: Comparison) -> TableBlock:
     names |= {comparison.metric: f"{in_words(comparison.metric)} (95% CI)", "n": "trials"}
     names |= {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "verdict": "verdict"}
     cells = [[_cell(row, name, comparison.metric) for name in names] for row in rows]
-    return TableBlock(list(names.values()), cells, sortable=True)
+    return TableBlock(list(names.values()), cells)
 
 
 def _cell(row: Row, name: str, metric: str) -> str:
@@ -155,5 +155,5 @@ def _statements(entries: Sequence[Entry]) -> list[Block]:
     for method in dict.fromkeys(entry.method for entry in entries):
         for (name, settings), prices in alike.items():
             if name == method:
-                blocks += [Heading(method, 3), Definitions([*prices, *settings])]
+                blocks += [Heading(method, 3), Bullets([f"{term}: {text}" for term, text in (*prices, *settings)])]
     return blocks

@@ -35,32 +35,12 @@ th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;w
 th:first-child,td:first-child{text-align:left}
 .said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:9rem}
 th{vertical-align:bottom;white-space:normal}
-th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
-th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
 figure{margin:1rem 0;overflow-x:auto}img,svg{max-width:100%;height:auto}
 figure svg{background:#fff;border-radius:.4rem}
 pre{background:var(--page);border:1px solid var(--line);padding:.8rem;overflow-x:auto;font-size:.85rem}
-dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
 """
 _SENTENCE = 25
 """Characters from which the last column of a table is prose, which is wrapped and begins at the left."""
-SCRIPT = """
-const number = text => parseFloat(text.replace(/^(about|at most) /, ""));
-for (const head of document.querySelectorAll("table.sortable th")) {
-  head.querySelector("button").addEventListener("click", () => {
-    const table = head.closest("table"), column = head.cellIndex, down = head.ariaSort === "ascending";
-    const key = row => row.cells[column].textContent;
-    const order = (a, b) => {
-      const x = key(a), y = key(b), numeric = !isNaN(number(x)) && !isNaN(number(y));
-      if (x === "" || y === "") return (x === "") - (y === "");
-      return (numeric ? number(x) - number(y) : x.localeCompare(y)) * (down ? -1 : 1);
-    };
-    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(order));
-    for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
-    head.ariaSort = down ? "descending" : "ascending";
-  });
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -87,18 +67,10 @@ class Bullets:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table of finished texts; the first column is text. In HTML, a `sortable` table is sorted by its headers."""
+    """A table of finished texts; the first column is text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    sortable: bool = False
-
-
-@dataclass(frozen=True)
-class Definitions:
-    """A list of terms with their descriptions; a term is printed once if it has several."""
-
-    items: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,7 @@ class Folded:
     blocks: Sequence[Block]
 
 
-Block = Heading | Text | Bullets | TableBlock | Definitions | Details | Picture | Cards | Folded
+Block = Heading | Text | Bullets | TableBlock | Details | Picture | Cards | Folded
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -151,16 +123,13 @@ def markdown(blocks: Sequence[Block]) -> str:
 
 
 def html(blocks: Sequence[Block]) -> str:
-    """Return the blocks as an HTML page. Its title is the first heading; its only script sorts tables."""
+    """Return the blocks as an HTML page. Its title is the first heading."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    body = html_part(blocks)
-    script = f"<script>{SCRIPT}</script>" if 'class="sortable' in body else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n"
-        f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>\n</main>"
-        f"{script}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{html_part(blocks)}\n"
+        f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>\n</main></body></html>\n"
     )
 
 
@@ -180,8 +149,6 @@ def _in_markdown(block: Block) -> str:
         case TableBlock(header, rows):
             rule = ["---", *["---:"] * (len(header) - 1)]
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
-        case Definitions(items):
-            return "\n".join(f"- {_plain(term)}: {_plain(text)}" for term, text in items)
         case Cards(boxes):
             return "\n\n".join(_box_in_markdown(box) for box in boxes)
         case Folded(title, blocks):
@@ -204,23 +171,13 @@ def _in_html(block: Block) -> str:
             return f"<p>{_marked(text)}</p>"
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in items)}</ul>"
-        case TableBlock(header, rows, sortable):
+        case TableBlock(header, rows):
             names = [re.sub(r"(?<=[a-z])([._])(?=[a-z])", r"\1<wbr>", _marked(name)) for name in header]
-            names = [f'<button type="button">{name}</button>' if sortable else name for name in names]
             head = "".join(f'<th scope="col">{name}</th>' for name in names)
             body = "\n".join(f"<tr>{''.join(f'<td>{_marked(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            said = any(len(row[-1]) >= _SENTENCE for row in rows)
-            kinds = ["sortable"] * sortable + ["said"] * said
-            kind = f' class="{" ".join(kinds)}"' if kinds else ""
+            kind = ' class="said"' if any(len(row[-1]) >= _SENTENCE for row in rows) else ""
             table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
             return f'<div class="wide">{table}</div>'
-        case Definitions(items):
-            before = [None, *(term for term, _ in items)]
-            parts = [
-                f"{'' if term == last else f'<dt>{_marked(term)}</dt>'}<dd>{_marked(text)}</dd>"
-                for (term, text), last in zip(items, before, strict=False)
-            ]
-            return f"<dl>{''.join(parts)}</dl>"
         case Details(title, text):
             return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
         case Cards(boxes):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, adjacency_label
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, adjacency_label
 from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.data import cards
 from dpsgd_cli.data.settings import Data, PublicSet, Split, ValidationSet
@@ -98,13 +98,9 @@ def read_from(data: Mapping[str, Any]) -> list[str]:
 
 
 def _made_from(data: Mapping[str, Any]) -> list[str]:
-    tokenizer = _tokenizer(data)
-    return [] if tokenizer is None else [tokenizer]
-
-
-def _tokenizer(data: Mapping[str, Any]) -> str | None:
+    """Return the folder of the tokenizer that the `data` section names, if any."""
     told = data.get("text")
-    return told.get("folder") if isinstance(told, Mapping) else None
+    return [told["folder"]] if isinstance(told, Mapping) and told.get("folder") is not None else []
 
 
 def _made(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> tuple[str, ...]:
@@ -124,22 +120,13 @@ def _cut_by_content(data: Mapping[str, Any], folds: int | None) -> bool:
 
 def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `data` section of a resolved recipe with OWNER and COINS, which decide how rows are cut."""
-    privacy = resolved_recipe.get("privacy") or {}
-    unit, adjacency = privacy.get("unit"), privacy.get("adjacency")
-    return section_with(
-        resolved_recipe["data"], unit and unit["column"], adjacency, resolved_recipe["method"]["batching"]
-    )
-
-
-def section_with(
-    data: Mapping[str, Any], owner: str | None, adjacency: str | None, batching: Batching
-) -> dict[str, Any]:
-    """Return the resolved `data` section with OWNER and COINS, from the settings of the recipe that decide them."""
-    added = {} if owner is None else {OWNER: owner}
-    counted = NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
-    by_place = data.get(COINS, "content" if counted else "place") == "place"
-    rest = {key: value for key, value in data.items() if key != COINS}
-    return {**rest, **added, **({COINS: "place"} if by_place else {})}
+    data, privacy = resolved_recipe["data"], resolved_recipe.get("privacy") or {}
+    adjacency = privacy.get("adjacency") or BATCHINGS[resolved_recipe["method"]["batching"]].adjacency
+    coins = data.get(COINS, "content" if NEIGHBOURS[adjacency].counted else "place")
+    found = {key: value for key, value in data.items() if key != COINS}
+    if privacy.get("unit"):
+        found[OWNER] = privacy["unit"]["column"]
+    return found | ({COINS: "place"} if coins == "place" else {})
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
@@ -153,17 +140,14 @@ def public_validation(data: Mapping[str, Any]) -> str:
 
 
 def _records(data: Mapping[str, Any], folds: int | None) -> str:
-    public = data.get("public")
-    if public is None or PublicSet.model_validate(public).cut_from != "test":
-        return _judges(data, folds)
-    cut = PublicSet.model_validate(public)
-    return f"{_judges(data, folds)}, but for {cut.records} that are public (seed {cut.seed})"
-
-
-def _judges(data: Mapping[str, Any], folds: int | None) -> str:
-    if OWNER not in data:
-        return _cut(data, folds)
-    return f"{_cut(data, folds)}, all rows of a user ({data[OWNER]}) together"
+    """Return words for the records of the resolved `data` section that are tested."""
+    words = _cut(data, folds)
+    if OWNER in data:
+        words += f", all rows of a user ({data[OWNER]}) together"
+    public = None if data.get("public") is None else PublicSet.model_validate(data["public"])
+    if public is None or public.cut_from != "test":
+        return words
+    return f"{words}, but for {public.records} that are public (seed {public.seed})"
 
 
 def _cut(data: Mapping[str, Any], folds: int | None) -> str:

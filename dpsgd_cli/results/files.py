@@ -95,7 +95,7 @@ def sweep_up(folder: Path) -> None:
 def remove(path: Path) -> bool:
     """Remove the unfinished files of `path` from this process and from killed ones. Returns whether there were any."""
     names = path.parent.glob(f".{path.name.lstrip('.')}.writing-*")
-    found = [left for left in names if _is_ours(left) or _is_abandoned(left)]
+    found = [left for left in names if _owner(left) == (host(), os.getpid()) or _is_abandoned(left)]
     for left in found:
         _remove(left)
     return bool(found)
@@ -108,17 +108,18 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_ours(path: Path) -> bool:
+def _owner(path: Path) -> tuple[str, int] | None:
+    """Return the machine and the process that writes a file; None for a file of another name."""
     mark = _MARK.search(path.name)
-    return mark is not None and (mark["host"], int(mark["pid"])) == (host(), os.getpid())
+    return None if mark is None else (mark["host"], int(mark["pid"]))
 
 
 def _is_abandoned(path: Path) -> bool:
-    mark = _MARK.search(path.name)
-    if mark is None:
+    owner = _owner(path)
+    if owner is None:
         return False
-    if mark["host"] == host():
-        return not _is_alive(int(mark["pid"]))
+    if owner[0] == host():
+        return not _is_alive(owner[1])
     try:
         return time.time() - path.stat().st_mtime > _A_DAY
     except FileNotFoundError:

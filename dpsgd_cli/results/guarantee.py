@@ -63,10 +63,9 @@ def price_terms(privacy: Privacy) -> Terms:
         found += [("spent of that", f"epsilon {epsilon}, rho {_rho_words(spent['rho']) or 'none'}: no guarantee")]
         found += [*_part_terms(spent.get("parts", {})), ("adaptive", ADAPTIVE)]
     if (attacker := privacy.get("attacker")) is not None:
-        rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
-        found.append(
-            ("strongest attack", attack_words(attacker["mu"], attacker["regret"], rates, attacker["proved_by"]))
-        )
+        rates = attacker["true_positives"]
+        words = attack_words(attacker["mu"], attacker["regret"], rates, attacker["proved_by"])
+        found.append(("strongest attack", words))
     return found
 
 
@@ -107,7 +106,7 @@ def _rho_words(rho: float | None, before: str = "") -> str:
     return "" if rho is None else f"{before}{rho:.6g}"
 
 
-def attack_words(mu: float | None, regret: float, true_positives: Mapping[float, float], proved_by: str) -> str:
+def attack_words(mu: float | None, regret: float, true_positives: Mapping[Any, float], proved_by: str) -> str:
     """Return the true positive rates (TPR) that no membership inference attack exceeds, rounded up, and mu, as text.
 
     >>> attack_words(1.0, 0.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
@@ -120,9 +119,12 @@ def attack_words(mu: float | None, regret: float, true_positives: Mapping[float,
     return f"{rates_words(true_positives).replace('TPR at most', 'TPR')}; exactly {gaussian_words(mu, regret)}"
 
 
-def rates_words(true_positives: Mapping[float, float]) -> str:
-    """Return the true positive rates that no membership inference attack exceeds, by false positive rate, as text."""
-    rates = ", ".join(f"{percent(found)} at FPR {rate * 100:g}%" for rate, found in true_positives.items())
+def rates_words(true_positives: Mapping[Any, float]) -> str:
+    """Return the true positive rates that no membership inference attack exceeds, by false positive rate, as text.
+
+    False positive rates are numbers, or texts of numbers as JSON has them.
+    """
+    rates = ", ".join(f"{percent(found)} at FPR {float(rate) * 100:g}%" for rate, found in true_positives.items())
     return f"TPR at most {rates}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,9 @@ OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_tr
 MOST_PANELS = 4
 MOST_NAMES = 60
 ONE_BUDGET = 1.01
+FAR_APART = 5
+"""Ratio of an axis's ends above which it is logarithmic."""
+Styles = dict[str, dict[str, Any]]
 
 
 def read_history(path: Path) -> list[dict[str, str]]:
@@ -69,6 +71,14 @@ def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[floa
     return found
 
 
+def _bands(values: Mapping[int, Sequence[float]]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Return the epochs with a mean over trials, the mean at each, and the ends of its 95% interval."""
+    found = {epoch: summarise(values[epoch]) for epoch in sorted(values)}
+    known = [(epoch, one["mean"], one["ci95"] or 0.0) for epoch, one in found.items() if one["mean"] is not None]
+    epochs, means = [epoch for epoch, _, _ in known], [mean for _, mean, _ in known]
+    return epochs, means, [mean - half for _, mean, half in known], [mean + half for _, mean, half in known]
+
+
 def draw_curves(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
     """Draw one panel per name: the mean over trials at each epoch, with its 95% interval where there are several.
 
@@ -76,18 +86,13 @@ def draw_curves(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
     """
     charts = []
     for title, values in panels.items():
-        found = {epoch: summarise(values[epoch]) for epoch in sorted(values)}
-        points = {epoch: one for epoch, one in found.items() if one["mean"] is not None}
-        means = [one["mean"] for one in points.values()]
-        spreads = [one["ci95"] or 0.0 for one in points.values()]
+        epochs, means, low, high = _bands(values)
         chart = Chart(430, 300, "epoch", title, whole=True)
-        if any(spreads):
-            low = [mean - half for mean, half in zip(means, spreads, strict=True)]
-            high = [mean + half for mean, half in zip(means, spreads, strict=True)]
-            chart.band(list(points), low, high, COLOURS[0])
-        chart.line(list(points), means, COLOURS[0])
-        if len(points) < 13:
-            chart.line(list(points), means, COLOURS[0], kind="points")
+        if low != high:
+            chart.band(epochs, low, high, COLOURS[0])
+        chart.line(epochs, means, COLOURS[0])
+        if len(epochs) < 13:
+            chart.line(epochs, means, COLOURS[0], kind="points")
         charts.append(chart)
     return beside(charts, len(charts))
 
@@ -106,31 +111,28 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
     styles = _styles(comparison)
     histories = {id(entry): read_history(entry.file("history.csv")) for entry in comparison.entries}
     metric = comparison.metric
+    figures = {
+        "metric-by-epsilon": _by_budget(plt, comparison, styles, metric, in_words(metric)),
+        "nonprivate_objective-by-epsilon": _objective(plt, comparison, styles) if with_nonprivate else None,
+        "metric-by-epoch": _by_epoch(plt, comparison, styles, histories, metric),
+        "noise-by-epoch": _by_epoch(plt, comparison, styles, histories, "noise_multiplier"),
+        "budget-by-epoch": _by_epoch(plt, comparison, styles, histories, "epsilon"),
+    }
     made: dict[str, Path] = {}
-    for name, figure in (
-        ("metric-by-epsilon", _by_budget(plt, comparison, styles, metric, in_words(metric))),
-        ("nonprivate_objective-by-epsilon", _objective(plt, comparison, styles) if with_nonprivate else None),
-        ("metric-by-epoch", _by_epoch(plt, comparison, styles, histories, metric)),
-        ("noise-by-epoch", _by_epoch(plt, comparison, styles, histories, "noise_multiplier")),
-        ("budget-by-epoch", _by_epoch(plt, comparison, styles, histories, "epsilon")),
-    ):
+    for name, figure in figures.items():
         if figure is None:
             continue
-        for ending in ("svg", "png"):
-            place = out / f"{name}.{ending}"
+        hidden = name.startswith(NONPRIVATE) or metric.startswith(NONPRIVATE)
+        for ending, metadata in (("svg", {"Date": None}), ("png", {})):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
-            write_whole(
-                place,
-                drawn.getvalue(),
-                owner_only=NONPRIVATE in (name[: len(NONPRIVATE)], metric[: len(NONPRIVATE)]),
-            )
+            figure.savefig(drawn, format=ending, dpi=150, metadata=metadata)
+            write_whole(out / f"{name}.{ending}", drawn.getvalue(), owner_only=hidden)
         plt.close(figure)
         made[name] = out / f"{name}.png"
     return made
 
 
-def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
+def _styles(comparison: Comparison) -> Styles:
     """Return the style of each method. Its label names the adjacency and the data if there are several."""
     styles = {}
     guarantees, data = len(comparison.adjacencies) > 1, len(comparison.data) > 1
@@ -147,18 +149,19 @@ def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _by_budget(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], metric: str, words: str) -> Any:
+def _by_budget(plt: Any, comparison: Comparison, styles: Styles, metric: str, words: str) -> Any:
     """Draw the metric by epsilon; by method if all budgets are equal."""
     entries = [e for e in comparison.entries if (e.document["metrics"].get(metric) or {}).get("mean") is not None]
     budgets = sorted({_budget(entry) for entry in entries if entry.epsilon})
     if not budgets:
         return None
-    same = budgets[-1] / budgets[0] < ONE_BUDGET
-    draw_it = _by_method if same else _by_epsilon
     deltas = sorted({entry.privacy["delta"] for entry in entries if entry.privacy["delta"]})
     only = f" ({comparison.adjacencies[0]})" if len(comparison.adjacencies) == 1 else ""
     at = f"at delta {', '.join(f'{delta:g}' for delta in deltas)}{only}"
-    figure: Any = draw_it(plt, entries, styles, (metric, f"{words} (mean, 95% interval)", at))
+    same = budgets[-1] / budgets[0] < ONE_BUDGET
+    figure: Any = (_by_method if same else _by_epsilon)(
+        plt, entries, styles, metric, f"{words} (mean, 95% interval)", at
+    )
     return figure
 
 
@@ -167,16 +170,15 @@ def _budget(entry: Entry) -> float:
     return entry.target or entry.epsilon or 0.0
 
 
-def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
+def _by_method(plt: Any, entries: Sequence[Entry], styles: Styles, metric: str, words: str, at: str) -> Any:
     """Draw one row for each method. All have the same budget, so epsilon needs no axis."""
-    metric, words, at = said
     figure, axes = plt.subplots(figsize=(7, min(1.3 + 0.42 * len(entries), 24)), layout="constrained")
     for place, entry in enumerate(entries):
         found, style = entry.document["metrics"][metric], styles[entry.method]
-        axes.errorbar([found["mean"]], [place], xerr=[found["ci95"] or 0.0], capsize=3, markersize=6,
-                      color=style["color"], marker=style["marker"])  # fmt: skip
+        colour, marker, half = style["color"], style["marker"], found["ci95"] or 0.0
+        axes.errorbar([found["mean"]], [place], xerr=[half], capsize=3, markersize=6, color=colour, marker=marker)
         if entry.epsilon is None:
-            axes.axvline(found["mean"], color=style["color"], ls=":", lw=1, zorder=0)
+            axes.axvline(found["mean"], color=colour, ls=":", lw=1, zorder=0)
     if len(entries) <= MOST_NAMES:
         axes.set_yticks(range(len(entries)), [styles[entry.method]["label"] for entry in entries])
     else:
@@ -192,18 +194,14 @@ def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, A
     return figure
 
 
-def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
+def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: Styles, metric: str, words: str, at: str) -> Any:
     """Draw the metric over epsilon. Methods with equal targets are drawn side by side, to keep intervals visible."""
-    metric, words, at = said
     private = [entry for entry in entries if entry.epsilon]
-    budgets = sorted({_budget(entry) for entry in private})
-    logarithmic = budgets[-1] / budgets[0] > 5
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     matched = list(dict.fromkeys(entry.method for entry in private if entry.target))
     for method, style in styles.items():
-        apart = 0.012 * (matched.index(method) - (len(matched) - 1) / 2) if method in matched else 0.0
-        found = [(_aside(e, apart, None if logarithmic else budgets), e.document["metrics"][metric])
-                 for e in private if e.method == method]  # fmt: skip
+        aside = 1 + 0.012 * (matched.index(method) - (len(matched) - 1) / 2) if method in matched else 1.0
+        found = [(_budget(e) * aside, e.document["metrics"][metric]) for e in private if e.method == method]
         points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in found)
         if points:
             axes.errorbar(*zip(*points, strict=True), capsize=3, markersize=5, **(style | {"linewidth": 1.5}))
@@ -211,13 +209,10 @@ def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, 
             if entry.method == method and entry.epsilon is None:
                 mean = entry.document["metrics"][metric]["mean"]
                 axes.axhline(mean, color=style["color"], ls=style["linestyle"], label=style["label"])
+    _scaled(plt, axes.xaxis, axes.set_xscale)
     targets = sorted({entry.target for entry in private if entry.target})
-    if logarithmic:
-        axes.set_xscale("log")
-        _label_logarithms(plt, axes.xaxis)
     if targets:
         axes.set_xticks(targets if len(targets) <= 10 else targets[:: len(targets) // 10])
-        axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
     axes.set_xlabel(f"epsilon {'(budget) ' if targets else ''}{at}")
     axes.set_ylabel(words)
     _within_accuracies(axes.get_ylim, axes.set_ylim, metric)
@@ -225,21 +220,24 @@ def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, 
     return figure
 
 
-def _aside(entry: Entry, apart: float, linear: Sequence[float] | None) -> float:
-    """Return the horizontal position of an entry: the epsilon that it spent, or a place beside its target budget."""
-    if not entry.target:
-        return entry.epsilon or 0.0
-    return entry.target * (1 + apart) if linear is None else entry.target + apart * (linear[-1] - linear[0])
+def _scaled(plt: Any, axis: Any, set_scale: Any) -> None:
+    """Make an axis logarithmic, with plain numbers at its ticks, if its ends are far apart."""
+    low, high = axis.get_data_interval()
+    if high > FAR_APART * low > 0:
+        set_scale("log")
+        axis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(plt.NullLocator())
+    axis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _legend(axes: Any, styles: dict[str, Any]) -> None:
+def _legend(axes: Any, styles: Styles) -> None:
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    if len(unique) <= 2 * len(COLOURS) and unique:
+    if 0 < len(unique) <= 2 * len(COLOURS):
         axes.legend(unique.values(), unique.keys(), fontsize=8, framealpha=0.9)
 
 
-def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]]) -> Any:
+def _objective(plt: Any, comparison: Comparison, styles: Styles) -> Any:
     """Draw what all entries have: the objective, which includes each recipe's own penalties, or else the loss."""
     for name, words in OBJECTIVES.items():
         if all(name in entry.document["metrics"] for entry in comparison.entries):
@@ -247,9 +245,7 @@ def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any
     return None
 
 
-def _by_epoch(
-    plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], histories: dict[int, Any], column: str
-) -> Any:
+def _by_epoch(plt: Any, comparison: Comparison, styles: Styles, histories: dict[int, Any], column: str) -> Any:
     """Draw one panel for each budget, up to `MOST_PANELS` of the largest: means over trials with 95% bands."""
     titles: dict[float | None, list[Entry]] = {}
     for entry in comparison.entries:
@@ -263,19 +259,16 @@ def _by_epoch(
     if not panels:
         return None
     width = 7 if len(panels) == 1 else 3.6 * len(panels)
-    figure, grid = plt.subplots(1, len(panels), figsize=(width, 4), sharey=column != "epsilon", squeeze=False,
-                                layout="constrained")  # fmt: skip
+    shared = {"sharey": column != "epsilon", "squeeze": False, "layout": "constrained"}
+    figure, grid = plt.subplots(1, len(panels), figsize=(width, 4), **shared)
     for axes, (target, entries) in zip(grid[0], panels, strict=True):
-        for entry in entries:
-            _curve(axes, histories[id(entry)], column, styles[entry.method])
-        _spread_markers(axes)
+        for number, entry in enumerate(entries):
+            _curve(axes, by_epoch(histories[id(entry)], column), column, styles[entry.method], number / len(entries))
         axes.set_xlabel("epoch")
         axes.set_title("" if target is None else f"epsilon {target:g}", fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    if column == "noise_multiplier":
-        grid[0][0].set_yscale("log")
-        for axes in grid[0]:
-            _label_logarithms(plt, axes.yaxis)
+        if column == "noise_multiplier":
+            _scaled(plt, axes.yaxis, axes.set_yscale)
     names = {"noise_multiplier": "noise multiplier", "epsilon": "epsilon spent"}
     grid[0][0].set_ylabel(names.get(column, in_words(column)))
     _within_accuracies(grid[0][0].get_ylim, grid[0][0].set_ylim, column)
@@ -283,50 +276,17 @@ def _by_epoch(
     return figure
 
 
-def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dict[str, Any]) -> None:
-    values = by_epoch(history, column)
-    epochs = sorted(values)
-    found = [summarise(values[epoch]) for epoch in epochs]
-    means = [one["mean"] for one in found]
+def _curve(axes: Any, values: Mapping[int, Sequence[float]], column: str, style: dict[str, Any], share: float) -> None:
+    """Draw one curve with about eight markers, the first of them after a `share` of the way to the second."""
+    epochs, means, low, high = _bands(values)
     if len(epochs) == 1 and "(no privacy)" in style["label"]:
         axes.axhline(means[0], color=style["color"], ls=style["linestyle"], label=style["label"])
         return
-    axes.plot(epochs, means, markersize=6, markerfacecolor="none", **style)
-    spread = [one["ci95"] or 0.0 for one in found]
-    if any(spread) and column != "noise_multiplier":
-        low = [mean - half for mean, half in zip(means, spread, strict=True)]
-        high = [mean + half for mean, half in zip(means, spread, strict=True)]
+    every = max(1, -(-len(epochs) // 8))
+    marked = (int(share * every), every)
+    axes.plot(epochs, means, markersize=6, markerfacecolor="none", markevery=marked, **style)
+    if low != high and column != "noise_multiplier":
         axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _spread_markers(axes: Any) -> None:
-    """Set about eight markers on each curve, at different epochs for different curves if there are enough epochs."""
-    curves = [line for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]
-    for number, line in enumerate(curves):
-        every = max(1, -(-len(line.get_xdata()) // 8))
-        line.set_markevery((number * every // len(curves), every))
-
-
-def _label_logarithms(plt: Any, axis: Any) -> None:
-    """Label at least three ticks: small multiples of powers of ten, or round numbers if the range is small."""
-    low, high = axis.get_view_interval()
-    if high / low < 1.2:
-        low, high = low / 1.1, high * 1.1
-        axis.set_view_interval(low, high, ignore=True)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-        if len(ticks) < 3:
-            ticks = [digit * 10.0**power for power in powers for digit in digits]
-            ticks = [tick for tick in ticks if low <= tick <= high]
-    for intervals in range(4, 12):
-        if len(ticks) >= 3:
-            break
-        found = plt.MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-        ticks = [tick for tick in found if low <= tick <= high]
-    axis.set_ticks(ticks)
-    axis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(plt.NullLocator())
 
 
 def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
+from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
@@ -35,14 +34,6 @@ from dpsgd_cli.users.settings import Unit
 RESULT = "result.json"
 OWN_HASH = f"{NONPRIVATE}sha256"
 _MOST_PROBLEMS = 3
-_PIECE = 1 << 16
-# sections are found in the text of a resolved recipe, because thousands of them are read at once
-_DATA = re.compile(r"^data:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
-_UNIT = re.compile(r"^privacy:\n(?:  .*\n)*?  unit: (\{.*\})$", re.MULTILINE)
-_ADJACENCY = re.compile(r"^  adjacency: ([\w-]+)$", re.MULTILINE)
-_METHOD = re.compile(r"^method:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
-_BATCHING = re.compile(r"\bbatching: ([\w-]+)")
-_FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -288,7 +279,8 @@ def checked(directory: Path, document: Row, name: str) -> Path:
     if written is None:
         raise DataError(f"{path}: does not belong to this result: {RESULT} has no such file")
     try:
-        found = _hash_of(path)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise DataError(f"{path}: is missing, and {RESULT} says that it was written; {_ADVICE}") from None
     except OSError as error:
@@ -299,18 +291,6 @@ def checked(directory: Path, document: Row, name: str) -> Path:
     return path
 
 
-def _hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, which may be large, read in pieces.
-
-    `hashlib.file_digest` would first clear 256 KiB, even for a file of a few lines.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 _ADVICE = "restore it, or remove the result and train again"
 
 
@@ -318,8 +298,7 @@ def _lines(path: Path, written: int | None) -> str:
     """Return a remark on the file's number of lines; empty if its lines are not counted."""
     if written is None:
         return ""
-    with path.open("rb") as file:
-        held = sum(1 for line in file if line.endswith(b"\n"))
+    held = path.read_bytes().count(b"\n")
     return f": it has {held} lines, and {RESULT} says {written}" if held != written else " (its lines are as many)"
 
 
@@ -336,12 +315,6 @@ def check_files(directory: Path, document: Row) -> None:
         checked(directory, document, MODEL)
 
 
-def folds_in(recipe_text: str) -> int | None:
-    """Return the number of folds in the text of a resolved recipe; None without cross-validation."""
-    found = _FOLDS.search(recipe_text)
-    return int(found[1]) if found else None
-
-
 def recipe_text_of(path: Path) -> str:
     """Return the text of a resolved recipe. Raises DataError if the file cannot be read."""
     try:
@@ -350,28 +323,26 @@ def recipe_text_of(path: Path) -> str:
         raise DataError(f"{path}: cannot be read: {error}") from None
 
 
-def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """Return the `data:` section of a resolved recipe, in the form of `tested_section`.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Loader of resolved recipes, of which thousands are read at once; it reads plain values as `CoreLoader` does."""
 
-    Raises DataError if it cannot be read.
-    """
-    section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
-    adjacency, method = _ADJACENCY.search(recipe_text), _METHOD.search(recipe_text)
-    batching = None if method is None else _BATCHING.search(method[0])
-    if batching is None or batching[1] not in BATCHINGS or (adjacency and adjacency[1] not in NEIGHBOURS):
-        raise DataError("recipe.yaml: its batching or adjacency is none that this version knows")
-    try:
-        found = _parsed(section[0]) if section else {}
-        owner = None if unit is None else str(yaml.load(unit[1], Loader=CoreLoader)["column"])
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
-        told = f"the data section of a resolved recipe cannot be read ({type(error).__name__})"
-        raise DataError(f"{told}; restore the result, or remove it and train again") from None
-    from dpsgd_cli.results.evaluated import section_with  # recipes, which most readers do without
-
-    return section_with(found, owner, None if adjacency is None else adjacency[1], batching[1])
+    yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(section: str) -> Mapping[str, Any]:
-    found = yaml.load(section, Loader=CoreLoader)["data"]
-    return dict(found)
+def data_and_folds(recipe_text: str) -> tuple[Mapping[str, Any], int | None]:
+    """Return the `data:` section of a resolved recipe, in the form of `tested_section`, and its number of folds.
+
+    Raises DataError if it cannot be read.
+    """
+    from dpsgd_cli.results.evaluated import tested_section  # recipes, which most readers do without
+
+    try:
+        recipe = yaml.load(recipe_text, Loader=_Loader)
+        folds = recipe.get("folds")
+        if not isinstance(folds, int | None):
+            raise TypeError("folds")
+        return tested_section(recipe), folds
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        told = f"recipe.yaml: is no resolved recipe of this version ({type(error).__name__})"
+        raise DataError(f"{told}; restore the result, or remove it and train again") from None

@@ -15,61 +15,33 @@ from pathlib import Path
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.statement import Composition
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, Attacker, strongest
-from dpsgd_cli.common.text_format import epsilon_text, interval_text, metric_text
-from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
+from dpsgd_cli.common.text_format import epsilon_text, metric_text
+from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.results import claim, guarantee, headline, pictures, reading, shapes, store
-from dpsgd_cli.results.charts import COLOURS, Chart, beside
-from dpsgd_cli.results.document import (
-    Block,
-    Bullets,
-    Cards,
-    Folded,
-    Heading,
-    Picture,
-    TableBlock,
-    Text,
-    html,
-    markdown,
-)
+from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
+from dpsgd_cli.results.document import Block, Bullets, Cards, Folded, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.guarantee import discovered, percent
-from dpsgd_cli.results.result import NONPRIVATE, Row, public, summarise
-from dpsgd_cli.results.summary import of_constant
+from dpsgd_cli.results.result import NONPRIVATE, Row, public
+from dpsgd_cli.results.summary import mean_text, of_constant
 
 NAMES = ("report.md", "report.html")
-_MOST_ROWS = 11
 _CONSTANT, _GAPS = "constant_", "calibration_gap_"
-_MORE = "a larger budget, more records, fewer columns, or narrower public bounds"
-_BASELINES = {"rmse": "mean", "mae": "median", "perplexity": "most-frequent-token"}
-"""The constant that is best by a metric of numbers."""
-_TRY = {
-    "log_loss": f"{_MORE}; if one class is rare, average precision shows whether the model still orders records",
-    "rmse": f"{_MORE}; for amounts that span orders of magnitude, data.target_transform: log",
-    "mae": f"model.loss: quantile (kind: convex), which predicts medians, or data.target_transform: log; or {_MORE}",
-    "accuracy": f"{_MORE}; if one class is rare, look at average precision and recall",
-}
-"""Metrics by which a model is compared with a constant, and what to try; the accuracy where there is no log loss."""
 
 
 @dataclass(frozen=True)
 class _Read:
     """A result as the page uses it: without anything marked as non-private.
 
-    `hidden` has the names of the marked columns and keys.
+    `is_copy`: the result is a public copy, without marked fields.
     """
 
     name: str
     document: Row
     rows: list[dict[str, str]]
-    hidden: list[str]
+    is_copy: bool
     attacker: Attacker | str | None
     origin: str
     audit: Row | None = None
-
-    @property
-    def headline(self) -> str:
-        return headline.headline(self.document)
 
     @property
     def privacy(self) -> Row:
@@ -94,20 +66,16 @@ def write(directory: Path) -> list[Path]:
 def pages(directory: Path) -> dict[str, str]:
     """Return the text of each page of the finished result in `directory`. Raises as `write` does."""
     found, explained = _read(directory), shapes.read(directory)
+    curves = _curves(found)
     behind = [
         *_statement(found),
         *_metrics(found),
         *([] if explained is None else shapes.blocks(explained)),
-        *_curves(found),
+        *curves,
         *_chosen(found),
-        *_not_to_publish(found),
     ]
-    picture = _roc(found) or ([] if explained is None else shapes.quality(explained)) or _by_epoch(found)
-    blocks = [
-        *_head(found),
-        Cards([*([picture] if picture else []), _advice(found)]),
-        *_folded(behind),
-    ]
+    picture = _roc(found) or ([] if explained is None else shapes.quality(explained.curves)) or curves[:2]
+    blocks = [*_head(found), Cards([*([picture] if picture else []), _advice(found)]), *_folded(behind)]
     return dict(zip(NAMES, (markdown(blocks), html(blocks)), strict=True))
 
 
@@ -129,7 +97,12 @@ def _advice(found: _Read) -> list[Block]:
     ]
     if not found.private:
         return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]
-    publish = [shared, *([declared] if found.privacy["declarations"] else []), again]
+    hidden = (
+        f"Never publish fields named `{NONPRIVATE}...` of `result.json`, `trials.csv` and `history.csv`, or"
+        " checkpoints: they were computed from training records without noise."
+    )
+    known = found.privacy["declarations"]
+    publish = [shared, *([] if found.is_copy else [hidden]), *([declared] if known else []), again]
     return [Heading("Before you publish"), Bullets(publish), Heading("How to check it"), Bullets(checks)]
 
 
@@ -153,17 +126,14 @@ def is_written(directory: Path) -> bool:
 
 def _read(directory: Path) -> _Read:
     document = store.read_whole(directory)
-    claim.refuse_false(directory, document)
+    prices.refuse_false(directory, document)
     rows = pictures.read_history(directory / "history.csv")
     private = document["privacy"]["accountant"] is not None
-    marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
-    marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
-    # a public copy has no marked columns, and its marked fields are empty
-    hidden = [name for name in marked if name.startswith(NONPRIVATE) and document[f"{NONPRIVATE}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
-    origin = headline.origin(document, directory)
-    return _Read(name, public(document), rows, hidden, attacker, origin, store.read_audit(directory))
+    origin = summary.origin(document, directory)
+    is_copy = not document[f"{NONPRIVATE}files"]
+    return _Read(name, public(document), rows, is_copy, attacker, origin, store.read_audit(directory))
 
 
 def _attacker(ledger: Path) -> Attacker | str:
@@ -180,11 +150,11 @@ def _head(found: _Read) -> list[Block]:
     privacy = found.privacy
     warned = [f"Warning: {text}" for text in found.document["warnings"]]
     uncovered = [f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])]
-    strength = [Text(headline.strength(privacy))] if found.private else []
+    strength = [Text(summary.strength(privacy))] if found.private else []
     return [
-        Heading(found.headline, 1),
+        Heading(summary.headline(found.document), 1),
         Text(found.origin),
-        headline.cards(found.document, found.attacker),
+        summary.cards(found.document, found.attacker),
         *strength,
         *([Bullets([*warned, *uncovered])] if warned or uncovered else []),
     ]
@@ -201,6 +171,9 @@ def _statement(found: _Read) -> list[Block]:
                 " records: they may be read from its weights or its answers. It serves as a comparison."
             ),
         ]
+    released: list[Block] = []
+    if told := guarantee.discovered(privacy):
+        released = [Heading("What was released of private columns"), Bullets(told)]
     return [
         Heading("Who is protected from what"),
         Text(f"Epsilon {guarantee.epsilon_words(privacy)} ({guarantee.neighbours(privacy)})."),
@@ -210,17 +183,12 @@ def _statement(found: _Read) -> list[Block]:
         *map(Text, guarantee.meaning(privacy)),
         *_attacks(found.attacker, privacy),
         *_audit(found.audit),
-        *_discovered(privacy),
+        *released,
         Heading("What was declared public"),
         Bullets(privacy["declarations"] or ["Nothing."]),
         Heading("What is outside the statement"),
         Bullets(guarantee.outside(privacy)),
     ]
-
-
-def _discovered(privacy: Row) -> list[Block]:
-    told = discovered(privacy)
-    return [Heading("What was released of private columns"), Bullets(told)] if told else []
 
 
 def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
@@ -229,7 +197,8 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
         return [Text(f"Nothing more is known about attacks: {attacker}")]
     most = "" if attacker.exact else "at most "
     rows = [
-        (f"{rate:.1%}", f"{most}{percent(found)}", f"{rate:.1%}") for rate, found in attacker.true_positives.items()
+        (f"{rate:.1%}", f"{most}{guarantee.percent(found)}", f"{rate:.1%}")
+        for rate, found in attacker.true_positives.items()
     ]
     if attacker.exact:
         source = (
@@ -253,7 +222,7 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
         TableBlock(("FPR", "TPR of the strongest attack", "TPR of a blind guess"), rows),
         Text(
             f"If both cases are equally likely beforehand, the strongest attack is right in {most}"
-            f"{percent(attacker.right)} of cases, and a coin in 50%."
+            f"{guarantee.percent(attacker.right)} of cases, and a coin in 50%."
         ),
         Text(source),
     ]
@@ -335,20 +304,13 @@ def _confusion(measured: Row) -> list[Block]:
 
 
 def _roc(found: _Read) -> list[Block]:
-    """Return a picture of the released ROC curve with its intervals; nothing if there is none."""
+    """Return a picture of the released ROC curve with its 95% intervals; nothing if there is none."""
     released = found.document.get("evaluation")
     points = released[0].get("curve") if released else None
     if not points:
         return []
-    known = [(1 - of[0], one) for _, one, of in points if one[0] is not None and of[0] is not None]
-    known = [(0.0, (0.0, 0.0, 0.0)), *sorted(known, key=lambda point: point[0]), (1.0, (1.0, 1.0, 1.0))]
-    chart = Chart(460, 320, "false positive rate", "true positive rate (with 95% intervals)", low_legend=True)
-    chart.line((0, 1), (0, 1), "#888888", "guessing", "dashed")
-    places, values = [at for at, _ in known], [value for _, value in known]
-    chart.band(places, [low for _, low, _ in values], [high for _, _, high in values], COLOURS[0])
-    chart.line(places, [point for point, _, _ in values], COLOURS[0], "the model")
-    title = "ROC curve on private held-out records"
-    return [Heading("Telling the classes apart"), Picture(beside([chart], 1), title)]
+    known = sorted((1 - of[0], *one) for _, one, of in points if one[0] is not None and of[0] is not None)
+    return shapes.roc([(0.0, 0.0, 0.0, 0.0), *known, (1.0, 1.0, 1.0, 1.0)], "private held-out records, with intervals")
 
 
 def _by_group(measured: Row) -> list[Block]:
@@ -383,78 +345,31 @@ def _metrics(found: _Read) -> list[Block]:
     of_class: list[list[str]] = []
     for name in names:
         constant = metrics.get(_CONSTANT + name.partition("_")[2])
-        best = "" if constant is None else _metric(constant)
-        row = [in_words(name), _metric(metrics[name]), *([best] if beside else [])]
+        best = "" if constant is None else mean_text(constant)
+        row = [in_words(name), mean_text(metrics[name]), *([best] if beside else [])]
         (of_class if is_of_class(name) else of_all).append(row)
     told = f"{several}Measured without noise on records that are declared public."
     header = ("metric", "model", *(["majority-class (mean, or median for absolute errors) baseline"] if beside else []))
     by_class: list[Block] = [Text("By class:"), TableBlock(header, of_class)] if of_class else []
-    return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *_no_better(metrics), *by_class]
-
-
-def _no_better(metrics: Row) -> list[Block]:
-    """Say if the model is no better than the baseline by a metric of `_TRY`, and what to try."""
-    found: list[Block] = []
-    for name, hint in _TRY.items():
-        model, constant = metrics.get(f"test_{name}"), metrics.get(f"{_CONSTANT}{name}")
-        if model is None or constant is None or model["mean"] is None or constant["mean"] is None:
-            continue
-        gain = model["mean"] - constant["mean"]
-        if (gain < 0) if less_is_better(f"test_{name}") else (gain > 0):
-            if name == "log_loss":
-                return []
-            continue
-        words, best = in_words(f"test_{name}"), _BASELINES.get(name, "majority-class")
-        found.append(Text(f"The model is no better than the {best} baseline, by {words}. Try {hint}."))
-        if name == "log_loss":
-            break
-    return found
-
-
-def _metric(metric: Row) -> str:
-    if metric["mean"] is None:
-        return "none: not every trial stayed finite"
-    return interval_text(metric["mean"], metric["ci95"])
-
-
-def _by_epoch(found: _Read) -> list[Block]:
-    """Return the picture of epsilon and the usual metric by epoch, with a heading."""
-    return [block for block in _curves(found) if isinstance(block, Heading | Picture)]
+    return [Heading("How good the model is"), Text(told), TableBlock(header, of_all), *by_class]
 
 
 def _curves(found: _Read) -> list[Block]:
-    """Show epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
+    """Show epsilon and the usual metric by epoch."""
     names = list(found.rows[0]) if found.rows else []
     metric = usual_metric(names)
     columns = {name: pictures.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
-    columns = {name: values for name, values in columns.items() if values}
-    if not columns:
+    panels = {_axis(found, name): values for name, values in columns.items() if values}
+    if not panels:
         return []
-    titles = {name: _axis(found, name) for name in columns}
-    epochs = sorted(set.union(*(set(values) for values in columns.values())))
-    step = max(1, -(-(len(epochs) - 1) // (_MOST_ROWS - 1)))
-    shown = [*epochs[:-1:step], epochs[-1]]
-    rows = [
-        [str(epoch), *(_point(values.get(epoch), name == "epsilon") for name, values in columns.items())]
-        for epoch in shown
-    ]
-    return [
-        Heading("Epoch by epoch"),
-        Picture(pictures.draw_curves({titles[name]: values for name, values in columns.items()}), "curves by epoch"),
-        TableBlock(("epoch", *titles.values()), rows),
-    ]
+    picture = Picture(pictures.draw_curves(panels), "curves by epoch")
+    return [Heading("Epoch by epoch"), picture, Text("The numbers are in `history.csv`.")]
 
 
 def _axis(found: _Read, name: str) -> str:
     if name != "epsilon":
         return in_words(name)
     return "epsilon spent (not the guarantee)" if found.privacy.get("spent") is not None else "epsilon"
-
-
-def _point(values: Sequence[float] | None, epsilon: bool) -> str:
-    if not values:
-        return ""
-    return epsilon_text(max(values)) if epsilon else _metric(summarise(values))
 
 
 def _chosen(found: _Read) -> list[Block]:
@@ -468,28 +383,3 @@ def _chosen(found: _Read) -> list[Block]:
         Text("These settings are `auto` in the recipe. They follow from public facts alone, so they cost nothing."),
         TableBlock(("setting", "value", "why"), rows),
     ]
-
-
-def _not_to_publish(found: _Read) -> list[Block]:
-    if not found.hidden:
-        return []
-    told = [
-        f"Fields named `{NONPRIVATE}...`, which were computed from training records without noise: "
-        + ", ".join(f"`{name}`" for name in found.hidden)
-        + ", in `result.json`, `trials.csv` and `history.csv`.",
-        "Checkpoints (`.*.checkpoint` beside the result): they hold the same.",
-    ]
-    if not found.private:
-        told.insert(0, "The model and all metrics, unless the training data are public.")
-        return [Heading("What must not be published"), Bullets(told)]
-    if found.document["provenance"]["seed"] is not None:
-        told.insert(
-            0,
-            f"Anything, if the records need protection: this is {guarantee.EXPERIMENT}, and the seed is in the recipe."
-            " Train without `seed` for a model that is to be published.",
-        )
-    rest = "the model, `recipe.yaml`, `ledger.jsonl`, this page and the rest of those tables"
-    if len(found.document["trials"]) > 1:
-        rest += ", of one trial; all trials together (their means, too) are another statement, see below"
-    copied = f"`dpsgd report {found.name} --publish DIR` copies what may be published, if that is everything else."
-    return [Heading("What must not be published"), Bullets(told), Text(f"Covered by the statement: {rest}. {copied}")]

@@ -46,6 +46,13 @@ set of some dozens of records. Twice is out of reach of that, and is what too lo
 NEARLY_ALL = 0.95
 """Share of clipped gradients from which a warning is given."""
 
+_TRY = "a larger budget, more records, fewer columns, or narrower public bounds"
+_TRY_BY_METRIC = {
+    "accuracy": "; if one class is rare, look at average precision and recall",
+    "mae": "; or data.target_transform: log, or model.loss: quantile (kind: convex), which predicts medians",
+}
+"""Advice for a model that is no better than the baseline."""
+
 Columns = dict[str, list[float]]
 
 
@@ -87,7 +94,6 @@ class Released:
     loaded: SettledRecipe
     plan: Plan | None
     ledgers: Sequence[Ledger]
-    reproducible: bool
     declarations: Sequence[str]
     uncovered_steps: Sequence[str]
     warnings: Sequence[str]
@@ -151,18 +157,8 @@ class ResultContent:
 
     def document(self) -> Row:
         """Return the content of `result.json`."""
-        return {
-            "name": self.name,
-            "privacy": self.privacy,
-            "metrics": self.metrics,
-            "timing": self.timing,
-            "diverged": self.diverged,
-            "warnings": self.warnings,
-            "nonprivate_warnings": self.nonprivate_warnings,
-            "provenance": self.provenance,
-            "trials": self.trials,
-            **({"evaluation": self.evaluation} if self.evaluation else {}),
-        }
+        names = ["name", "privacy", "metrics", "timing", "diverged", "warnings", "nonprivate_warnings", "provenance"]
+        return {name: getattr(self, name) for name in (*names, "trials", *(["evaluation"] if self.evaluation else []))}
 
 
 def summarise(found: Sequence[float | None]) -> Row:
@@ -187,6 +183,12 @@ def summarise(found: Sequence[float | None]) -> Row:
     }
 
 
+def baseline_of(metrics: Row, name: str) -> Row | None:
+    """Return the summary of the baseline's metric, to stand beside the test metric `name`; None if it is not known."""
+    found: Row | None = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
+    return None if found is None or found["mean"] is None else found
+
+
 def summarise_columns(columns: Mapping[str, Sequence[float | None]]) -> dict[str, Row]:
     """Return `summarise` of each column."""
     return {name: summarise(values) for name, values in columns.items()}
@@ -198,14 +200,7 @@ def diverged(released: Released) -> list[int]:
     These are trials with weights or metrics that are not finite, with a test loss that ran away, or with a final loss
     far above the baseline's.
     """
-    own = {name: values for name, values in released.metrics.items() if not name.startswith("constant_")}
-    lost = [
-        trial
-        for trial, finite in enumerate(released.finite)
-        if not finite or not all(math.isfinite(values[trial]) for values in own.values())
-    ]
-    others = (trial for trial in range(len(released.finite)) if _ran_away(released, trial) or _worse(released, trial))
-    return sorted({*lost, *others})
+    return [trial for trial in range(len(released.finite)) if _why_diverged(released, trial) is not None]
 
 
 def warnings_of_training(released: Released) -> list[str]:
@@ -214,7 +209,7 @@ def warnings_of_training(released: Released) -> list[str]:
     if bad:
         several = f"{len(bad)} of {len(released.finite)} trials diverged (trial {', '.join(map(str, bad))})"
         who = several if len(released.finite) > 1 else "the training diverged"
-        reasons = dict.fromkeys(_reason(released, trial) for trial in bad)
+        reasons = dict.fromkeys(filter(None, (_why_diverged(released, trial) for trial in bad)))
         told.append(f"{who}: {' or '.join(reasons)}; lower method.learning_rate")
     return told + (_no_gain(released.measured[0]) if released.measured else _no_better(released.metrics))
 
@@ -243,29 +238,19 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool
     return told
 
 
-def _reason(released: Released, trial: int) -> str:
-    """Return the reason why a trial counts as diverged."""
-    if _ran_away(released, trial):
-        return f"the test loss rose to more than {RISE:g} times its least"
-    name = _worse(released, trial)
-    if name is not None:
-        return f"the {in_words(f'test_{name}')} is more than {WORSE:g} times that of the baseline"
-    return "weights or losses are not finite, so there is no metric"
-
-
-def _worse(released: Released, trial: int) -> str | None:
-    """Return the loss by which a trial ends far above the baseline; None if there is none."""
-    for name in ("log_loss", "rmse"):
-        ours, constant = (released.metrics.get(f"{place}_{name}") for place in ("test", "constant"))
-        if ours is not None and constant is not None and ours[trial] > WORSE * constant[trial] > 0:
-            return name
-    return None
-
-
-def _ran_away(released: Released, trial: int) -> bool:
+def _why_diverged(released: Released, trial: int) -> str | None:
+    """Return the reason why a trial counts as diverged; None for a trial that does not."""
+    own = {name: values[trial] for name, values in released.metrics.items()}
     losses = [epoch["test_loss"][trial] for epoch in released.epochs if "test_loss" in epoch]
-    own = {name: [values[trial]] for name, values in released.metrics.items()}
-    return bool(losses) and losses[-1] > RISE * min(losses) > 0 and bool(_no_better(own))
+    alone = {name: [value] for name, value in own.items()}
+    if losses and losses[-1] > RISE * min(losses) > 0 and _no_better(alone):
+        return f"the test loss rose to more than {RISE:g} times its least"
+    for name in ("log_loss", "rmse"):
+        ours, constant = own.get(f"test_{name}"), own.get(f"constant_{name}")
+        if ours is not None and constant is not None and ours > WORSE * constant > 0:
+            return f"the {in_words(f'test_{name}')} is more than {WORSE:g} times that of the baseline"
+    known = all(math.isfinite(value) for name, value in own.items() if not name.startswith("constant_"))
+    return None if released.finite[trial] and known else "weights or losses are not finite, so there is no metric"
 
 
 def _no_gain(measured: Measured) -> list[str]:
@@ -297,5 +282,5 @@ def _no_better(metrics: Columns) -> list[str]:
     what = {"mae": "median", "perplexity": "most-frequent-token"}.get(name, "majority-class")
     return [
         f"no better than the {what} baseline: {in_words(f'test_{name}')} {metric_text(ours)}, baseline"
-        f" {metric_text(constant)}"
+        f" {metric_text(constant)}; try {_TRY}{_TRY_BY_METRIC.get(name, '')}"
     ]

@@ -64,15 +64,13 @@ class Coefficient(_Part):
 
 
 class TestCurves(_Part):
-    """Curves on the test records of a result, which are declared public.
+    """Quality on the test records of a result, which are declared public; of classes or of numbers.
 
-    `roc`: false and true positive rates. `calibration`: mean probability, share of right answers (of the second of two
-    classes, else of the predicted class), records. `predicted`: mean prediction, mean target, 10th and 90th percentile
-    of the target, of groups of records with similar predictions.
+    `roc`: false and true positive rates. `predicted`: mean prediction, mean target, 10th and 90th percentile of the
+    target, of groups of records with similar predictions.
     """
 
     roc: list[tuple[float, float]] = []
-    calibration: list[tuple[float, float, int]] = []
     predicted: list[tuple[float, float, float, float]] = []
 
 
@@ -86,7 +84,7 @@ class Explained(_Part):
     about_intervals: str = ""
     coefficients: list[Coefficient] = []
     shapes: list[Shape]
-    curves: TestCurves
+    curves: TestCurves = TestCurves()
     left_out: list[str]
 
 
@@ -151,7 +149,7 @@ def summary(explained: Explained) -> list[tuple[str, str, str, str]]:
 
 
 def blocks(explained: Explained) -> list[Block]:
-    """Return the part of a page that explains a model, and its test curves."""
+    """Return the part of a page that explains a model."""
     told: list[Block] = []
     if explained.shapes:
         head = ("column", "size", "least effect at", "greatest effect at")
@@ -171,29 +169,36 @@ def blocks(explained: Explained) -> list[Block]:
         told.append(TableBlock(tuple(listed[0]), [tuple(map(_cell, row.values())) for row in listed]))
     if explained.left_out and explained.shapes:
         told.append(Text(f"Left out: {'; '.join(explained.left_out)}."))
-    curves = explained.curves
-    if curves.roc or curves.calibration or curves.predicted:
-        told += [
-            Heading("On the test records"),
-            Text(f"Of trial {explained.trial}, without noise, on records that are declared public."),
-            Picture(_draw_curves(curves), "curves on the test records"),
-        ]
-    if curves.calibration:
-        found = [(f"{mean:.3f}", f"{share:.3f}", str(n)) for mean, share, n in curves.calibration]
-        told.append(TableBlock(("predicted probability", "share", "records"), found))
-    if curves.predicted:
-        groups = [tuple(map(metric_text, group)) for group in curves.predicted]
-        told.append(TableBlock(("predicted", "mean of the targets", "10th percentile", "90th"), groups))
     return told
 
 
-def quality(explained: Explained) -> list[Block]:
+def quality(curves: TestCurves) -> list[Block]:
     """Return a heading and one picture of quality on public test records; nothing without them."""
-    for name, told in (("roc", "Telling the classes apart"), ("predicted", "Predicted against true")):
-        if points := getattr(explained.curves, name):
-            alone = TestCurves.model_validate({name: points})
-            return [Heading(told), Picture(_draw_curves(alone), f"{told}, on public test records")]
-    return []
+    if curves.roc:
+        return roc(curves.roc, "public test records")
+    title = "Predicted against true"
+    axes = ("predicted", "true: mean, 10% to 90%")
+    return _diagonal(title, axes, curves.predicted, "public test records") if curves.predicted else []
+
+
+def roc(points: Sequence[Sequence[float]], records: str) -> list[Block]:
+    """Return a heading and a ROC curve through points (false positive rate, true positive rate, low, high).
+
+    The last two, the ends of an interval, may be left out.
+    """
+    return _diagonal("Telling the classes apart", ("false positive rate", "true positive rate"), points, records)
+
+
+def _diagonal(title: str, axes: tuple[str, str], points: Sequence[Sequence[float]], records: str) -> list[Block]:
+    """Return a heading and a chart of points (x, y), or (x, y, low, high), beside the diagonal."""
+    chart = Chart(420, 320, *axes)
+    x, y, *ends = zip(*points, strict=True)
+    corners = (min(x + y), max(x + y))
+    chart.line(corners, corners, "#888888", kind="dashed")
+    if ends:
+        chart.band(x, ends[0], ends[1], COLOURS[0])
+    chart.line(x, y, COLOURS[0])
+    return [Heading(title), Picture(beside([chart], 1), f"{title}, on {records}")]
 
 
 def _value(value: float | str, first_day: date | None = None) -> str:
@@ -250,28 +255,6 @@ def _band(shape: Shape, number: int, effects: Sequence[float]) -> tuple[list[flo
     reach = [1.96 * noise for noise in shape.noise]
     pairs = list(zip(effects, reach, strict=True))
     return [effect - own for effect, own in pairs], [effect + own for effect, own in pairs]
-
-
-def _draw_curves(curves: TestCurves) -> str:
-    words = {
-        "roc": ("false positive rate", "true positive rate"),
-        "calibration": ("predicted probability", "share of records"),
-        "predicted": ("predicted", "true: mean, 10% to 90%"),
-    }
-    charts: list[Chart] = []
-    for name, (xlabel, ylabel) in words.items():
-        if not getattr(curves, name):
-            continue
-        chart, points = Chart(380, 320, xlabel, ylabel), list(zip(*getattr(curves, name), strict=True))
-        ends = (0.0, 1.0) if name != "predicted" else (min(points[0] + points[1]), max(points[0] + points[1]))
-        chart.line(ends, ends, "#888888", kind="dashed")
-        if name == "predicted":
-            chart.band(points[0], points[2], points[3], COLOURS[0], "bars")
-        chart.line(points[0], points[1], COLOURS[0])
-        if name != "roc":
-            chart.line(points[0], points[1], COLOURS[0], kind="points")
-        charts.append(chart)
-    return beside(charts, len(charts))
 
 
 def _short(text: str, most: int = 28) -> str:

@@ -1,31 +1,29 @@
-"""Results and plans as text for a terminal."""
+"""Results and plans as text for a terminal, and the first lines of a report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from dpsgd_cli.accounting.adjacency import adjacency_label
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, adjacency_label
 from dpsgd_cli.accounting.budget import format_budget
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.accounting.plan import Plan, noise_text
-from dpsgd_cli.common.text_format import count, interval_text, metric_text
-from dpsgd_cli.engine.metrics import METRICS, is_of_class
+from dpsgd_cli.accounting.tradeoff import Attacker
+from dpsgd_cli.common.text_format import count, epsilon_text, interval_text, metric_text
+from dpsgd_cli.engine.metrics import METRICS, in_words, is_of_class, less_is_better, usual_metric
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results.guarantee import (
-    EXPERIMENT,
-    book_words,
-    brief_protection,
-    epsilon_words,
-    price_terms,
-    rates_words,
-    setting_terms,
-)
-from dpsgd_cli.results.result import Row, public
+from dpsgd_cli.results import guarantee, reading
+from dpsgd_cli.results.document import Box, Cards
+from dpsgd_cli.results.result import Row, baseline_of, public
 from dpsgd_cli.users.settings import PERSON
 
+STRONG, REASONABLE = 1.0, 10.0
+"""Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
@@ -36,16 +34,15 @@ def brief_text(document: Row, directory: Path) -> str:
     """
     document = public(document)
     privacy = document["privacy"]
-    lines = [_title(document), f"  protected   {brief_protection(privacy)}", *_quality_lines(document)]
+    lines = [_title(document), f"  protected   {guarantee.brief_protection(privacy)}", *_quality_lines(document)]
     if privacy["accountant"] is not None:
         apart = "" if len(document["trials"]) == 1 else "; each trial on its own"
-        seeded = "" if privacy["noise_source"] == "secure" else f"; {EXPERIMENT}"
-        lines.append(f"  epsilon     {epsilon_words(privacy)}{apart}{seeded}")
+        seeded = "" if privacy["noise_source"] == "secure" else f"; {guarantee.EXPERIMENT}"
+        lines.append(f"  epsilon     {guarantee.epsilon_words(privacy)}{apart}{seeded}")
     if (attacker := privacy.get("attacker")) is not None:
-        rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
-        lines.append(f"  attacks     {rates_words(rates)}")
+        lines.append(f"  attacks     {guarantee.rates_words(attacker['true_positives'])}")
     lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]
-    lines += [f"  charged to  {book_words(privacy['book'])}"] if "book" in privacy else []
+    lines += [f"  charged to  {guarantee.book_words(privacy['book'])}"] if "book" in privacy else []
     return "\n".join([*lines, f"  result      {directory}"])
 
 
@@ -80,7 +77,9 @@ def result_text(document: Row, directory: Path) -> str:
     ]
     lines += _measured_lines(document)
     privacy = document["privacy"]
-    lines += [f"  {term:<26}{text}" for term, text in [*price_terms(privacy), *setting_terms(privacy)]]
+    lines += [
+        f"  {term:<26}{text}" for term, text in [*guarantee.price_terms(privacy), *guarantee.setting_terms(privacy)]
+    ]
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
 
@@ -123,22 +122,26 @@ def _lengths(trials: Sequence[Row]) -> str:
 
 def _beside(metrics: Row, name: str) -> str:
     """Return the baseline's value of a metric, as text; empty if it is not known."""
-    constant = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
-    return "" if constant is None or constant["mean"] is None else f"; baseline: {metric_text(constant['mean'])}"
+    constant = baseline_of(metrics, name)
+    return "" if constant is None else f"; baseline: {metric_text(constant['mean'])}"
+
+
+def mean_text(metric: Row) -> str:
+    """Return a metric's mean over trials as text, with the half-width of its interval if there are several trials."""
+    if metric["mean"] is None:
+        return "none: not every trial stayed finite"
+    return interval_text(metric["mean"], metric["ci95"])
 
 
 def metric_over_trials(metric: Row) -> str:
-    """Return a metric's mean over trials as text, with its interval if there are several trials."""
-    if metric["mean"] is None:
-        return "none: not every trial stayed finite"
-    interval = "" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})"
-    return f"{interval_text(metric['mean'], metric['ci95'])}{interval}"
+    """Return `mean_text`, and what its interval is."""
+    return mean_text(metric) + ("" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})")
 
 
 def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[AutoChoice] = ()) -> str:
     """Return the output of `--dry-run`: everything that is decided before data is read."""
-    sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
-    unit, stated = recipe.data.unit, {"epsilon": guarantee.epsilon, "delta": plan.delta, "bound": guarantee.bound}
+    sampling, price, rho = plan.sampling, plan.guarantee(), plan.rho()
+    unit, stated = recipe.data.unit, {"epsilon": price.epsilon, "delta": plan.delta, "bound": price.bound}
     drawn_from = count(sampling.records, "record" if unit is None else PERSON)
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
@@ -152,7 +155,7 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
         *[f"  chosen                    {choice}" for choice in chosen],
         *[f"  before training           {_released(release)}" for release in plan.preprocessing_releases],
         *[f"  declared public           {said}" for said in declarations],
-        f"  epsilon                   {epsilon_words(stated)}, by {guarantee.accountant}",
+        f"  epsilon                   {guarantee.epsilon_words(stated)}, by {price.accountant}",
         f"  rho                       {_rho_text(rho)}",
         f"  budget                    {format_budget(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
     ]
@@ -190,3 +193,126 @@ def _multipliers(values: Sequence[float]) -> str:
     if len(set(values)) == 1:
         return f"{values[0]:.6g} in each epoch"
     return f"{values[0]:.6g} in epoch 0, {values[-1]:.6g} in epoch {len(values) - 1} (`dpsgd account RECIPE --curve`)"
+
+
+def headline(document: Row) -> str:
+    """Return a result's name, its usual test metric beside the baseline, and its epsilon, on one line."""
+    privacy, metrics = document["privacy"], document["metrics"]
+    parts = []
+    name = usual_metric(list(metrics))
+    if name is not None and metrics[name]["mean"] is not None:
+        constant = baseline_of(metrics, name)
+        beside = "" if constant is None else f" (baseline {metric_text(constant['mean'])})"
+        parts.append(f"{in_words(name)} {metric_text(metrics[name]['mean'])}{beside}")
+    if privacy["accountant"] is None:
+        parts.append(guarantee.NO_PRIVACY)
+    elif privacy["epsilon"] is None:
+        parts.append(f"no finite epsilon at delta {privacy['delta']:g}")
+    else:
+        parts.append(f"epsilon {epsilon_text(privacy['epsilon'])} at delta {privacy['delta']:g}")
+    return f"{document['name']}: {', '.join(parts)}"
+
+
+def strength(privacy: Row) -> str:
+    """Return a sentence on how strong a private result's guarantee is, at its epsilon.
+
+    >>> strength({"epsilon": 0.5}).split(":")[0], strength({"epsilon": 8.0}).split(":")[0]
+    ('A strong guarantee', 'A guarantee that is usual for machine learning, but not a strong one')
+    """
+    epsilon = privacy["epsilon"]
+    if epsilon is None:
+        return "No guarantee: no finite epsilon holds at this delta."
+    factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "more than 10^304"
+    odds = f"what is published can change the odds that somebody is in the data by at most a factor of {factor}"
+    if epsilon <= STRONG:
+        return f"A strong guarantee: {odds}, plus a slack of delta."
+    if epsilon <= REASONABLE:
+        return (
+            f"A guarantee that is usual for machine learning, but not a strong one: {odds}, plus a slack"
+            " of delta. The table of attackers below says what that means; less epsilon protects more."
+        )
+    return (
+        f"A weak guarantee: {odds}, which by itself rules out next to nothing. Do not rest the protection of people on"
+        " this number; audits and attacks say how far a model really leaks."
+    )
+
+
+def cards(document: Row, attacker: Attacker | str | None) -> Cards:
+    """Return the boxes of the first screen: who is protected, what an attacker gains, how good the model is."""
+    return Cards([_protected(document["privacy"]), _gain(document["privacy"], attacker), *_quality(document)])
+
+
+def _protected(privacy: Row) -> Box:
+    about, unit = "Who is protected", privacy.get("unit")
+    if privacy["accountant"] is None:
+        return Box(about, "Nobody", "The model was trained without privacy and may reveal its training records.", True)
+    kind = NEIGHBOURS[privacy["adjacency"]]
+    if unit is None:
+        hidden = kind.hides.partition(":")[0]
+        meaning = f"One row at a time. What is hidden: {hidden}. A person with several rows is protected less."
+        return Box(about, "Each record", meaning)
+    hidden = kind.hides_of_users.partition(":")[0]
+    return Box(about, "Each user", f"All rows with one value of `{unit['column']}` together. What is hidden: {hidden}.")
+
+
+def _gain(privacy: Row, attacker: Attacker | str | None) -> Box:
+    if privacy["accountant"] is None:
+        return Box("What an attacker gains", "Unlimited", "No epsilon: nothing bounds what the model reveals.", True)
+    epsilon = privacy["epsilon"]
+    shown = "no finite epsilon" if epsilon is None else f"epsilon {epsilon_text(epsilon)}"
+    about = f"What an attacker gains · {shown}"
+    experiment = "" if privacy["noise_source"] == "secure" else f" This is {guarantee.EXPERIMENT}."
+    warned = bool(experiment) or epsilon is None or epsilon > REASONABLE or privacy["bound"] != "upper"
+    if not isinstance(attacker, Attacker):
+        return Box(about, shown.capitalize(), f"{strength(privacy).partition(':')[0]}.{experiment}", warned)
+    meaning = (
+        f"An attacker who knows all other records guesses whether {guarantee.one_unit(privacy)} took part. At most this"
+        f" share of guesses is right; of a coin's, 50%.{experiment}"
+    )
+    return Box(about, f"{guarantee.percent(attacker.right)} instead of 50%", meaning, warned)
+
+
+def _quality(document: Row) -> list[Box]:
+    """Return the box of the first metric beside its baseline; none if no rows were measured."""
+    about = "How good the model is"
+    if released := document.get("evaluation"):
+        first = released[0]
+        name, (point, low, high) = next(iter(first["metrics"].items()))
+        value = "too noisy to say" if point is None else metric_text(point)
+        within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private."
+        constant, gain = of_constant(first, name), first["gain"]
+        within += f" The best constant answer has {constant}." if constant else ""
+        better = gain is None or gain[1] > 0
+        within += "" if better else " The measurement does not show that the model is better."
+        return [Box(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
+    metrics = document["metrics"]
+    usual = usual_metric(list(metrics))
+    if usual is None or metrics[usual]["mean"] is None:
+        return []
+    model, words = metrics[usual]["mean"], in_words(usual).removeprefix("test ").capitalize()
+    baseline = baseline_of(metrics, usual)
+    if baseline is None:
+        return [Box(about, f"{words} {metric_text(model)}", "On test records that are declared public.")]
+    gain = (baseline["mean"] - model) if less_is_better(usual) else (model - baseline["mean"])
+    beside = f"The best constant answer has {metric_text(baseline['mean'])}, on test records that are declared public."
+    if gain > 0:
+        return [Box(about, f"{words} {metric_text(model)}", beside)]
+    return [Box(about, "No better than a constant", f"{words} {metric_text(model)}. {beside}", True)]
+
+
+def origin(document: Row, directory: Path) -> str:
+    """Return a sentence with the day, the version and the data of a result.
+
+    Hashes are those of public files. The hash of a user's own file depends on every record, so it is named only.
+    """
+    made = datetime.fromtimestamp((directory / "result.json").stat().st_mtime, UTC).date()
+    fetched = document["provenance"].get("data_sha256", {})
+    names = [f"`{name}` (SHA-256 {sha256[:12]}...)" for name, sha256 in fetched.items()]
+    try:
+        section, _ = reading.data_and_folds(reading.recipe_text_of(directory / "recipe.yaml"))
+    except DataError:
+        section = {}
+    given = [section[key] for key in ("path", "test_path") if section.get(key) is not None]
+    own = [f"`{Path(name).name}` (its hash is in `result.json`, and not to be published)" for name in given]
+    told = ", ".join([*names, *own]) or "the data set of its recipe"
+    return f"Written on {made} by dpsgd {document['provenance'].get('version', '(version not told)')}. Data: {told}."

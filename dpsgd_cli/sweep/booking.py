@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsgd_cli.accounting.book_filter import Spending
-from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.loading import SettledRecipe
@@ -62,19 +61,14 @@ def reserve_best(path: Path, out: Path, cells: Sequence[Cell], select: RandomSto
     `name` stands in the book for whatever is published.
     """
     found = [one for one in (_planned(cell, name) for cell in cells) if one is not None]
-    runs = [unscaled(_one_trial(cell)) for cell in cells if planning.shared_planner().plan(cell).plan is not None]
+    plans = [planning.shared_planner().plan(cell).plan for cell in cells]
+    runs = [unscaled(plan.priced_releases) for plan in plans if plan is not None]
     profile = BestOfTrials(select.priced).of_any(runs)[1]
     for loaded, _ in found:
         charging.check_covered(read(path), loaded)
     loaded, run = found[0]
     best = replace(run, name=name, spending=Spending(profiles=(profile,)), trials=1)
     charging.reserve(path, out, [(loaded, best)], use_open=True, what="sweep")
-
-
-def _one_trial(cell: Cell) -> list[Release]:
-    plan = planning.shared_planner().plan(cell).plan
-    assert plan is not None
-    return list(plan.priced_releases)
 
 
 def _planned(cell: Cell, name: str) -> Charged | None:

@@ -17,16 +17,8 @@ from typing import Any
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree, undotted
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
+from dpsgd_cli.recipe import loading
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.loading import (
-    LoadedRecipe,
-    SettledRecipe,
-    find_recipe,
-    read_text,
-    recipe_hash,
-    resolved,
-    start_of_paths,
-)
 from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.sweep.settings import Draw, LoadedSweep, Random, in_order
@@ -45,22 +37,22 @@ class Cell:
     """
 
     number: int
-    loaded: SettledRecipe | LoadedRecipe
+    loaded: loading.SettledRecipe | loading.LoadedRecipe
     settings: dict[str, Any] = field(default_factory=dict)
     error: DpsgdError | None = None
 
     @property
-    def settled(self) -> SettledRecipe:
+    def settled(self) -> loading.SettledRecipe:
         """The recipe to plan and train. Raises the cell's error if it has one."""
         if self.error is not None:
             raise self.error
-        assert isinstance(self.loaded, SettledRecipe)
+        assert isinstance(self.loaded, loading.SettledRecipe)
         return self.loaded
 
     @property
     def directory(self) -> str:
         """The name of its result directory."""
-        return f"{self.loaded.recipe.name}-{recipe_hash(self.loaded.recipe)}"
+        return f"{self.loaded.recipe.name}-{loading.recipe_hash(self.loaded.recipe)}"
 
     @property
     def trials(self) -> int:
@@ -72,7 +64,7 @@ class Cell:
         return ", ".join(f"{key}={json.dumps(value)}" for key, value in self.settings.items()) or "the only cell"
 
 
-def cell_of(number: int, loaded: LoadedRecipe, settings: dict[str, Any]) -> Cell:
+def cell_of(number: int, loaded: loading.LoadedRecipe, settings: dict[str, Any]) -> Cell:
     """Return the cell of a recipe with every `auto` setting resolved, or with the error of doing so."""
     try:
         return Cell(number, resolve_auto(loaded), settings)
@@ -107,7 +99,8 @@ def expand(loaded: LoadedSweep) -> list[Cell]:
             recipe = _with_own_seed(recipe)
         shown = {"recipe": base.source} if len(bases) > 1 else {}
         shown |= {key: node.plain() for key, node in settings if key in told}
-        cell = cell_of(len(cells), LoadedRecipe(recipe, start_of_paths(base.file, recipe), base.source), shown)
+        loaded_cell = loading.LoadedRecipe(recipe, loading.start_of_paths(base.file, recipe), base.source)
+        cell = cell_of(len(cells), loaded_cell, shown)
         cells.setdefault(cell.directory, cell)
     if problems:
         raise RecipeError(in_order(problems))
@@ -138,9 +131,9 @@ def _bases(loaded: LoadedSweep) -> list[_Base]:
     for index, source in enumerate(loaded.sweep.recipes):
         beside = loaded.base / source
         try:
-            path = beside if beside.is_file() else find_recipe(source)
+            path = beside if beside.is_file() else loading.find_recipe(source)
             name = str(path) if beside.is_file() else source
-            tree, wrong = read_tree(read_text(path, name), SourceLocation(name, 1))
+            tree, wrong = read_tree(loading.read_text(path, name), SourceLocation(name, 1))
         except RecipeError as error:
             problems += [Problem(listed.nearest((index,)).place, ("recipes", index), text) for text in error.problems]
             continue
@@ -228,6 +221,6 @@ def _with_own_seed(recipe: Recipe) -> Recipe:
     """Return the recipe with its own seed plus a multiple of 2^20 that a hash of its content gives."""
     if recipe.seed is None:
         return recipe
-    content = json.dumps(resolved(recipe), sort_keys=True)
+    content = json.dumps(loading.resolved(recipe), sort_keys=True)
     own = int.from_bytes(hashlib.sha256(content.encode()).digest()[:5], "big")
     return recipe.changed(seed=recipe.seed + (own << 20))

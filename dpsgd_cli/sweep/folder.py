@@ -7,7 +7,6 @@ The table does not depend on when or where a cell ran, or on the other cells of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,18 +16,21 @@ from typing import Any
 from dpsgd_cli.accounting.ledger import priced_parts, read_entries
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.common.text_format import count, metric_text
+from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
+from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html, markdown
 from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.results.result import NONPRIVATE, Row
 from dpsgd_cli.results.store import FAILED, INDEX
-from dpsgd_cli.sweep import page
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.pricing import Spent
 
 RESULT = ".result.json"
-_LEFT_OUT = ("nonprivate_", "directory", "accountant")
+_LEFT_OUT = (NONPRIVATE, "directory", "accountant")
+"""Columns that no table for people shows."""
+_INTERVAL = "_ci95"
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,6 @@ class Folder:
         Other processes add results meanwhile. So whatever is stated together is computed from one such list.
         """
         return [(cell, store.read_document(self.path / cell.directory)) for cell in cells if self.is_complete(cell)]
-
-
-def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
-    """Return the folder of a sweep with these cells; `choice` is the law of random stopping, if it is used."""
-    content = "\n".join([cell.directory for cell in cells] + ([choice] if choice else []))
-    return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
 
 
 def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:
@@ -126,8 +122,10 @@ def write_tables(
     }
     hidden = any(key.startswith(NONPRIVATE) for row in rows for key in row)
     files.write_whole(place.file(".table.csv"), files.to_csv(rows), owner_only=hidden)
-    files.write_whole(place.file(".table.md"), _to_markdown(rows))
-    files.write_whole(place.file(".report.html"), page.page(result, rows, sweep_lines(privacy)))
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(_LEFT_OUT)))
+    table = TableBlock(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+    files.write_whole(place.file(".table.md"), markdown([table]))
+    files.write_whole(place.file(".report.html"), _page(result, rows, sweep_lines(privacy)))
     files.write_whole(place.file(RESULT), files.to_json(result))
     return result
 
@@ -161,20 +159,57 @@ def spent(cell: Cell, document: dict[str, Any], place: Folder) -> list[Spent | N
     return [Spent(parts[0], replace(found.run, seeds=seeds), *bound, *parts[1:]) for parts, seeds in alike.items()]
 
 
-def _to_markdown(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown: settings, status and the metrics on test records, rounded."""
-    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(_LEFT_OUT)))
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(_markdown_cell(row.get(column)) for column in columns)} |" for row in rows]
-    return "\n".join(lines) + "\n"
+def _page(result: dict[str, Any], rows: Sequence[Row], said: Sequence[str]) -> str:
+    """Return the page as HTML, of a sweep's result, the rows of its table, and the lines about its privacy.
+
+    Cells are in the order of their usual test metric, the best first. That order is not a choice that is priced. The
+    baseline's metrics are left out: they are the same for all cells of a data set.
+    """
+    columns = [
+        key
+        for row in rows
+        for key in row
+        if not key.startswith((*_LEFT_OUT, "constant_")) and not key.endswith(_INTERVAL)
+    ]
+    columns = [column for column in dict.fromkeys(columns) if not is_of_class(column)]
+    metric = usual_metric(columns)
+    ordered = list(rows)
+    if metric is not None:
+        sign = 1 if less_is_better(metric) else -1
+        known = [row for row in rows if row.get(metric) is not None]
+        ordered = sorted(known, key=lambda row: sign * row[metric]) + [row for row in rows if row not in known]
+    best = "" if metric is None or not ordered else f"; the best {in_words(metric)} is {_cell(ordered[0].get(metric))}"
+    done = f"{result['finished']} of {result['cells']} cells are done, {result['failed']} failed{best}."
+    chosen = result["chosen"]
+    return html(
+        [
+            Heading(f"{result['sweep']}: {result['finished']} of {result['cells']} cells", 1),
+            Text(done),
+            Heading("What it costs"),
+            Bullets([" ".join(line.split()) for line in said]),
+            *([] if chosen is None else [Text("One of the runs was chosen privately; its price is above.")]),
+            Heading("The cells"),
+            Text(
+                "The best first. If you publish or use the best because it is the best, you owe the price of a choice."
+            ),
+            TableBlock(
+                [in_words(column) for column in columns], [[_with_interval(row, c) for c in columns] for row in ordered]
+            ),
+        ]
+    )
 
 
-def _markdown_cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value.replace("|", "\\|") if isinstance(value, str) else json.dumps(value)
+def _with_interval(row: Row, column: str) -> str:
+    """Return a cell, with its 95% interval where the row has one."""
+    around = row.get(f"{column}{_INTERVAL}")
+    return _cell(row.get(column)) + ("" if around is None else f" +- {_cell(around)}")
+
+
+def _cell(value: Any) -> str:
+    """Return a value of a table for people: numbers rounded, settings as YAML writes them."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ random stopping The number of runs is random and each run is a cell drawn unifor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from dpsgd_cli.accounting.repeated_selection import BestOfTrials
 from dpsgd_cli.accounting.statement import BestAccountant
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
-from dpsgd_cli.results import prices
+from dpsgd_cli.results import files, prices
 from dpsgd_cli.sweep.settings import RandomStopping, Sweep
 
 _FEW = 64
@@ -87,14 +86,12 @@ def statement(
 
 def _each(spent: Sequence[Spent]) -> list[dict[str, Any]]:
     """Return the largest epsilon of a single trial, for each adjacency, delta and kind of bound."""
-    found: dict[tuple[str, float, str], float | None] = {}
+    found: dict[tuple[str, float, str], list[float | None]] = {}
     for one in spent:
-        key = (one.adjacency, one.delta, one.bound)
-        before = found.get(key, 0.0)
-        found[key] = None if before is None or one.epsilon is None else max(before, one.epsilon)
+        found.setdefault((one.adjacency, one.delta, one.bound), []).append(one.epsilon)
     return [
-        {"adjacency": adjacency, "delta": delta, "bound": bound, "epsilon": epsilon}
-        for (adjacency, delta, bound), epsilon in found.items()
+        {"adjacency": adjacency, "delta": delta, "bound": bound, "epsilon": prices.largest(epsilons)}
+        for (adjacency, delta, bound), epsilons in found.items()
     ]
 
 
@@ -116,7 +113,7 @@ def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
         epsilon, accountant = max(_least(part).best(part, delta) for part in parts if part)
     except PrivacyError as error:
         return {**nothing, "note": str(error)}
-    return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
+    return {"epsilon": files.finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
             "accountant": accountant, "bound": "upper"}  # fmt: skip
 
 
@@ -149,23 +146,16 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
         " test records, which are declared public; how many runs there were must stay secret, and so must how long they"
         " took"
     )
-    return {**told, "epsilon": _finite(epsilon), "delta": delta, "adjacency": private[0].adjacency, "bound": "upper",
-            "note": note}  # fmt: skip
+    said = {"epsilon": files.finite(epsilon), "delta": delta, "adjacency": private[0].adjacency, "bound": "upper"}
+    return {**told, **said, "note": note}
 
 
 def _least(releases: Sequence[Release]) -> BestAccountant:
     """Return the least of the upper bounds; without `pld` for many unlike releases, which would take it minutes."""
-    return (
-        BestAccountant()
-        if len(releases) <= _FEW
-        else BestAccountant([name for name in accountants.USUAL if name != "pld"])
-    )
+    names = accountants.USUAL if len(releases) <= _FEW else [n for n in accountants.USUAL if n != "pld"]
+    return BestAccountant(names)
 
 
 def unscaled(releases: Sequence[Release]) -> list[Release]:
     """Return the releases in units of their sensitivity, so that more of them are equal."""
     return [prices.unscaled(release) for release in releases]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

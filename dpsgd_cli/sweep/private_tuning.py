@@ -59,8 +59,7 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
-    if select is not None and apart is not None:
+    if select is not None and (apart := why_records_apart([run_of(cell.loaded) for cell in cells])) is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
 
 
@@ -141,9 +140,7 @@ def best_of(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> dict[
 def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:
     """Return True if only the best run may be seen: random stopping without any randomness from a seed."""
     select = sweep.select
-    if not isinstance(select, RandomStopping):
-        return False
-    return noise_source(select.seed, *(cell.loaded.recipe.seed for cell in cells)) == "secure"
+    return select is not None and noise_source(select.seed, *(cell.loaded.recipe.seed for cell in cells)) == "secure"
 
 
 def private_folder(public: Folder) -> Folder:
@@ -164,11 +161,7 @@ def published(public: Folder) -> dict[str, Any] | None:
 
 
 def publish(
-    public: Folder,
-    sweep: Sweep,
-    cells: Sequence[Cell],
-    every: Sequence[pricing.Spent | None],
-    book: Path | None = None,
+    public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None], book: Path | None = None
 ) -> dict[str, Any] | None:
     """Publish the best of the runs of `cells`, and remove all others. Returns None while some are missing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.running import Outcome, PackJob, pending_jobs, run_job
-from dpsgd_cli.sweep.settings import RandomStopping, Sweep, load_sweep
+from dpsgd_cli.sweep.settings import Sweep, load_sweep
 from dpsgd_cli.training.build_models import check_without_data
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class SweepSession:
     def drawn(self) -> Sequence[Cell] | None:
         """The cells that run: all, or those that random stopping drew; None before it has drawn."""
         select = self.sweep.select
-        if not isinstance(select, RandomStopping):
+        if select is None:
             return self.every
         if self.secret and private_tuning.published(self.folder) is not None:
             return []
@@ -75,8 +76,9 @@ class SweepSession:
     @cached_property
     def folder(self) -> Folder:
         select = self.sweep.select
-        law = select.model_dump_json() if isinstance(select, RandomStopping) else ""
-        return folder.folder_of(self.sweep.name, self.every, self.out, law)
+        names = [cell.directory for cell in self.every] + ([] if select is None else [select.model_dump_json()])
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+        return Folder(self.out, f"{self.sweep.name}-{digest}")
 
     @cached_property
     def secret(self) -> bool:
@@ -102,7 +104,7 @@ class SweepSession:
             folder.write_index(self.folder, self.source, [], secret=True)
             files.sweep_up(self.out)
         select = self.sweep.select
-        if isinstance(select, RandomStopping) and self.drawn is None:
+        if select is not None and self.drawn is None:
             if self.part[0] > 1:
                 raise UsageError(
                     f"{self.place.path} has no {self.folder.stem}{private_tuning.DRAW}: shard 1/{self.part[1]} draws"
@@ -131,7 +133,7 @@ class SweepSession:
         if self.book is None:
             return
         select, out = self.sweep.select, self.place.path
-        if isinstance(select, RandomStopping):
+        if select is not None:
             if private_tuning.published(self.folder) is None:
                 booking.reserve_best(self.book, self.out, self.every, select, self.folder.stem)
             return
@@ -184,7 +186,7 @@ class SweepSession:
         """
         self.check_choice()
         select, cells = self.sweep.select, self.every
-        if isinstance(select, RandomStopping):
+        if select is not None:
             cells = private_tuning.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: planning.shared_planner().plan(cell) for cell in cells}
@@ -203,7 +205,7 @@ class SweepSession:
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
         lines.append(f"{self.sweep.name}: {count(len(cells), 'cell')}, {count(trials, 'trial')}")
-        if isinstance(select, RandomStopping):
+        if select is not None:
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         wrong = [one for one in planned.values() if one.error is not None]
         problems = [f"{self.source}: {one.cell.label}: {one.error}" for one in wrong]
@@ -212,7 +214,7 @@ class SweepSession:
         spent = planning.planned_spending(self.every)
         privacy = pricing.statement(spent, self.sweep, spent)
         # the number of runs that random stopping draws is secret
-        privacy |= {"all_trials": None} if isinstance(select, RandomStopping) else {}
+        privacy |= {"all_trials": None} if select is not None else {}
         return [*lines, *sweep_lines(privacy)], problems
 
     def _is_done(self, cell: Cell) -> bool:

@@ -11,7 +11,6 @@ Training itself is in `training/loop.py`, files are in `store.py`, versions and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.evaluated import read_from, records_of, tested_section
+from dpsgd_cli.results.files import finite
 from dpsgd_cli.results.guarantee import scope
 from dpsgd_cli.results.result import (
     Released,
@@ -150,7 +150,7 @@ def _trials(released: Released, spendings: Sequence[PrivacyCost]) -> list[Row]:
 
 def _by_trial(columns: dict[str, list[float]], trials: int) -> list[Row]:
     """Convert columns of R numbers to R rows."""
-    return [{name: _cell(values[i]) for name, values in columns.items()} for i in range(trials)]
+    return [{name: finite(values[i]) for name, values in columns.items()} for i in range(trials)]
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
@@ -160,10 +160,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
         for name in rows[0]
         if all(row[name] is None or isinstance(row[name], int | float) for row in rows)
     }
-
-
-def _cell(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _warnings(released: Released, spendings: Sequence[PrivacyCost]) -> list[str]:
@@ -203,13 +199,13 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> PrivacyCost:
     epochs = _spent_by_epoch(plan, ledger, released)
     training, *held_out = priced_parts(ledger.entries)
-    epsilon = _cell(max(prices.epsilon(plan.accountant, part, plan.delta) for part in (training, *held_out)))
+    epsilon = finite(max(prices.epsilon(plan.accountant, part, plan.delta) for part in (training, *held_out)))
     measured = [rho_of(part) for part in held_out]
     if plan.budget_cap is None:
         trained = epochs[-1]["rho"] if epochs else 0.0
         return PrivacyCost(epsilon, plan.delta, prices.largest([trained, *measured]), epochs)
     made = merge([entry.release for entry in ledger.training])
-    spent = {"epsilon": _cell(prices.epsilon(plan.accountant, made, plan.delta)), "rho": rho_of(made)}
+    spent = {"epsilon": finite(prices.epsilon(plan.accountant, made, plan.delta)), "rho": rho_of(made)}
     return PrivacyCost(epsilon, plan.delta, prices.largest([rho_of(training), *measured]), epochs, spent)
 
 
@@ -230,8 +226,8 @@ def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Rele
             rho.add(cost)
         else:
             rho = None
-        total = None if rho is None else _cell(rho.total())
-        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(spent)})
+        total = None if rho is None else finite(rho.total())
+        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": finite(spent)})
     return epochs
 
 
@@ -243,7 +239,7 @@ def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequenc
         both = zip(released.epochs, unreleased.epochs, by_epoch, strict=False)
         for epoch, (metrics, sums, spending) in enumerate(both):
             row: Row = {"trial": i, "seed": seed, "epoch": epoch, **spending}
-            row.update({name: _cell(values[i]) for name, values in metrics.items()})
+            row.update({name: finite(values[i]) for name, values in metrics.items()})
             own = {name: values[i] for name, values in sums.items()}
             rows.append(row | mark_nonprivate(_diagnostics(own, released.plan is not None)))
     return rows
@@ -251,9 +247,9 @@ def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequenc
 
 def _diagnostics(sums: dict[str, float], private: bool) -> Row:
     seen = max(sums["examples"], 1.0)
-    row: Row = {"train_loss": _cell(sums["loss"] / seen), "examples": int(sums["examples"])}
+    row: Row = {"train_loss": finite(sums["loss"] / seen), "examples": int(sums["examples"])}
     if private:
-        row["gradient_norm"] = _cell(sums["norm"] / seen)
+        row["gradient_norm"] = finite(sums["norm"] / seen)
         row["clipped_fraction"] = sums["clipped"] / seen
         row["nonfinite"] = int(sums["nonfinite"])
     return row

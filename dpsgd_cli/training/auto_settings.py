@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS
@@ -19,7 +18,6 @@ from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.calibration.price import Calibration
-from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import GRID, WAVES_UNTOLD
 from dpsgd_cli.discovery import price
 from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
@@ -32,24 +30,11 @@ from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_prob
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import ByRule, Influence, Tail, Uniform
-from dpsgd_cli.training.auto_rule import (
-    BATCH,
-    FEWEST_FEATURES,
-    MARGINALS,
-    MOMENTS,
-    MOST_DENSE,
-    MOST_EPOCHS,
-    MOST_FEATURES,
-    MOST_NUMBERS,
-    MOST_WORK,
-    PRODUCTS_FROM,
-    RECORDS_A_FEATURE,
-    SIGNAL_A_FEATURE,
-    WAVES,
-    WAVES_OF_TARGETS,
-    PublicFacts,
-    RuleProblem,
-)
+from dpsgd_cli.training import auto_rule as rule
+from dpsgd_cli.training.auto_rule import PublicFacts, RuleProblem
+
+Chosen = tuple[Any, str]
+"""A value, and why; the reason is empty where nothing depends on the data."""
 
 
 def covers(recipe: Recipe) -> bool:
@@ -101,9 +86,9 @@ def features(
     ruled = covers(recipe) and isinstance(recipe.model, OneLayer)
     for key, value in _of_features(recipe).items():
         if value == "auto":
-            choice = _CHOOSE[key.rpartition(".")[2]](recipe, key, known if ruled else None, count)
-            recipe = with_choice(recipe, choice)
-            told.append(choice)
+            choose = _CHOOSE[key.rpartition(".")[2]]
+            told.append(AutoChoice(key, *choose(recipe, key, known if ruled else None, count)))
+            recipe = with_choice(recipe, told[-1])
     return recipe, tuple(choice for choice in told if choice.why)
 
 
@@ -122,67 +107,64 @@ def _signal(recipe: Recipe, known: PublicFacts | None) -> float | None:
     return None if known is None else RuleProblem(recipe, known).signal
 
 
-def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _waves(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     signal = _signal(recipe, known)
     if known is None or signal is None:
-        return AutoChoice(key, WAVES_UNTOLD, "")
-    of_target, (least, *more) = RuleProblem(recipe, known).of_target, WAVES
-    share, of = WAVES_OF_TARGETS if of_target else 1.0, ", ".join(map(str, WAVES))
+        return WAVES_UNTOLD, ""
+    of_target, (least, *more) = RuleProblem(recipe, known).of_target, rule.WAVES
+    share, of = rule.WAVES_OF_TARGETS if of_target else 1.0, ", ".join(map(str, rule.WAVES))
     root, within = share * math.sqrt(signal), "sqrt(n mu) / 2" if of_target else "sqrt(n mu)"
-    choice = AutoChoice(key, least, f"of {of} the most within {within}, {root:.4g}, and {MOST_FEATURES} features")
+    chosen = least
     for waves in more:
-        finer = replace(choice, value=waves)
-        if waves <= root and count(with_choice(recipe, finer)) <= MOST_FEATURES:
-            choice = finer
-    return choice
+        if waves <= root and count(with_choice(recipe, AutoChoice(key, waves, ""))) <= rule.MOST_FEATURES:
+            chosen = waves
+    return chosen, f"of {of} the most within {within}, {root:.4g}, and {rule.MOST_FEATURES} features"
 
 
-def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _products(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     """Choose products of features of two columns if the budget pays for them and they are not too many."""
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
     assert step is not None
-    none = AutoChoice(key, False, "")
     method, signal = recipe.method, _signal(recipe, known)
     if known is None or signal is None or step.cosines is None or not isinstance(method, Preconditioned):
-        return none
-    given = with_choice(recipe, AutoChoice("method.preconditioner", MARGINALS, ""))
+        return False, ""
+    given = with_choice(recipe, AutoChoice("method.preconditioner", rule.MARGINALS, ""))
     counts = method.preconditioner == "auto" or isinstance(method.preconditioner, Marginals)
-    if not counts or preconditioner_problems(given):
-        return none
-    if signal < PRODUCTS_FROM:
-        return replace(
-            none,
-            why=f"few records at this budget: records times mu is {signal:,.0f}; counts pay from {PRODUCTS_FROM:,}",
-        )
-    every = replace(none, value=True)
+    if not counts or any(preconditioner_problems(given)):
+        return False, ""
+    if signal < rule.PRODUCTS_FROM:
+        few = f"few records at this budget: records times mu is {signal:,.0f}"
+        return False, f"{few}; counts pay from {rule.PRODUCTS_FROM:,}"
     try:
-        features = count(with_choice(recipe, every))
+        features = count(with_choice(recipe, AutoChoice(key, True, "")))
     except DataError:
-        return none  # far more than a row may have
-    needed = RECORDS_A_FEATURE[RuleProblem(recipe, known).of_target]
-    paid = int(min(known.records / needed, signal / SIGNAL_A_FEATURE))
-    most = min(MOST_FEATURES, paid, MOST_NUMBERS // known.records)
-    return replace(every if features <= most else none, why=f"{features} features with them, of at most {most}")
+        return False, ""  # far more than a row may have
+    needed = rule.RECORDS_A_FEATURE[RuleProblem(recipe, known).of_target]
+    paid = int(min(known.records / needed, signal / rule.SIGNAL_A_FEATURE))
+    most = min(rule.MOST_FEATURES, paid, rule.MOST_NUMBERS // known.records)
+    return features <= most, f"{features} features with them, of at most {most}"
 
 
-def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> AutoChoice:
+def _grid(recipe: Recipe, key: str, known: PublicFacts | None, count: Callable[[Recipe], int]) -> Chosen:
     """Choose a grid for tables whose features would fill the memory, if rows can be kept as codes."""
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].bin
     assert step is not None
-    none = AutoChoice(key, None, "")
     if known is None or step.cosines is None or step.products is True:
-        return none
+        return None, ""
     numbers = known.records * count(recipe)
     streamed = recipe.data.on_disk and recipe.method.batching == "full"
-    if numbers <= MOST_DENSE and not streamed:
-        return none
-    why = f"{numbers:.3g} features in all, above {MOST_DENSE:.3g}" if numbers > MOST_DENSE else "rows stay on disk"
-    rounded = AutoChoice(key, GRID, why)
+    if numbers <= rule.MOST_DENSE and not streamed:
+        return None, ""
+    why = (
+        f"{numbers:.3g} features in all, above {rule.MOST_DENSE:.3g}"
+        if numbers > rule.MOST_DENSE
+        else "rows stay on disk"
+    )
     try:
-        count(with_choice(recipe, rounded))
+        count(with_choice(recipe, AutoChoice(key, GRID, "")))
     except DataError:
-        return none  # the features of texts are not of a grid
-    return rounded
+        return None, ""  # the features of texts are not of a grid
+    return GRID, why
 
 
 _CHOOSE = {"waves": _waves, "products": _products, "grid": _grid}
@@ -194,21 +176,13 @@ def before_plan(recipe: Recipe, known: PublicFacts | None) -> tuple[Recipe, tupl
     `known` may be None if `needs_data` is False.
     """
     told: list[AutoChoice] = []
-    for choose in (
-        _bias,
-        _preconditioner,
-        _calibration,
-        _momentum,
-        _averaging,
-        _clip_norm,
-        _batch_size,
-        _epochs,
-        _schedule,
-    ):
-        choice = choose(recipe, known)
-        if choice is not None:
-            recipe = with_choice(recipe, choice)
-            told.append(choice)
+    for key, choose in _BEFORE_PLAN.items():
+        held: Any = recipe
+        for name in key.split("."):
+            held = getattr(held, name, None)
+        if held == "auto" or isinstance(held, ByRule):
+            told.append(AutoChoice(key, *choose(recipe, known)))
+            recipe = with_choice(recipe, told[-1])
     if isinstance(recipe.method, Gradient) and recipe.method.learning_rate == "auto" and not covers(recipe):
         recipe = with_choice(recipe, AutoChoice("method.learning_rate", recipe.method.rate, ""))
     return recipe, tuple(choice for choice in told if choice.why)
@@ -252,124 +226,105 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
     return section.model_copy(update={first: _with(getattr(section, first), rest, value)})
 
 
-def _bias(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _bias(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose no bias for a linear model whose features hold a constant, except for targets with automatic settings."""
-    if not isinstance(recipe.model, OneLayer) or recipe.model.bias != "auto":
-        return None
-    steps, key = recipe.data.preprocess, "model.bias"
+    steps = recipe.data.preprocess
     if not steps or steps[-1].kind != "bin":
-        return AutoChoice(key, True, "")
+        return True, ""
     if known is not None and covers(recipe) and RuleProblem(recipe, known).of_target:
-        return AutoChoice(key, True, "the mean of targets may be far from 0")
+        return True, "the mean of targets may be far from 0"
     if recipe.calibration is not None:
-        return AutoChoice(key, True, "method.calibration moves it")
-    return AutoChoice(key, False, "bin adds a constant column")
+        return True, "method.calibration moves it"
+    return False, "bin adds a constant column"
 
 
-def _batch_size(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _batch_size(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     method = recipe.method
-    if not isinstance(method, Gradient) or method.batch_size != "auto":
-        return None
     if method.batching in ("full", "fixed"):
-        return AutoChoice("method.batch_size", None if method.batching == "full" else 1, "")
+        return None if method.batching == "full" else 1, ""
     assert known is not None
-    size, why = min(BATCH, known.records), f"of {known.records} records; at most {BATCH}"
+    size, why = min(rule.BATCH, known.records), f"of {known.records} records; at most {rule.BATCH}"
     if BATCHINGS[method.batching].sampled and covers(recipe):
         problem = RuleProblem(recipe, known)
         if problem.sampled_batch is not None:
             noise = problem.terms.least_noise
             size, why = problem.sampled_batch, f"of {known.records} records; noise multiplier about {noise:g}"
-    return AutoChoice("method.batch_size", size, why)
+    return size, why
 
 
-def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose a preconditioner if the recipe allows one and its matrix is small enough."""
-    method, key = recipe.method, "method.preconditioner"
-    if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
-        return None
     if known is None or not covers(recipe) or (recipe.data.stays_on_disk and not recipe.data.of_codes):
-        return AutoChoice(key, None, "")
-    if known.features > MOST_FEATURES:
-        return AutoChoice(key, None, "")
-    if known.features < FEWEST_FEATURES and not recipe.data.by_column:
-        return AutoChoice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
-    why, chosen = f"{known.features} features, of at most {MOST_FEATURES}", MOMENTS
-    if recipe.data.by_column and method.inference is None:
-        chosen = MARGINALS
-    if preconditioner_problems(with_choice(recipe, AutoChoice(key, chosen, ""))):
-        return AutoChoice(key, None, "")
-    return AutoChoice(key, chosen, why)
+        return None, ""
+    if known.features > rule.MOST_FEATURES:
+        return None, ""
+    if known.features < rule.FEWEST_FEATURES and not recipe.data.by_column:
+        return None, f"{known.features} features, of at least {rule.FEWEST_FEATURES}"
+    why, chosen = f"{known.features} features, of at most {rule.MOST_FEATURES}", rule.MOMENTS
+    if recipe.data.by_column and getattr(recipe.method, "inference", None) is None:
+        chosen = rule.MARGINALS
+    if any(preconditioner_problems(with_choice(recipe, AutoChoice("method.preconditioner", chosen, "")))):
+        return None, ""
+    return chosen, why
 
 
-def _calibration(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _calibration(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose calibration for a squared loss behind counts; not of logarithms, whose mean is no number's mean."""
-    method, key = recipe.method, "method.calibration"
-    if not isinstance(method, Preconditioned) or method.calibration != "auto":
-        return None
-    given = with_choice(recipe, AutoChoice(key, Calibration(), ""))
+    given = with_choice(recipe, AutoChoice("method.calibration", Calibration(), ""))
     ruled = known is not None and covers(recipe) and isinstance(recipe.preconditioner, Marginals)
-    if not ruled or recipe.data.log_scale or calibration_problems(given):
-        return AutoChoice(key, None, "")
-    return AutoChoice(key, Calibration(), "clipped residuals move predictions from the mean towards the median")
+    if not ruled or recipe.data.log_scale or any(calibration_problems(given)):
+        return None, ""
+    return Calibration(), "clipped residuals move predictions from the mean towards the median"
 
 
-def _momentum(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
-    method, key = recipe.method, "method.optimizer.momentum"
-    if not isinstance(method, Gradient) or getattr(method.optimizer, "momentum", None) != "auto":
-        return None
+def _momentum(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     if known is None or not covers(recipe):
-        return AutoChoice(key, SgdSettings().momentum_value, "")
-    return AutoChoice(key, RuleProblem(recipe, known).terms.momentum, "goes with the rule's learning rate")
+        return SgdSettings().momentum_value, ""
+    return RuleProblem(recipe, known).terms.momentum, "goes with the rule's learning rate"
 
 
-def _averaging(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _averaging(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose the last half of the steps or a moving average; none if validation accuracy may end the training early."""
-    method, key, privacy = recipe.method, "method.averaging", recipe.privacy
-    if not isinstance(method, Gradient) or method.averaging != "auto":
-        return None
+    method, privacy = recipe.method, recipe.privacy
+    assert isinstance(method, Gradient)
     if not covers(recipe) or privacy is None or privacy.schedule.adaptive:
-        return AutoChoice(key, method.average, "")
+        return method.average, ""
     if known is not None and RuleProblem(recipe, known).terms.least_noise is not None:
-        return AutoChoice(key, EmaSettings(), "recent steps count most")
-    return AutoChoice(key, TailIterates(), "the last half of the steps")
+        return EmaSettings(), "recent steps count most"
+    return TailIterates(), "the last half of the steps"
 
 
-def _clip_norm(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
-    key, privacy = "privacy.clipping.norm", recipe.privacy
-    if privacy is None or not isinstance(privacy.clipping, FlatClipping) or privacy.clipping.norm != "auto":
-        return None
+def _clip_norm(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     if known is None or not covers(recipe):
-        return AutoChoice(key, privacy.clipping.norm_bound(None), "")
+        return recipe.required_privacy.clipping.norm_bound(None), ""
     problem = RuleProblem(recipe, known)
     if not isinstance(recipe.model, OneLayer):
-        return AutoChoice(key, problem.clip, "a network's")
+        return problem.clip, "a network's"
     norm = _rounded(problem.clip * problem.size * problem.residual)
-    return AutoChoice(key, norm, f"clips what errors above {problem.clip:.4g} add, for {problem.described}")
+    return norm, f"clips what errors above {problem.clip:.4g} add, for {problem.described}"
 
 
-def _epochs(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _epochs(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose the epochs by `auto_rule.py` if the plan solves for the noise; otherwise spend the whole budget."""
-    if recipe.epochs != "auto":
-        return None
     if known is None or not _solves_noise(recipe):
-        return AutoChoice("epochs", recipe.length, "")
+        return recipe.length, ""
     assert isinstance(recipe.method, Gradient), "the rule is one of gradient methods"
     per_epoch = recipe.method.steps_per_epoch(known.records)
     steps, why = _steps(RuleProblem(recipe, known), per_epoch)
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
-    return AutoChoice("epochs", -(-steps // per_epoch), why)
+    return -(-steps // per_epoch), why
 
 
-def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
+def _schedule(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose the influence schedule for preconditioned linear models with full batches and averaging; else uniform.
 
     It was tested for these models only.
     """
-    key, privacy = "privacy.schedule", recipe.privacy
-    if privacy is None or not isinstance(privacy.schedule, ByRule):
-        return None
-    initial, uniform = privacy.schedule.initial, AutoChoice(key, Uniform(initial=privacy.schedule.initial), "")
+    privacy = recipe.required_privacy
+    assert isinstance(privacy.schedule, ByRule)
+    initial = privacy.schedule.initial
+    uniform = Uniform(initial=initial), ""
     method, steps = recipe.method, recipe.epochs
     if known is None or not covers(recipe) or recipe.preconditioner is None or privacy.correlated is not None:
         return uniform
@@ -378,7 +333,21 @@ def _schedule(recipe: Recipe, known: PublicFacts | None) -> AutoChoice | None:
         return uniform
     weights = Tail(epochs=steps, momentum=method.optimizer.momentum_value, fraction=method.average.fraction)
     schedule = Influence(initial=initial, weights=weights)
-    return AutoChoice(key, schedule, "early steps get less noise, because each changes all weights that are averaged")
+    return schedule, "early steps get less noise, because each changes all weights that are averaged"
+
+
+_BEFORE_PLAN: dict[str, Callable[[Recipe, PublicFacts | None], Chosen]] = {
+    "model.bias": _bias,
+    "method.preconditioner": _preconditioner,
+    "method.calibration": _calibration,
+    "method.optimizer.momentum": _momentum,
+    "method.averaging": _averaging,
+    "privacy.clipping.norm": _clip_norm,
+    "method.batch_size": _batch_size,
+    "epochs": _epochs,
+    "privacy.schedule": _schedule,
+}
+"""What chooses each setting that a plan reads, in an order in which later ones may depend on earlier ones."""
 
 
 def _steps(problem: RuleProblem, per_epoch: int) -> tuple[int, str]:
@@ -387,9 +356,9 @@ def _steps(problem: RuleProblem, per_epoch: int) -> tuple[int, str]:
     if privacy is None or problem.signal is None or privacy.clipping.by_layer or not covers(problem.recipe):
         return terms.fewest, "the fewest of the rule"
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
-    most = int(MOST_WORK / (records * problem.known.features))
+    most = int(rule.MOST_WORK / (records * problem.known.features))
     if terms.least_noise is not None:
-        most, why = MOST_EPOCHS * per_epoch, f"{why}; at most {MOST_EPOCHS} epochs"
+        most, why = rule.MOST_EPOCHS * per_epoch, f"{why}; at most {rule.MOST_EPOCHS} epochs"
     return min(math.ceil(problem.steps), max(most, terms.fewest)), why
 
 

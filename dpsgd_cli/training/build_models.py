@@ -362,6 +362,6 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_cod
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
-def held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
+def held_out(recipe: Recipe, x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
     """Return the table of validation or public rows, or None."""
-    return None if x is None or y is None else _table(x, y, per_trial, place)
+    return None if x is None or y is None else _table(in_numbers(recipe, x), y, per_trial, place)

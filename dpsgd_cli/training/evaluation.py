@@ -26,19 +26,9 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.discover import found_by_trial
 from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.data.users import members_of, shares_of_rows
+from dpsgd_cli.engine import metrics
 from dpsgd_cli.engine.evaluate import evaluate, outputs_on, passes
 from dpsgd_cli.engine.losses import Loss
-from dpsgd_cli.engine.metrics import (
-    METRICS,
-    Answers,
-    Reading,
-    answers_of_classes,
-    counts_of_places,
-    of_constant_places,
-    of_constants,
-    of_counts,
-    of_table,
-)
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer
 from dpsgd_cli.engine.tensors import Table
@@ -124,7 +114,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     if table.rows and task in ("token-classification", "next-token"):
         labels = np.asarray(table.labels[:]) if isinstance(table, StreamedTable) else table.y.cpu().numpy()
         names = models.names
-        constants_of_places = of_constant_places(task, labels, names)
+        constants_of_places = metrics.of_constant_places(task, labels, names)
         measured_places = {} if names is None else _of_places(models, table, names)
         return measured_places, {name: [value] * trials for name, value in constants_of_places.items()}
     if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
@@ -135,14 +125,14 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
-        found.append(of_table(task, told, models.names))
+        found.append(metrics.of_table(task, told, models.names))
         if trial and mask is None:
             constants.append(constants[0])
         else:
-            constants.append(of_constants(task, told.truth, classes, models.names))
-    known = [*METRICS, *(name for name in found[0] if name not in METRICS)]
+            constants.append(metrics.of_constants(task, told.truth, classes, models.names))
+    known = [*metrics.METRICS, *(name for name in found[0] if name not in metrics.METRICS)]
     defined = [name for name in known if all(name in one for one in (*found, *constants))]
-    once = [name for name in defined if name not in METRICS or not METRICS[name].at_every_look]
+    once = [name for name in defined if name not in metrics.METRICS or not metrics.METRICS[name].at_every_look]
     measured = {name: [one[name] for one in found] for name in once}
     return measured, {name: [one[name] for one in constants] for name in defined}
 
@@ -153,28 +143,29 @@ def _of_places(models: Models, table: Table, names: Sequence[object]) -> Columns
     for outputs, y, mask in passes(models.pack, models.values, table, models.most_rows):
         for trial, own in enumerate(outputs):
             rows = slice(None) if mask is None else mask[trial]
-            counts[trial] += counts_of_places(own[rows], y[0][rows])
-    found = [of_counts(own[0], own[1], own[2], names) for own in counts]
+            counts[trial] += metrics.counts_of_places(own[rows], y[0][rows])
+    found = [metrics.of_counts(own[0], own[1], own[2], names) for own in counts]
     return {name: [one[name] for one in found] for name in found[0]}
 
 
-def _answers(recipe: Experiment, labels: np.ndarray, outputs: np.ndarray) -> Answers:
+def _answers(recipe: Experiment, labels: np.ndarray, outputs: np.ndarray) -> metrics.Answers:
     """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
         truth = target_scale(recipe.data).outward(labels.astype(np.float64))
         own = outputs if truth.ndim == 2 else outputs[:, 0]
-        return Answers(truth, predicted(recipe.data, own.astype(np.float64)))
+        return metrics.Answers(truth, predicted(recipe.data, own.astype(np.float64)))
     if recipe.data.task == "multi-label":
-        return Answers(labels, (outputs > 0).astype(np.int64))
+        return metrics.Answers(labels, (outputs > 0).astype(np.int64))
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
-    return answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
+    return metrics.answers_of_classes(labels, outputs, reading_of(recipe, max(2, outputs.shape[1])))
 
 
-def reading_of(recipe: Experiment, classes: int) -> Reading:
+def reading_of(recipe: Experiment, classes: int) -> metrics.Reading:
     """Return how outputs of a model that a settled recipe trained are read."""
     data = recipe.data
-    return Reading(residual_clip(recipe, classes), data.weights, None if data.costs is None else data.costs.of_classes)
+    costs = None if data.costs is None else data.costs.of_classes
+    return metrics.Reading(residual_clip(recipe, classes), data.weights, costs)
 
 
 def residual_clip(recipe: Experiment, classes: int) -> float | None:
@@ -348,7 +339,7 @@ def _final(trials: Trials) -> Final:
 
 def _points(held: Sequence[Mapping[str, Estimate]]) -> Columns:
     """Return the estimates of `METRICS`, and F1 scores of classes, that have a point in every trial."""
-    names = [name for name in (*METRICS, *(one for one in held[0] if one.startswith("f1_"))) if name in held[0]]
+    names = [name for name in (*metrics.METRICS, *(one for one in held[0] if one.startswith("f1_"))) if name in held[0]]
     found = {name: [own[name].value for own in held if name in own] for name in names}
     known = {name: [value for value in values if value is not None] for name, values in found.items()}
     return {name: values for name, values in known.items() if len(values) == len(held)}
@@ -368,7 +359,6 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         loaded=member.loaded,
         plan=member.plan,
         ledgers=context.ledgers[span],
-        reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
         warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),

@@ -1,4 +1,4 @@
-"""Explanation of a trained model of a table: the shape of each column, coefficients, and curves on test records.
+"""Explanation of a trained model of a table: the shape of each column, coefficients, and quality on test records.
 
 Everything is computed from released weights and public facts (bounds, values, settings, the ledger), so it is
 post-processing and costs nothing. Test curves are of records that the result declares public.
@@ -47,7 +47,7 @@ from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.preparation import held_out_of
 from dpsgd_cli.data.table import target_scale
-from dpsgd_cli.engine.metrics import CALIBRATION_BINS, answers_of_classes, ranked
+from dpsgd_cli.engine.metrics import answers_of_classes, ranked
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, SgdSettings, TailIterates
@@ -63,13 +63,12 @@ from dpsgd_cli.training.intervals import Inference
 _POINTS = 41
 _OTHERS, _FEWEST_OTHERS = 64, 16
 _MOST_COLUMNS, _FEW_COLUMNS = 200, 24
+_MOST_RECORDS, _MOST_ROC = 200_000, 200
 """Pairs whose outputs are computed together: some thousand rows."""
-_MOST_RECORDS = 200_000
-_MOST_ROC = 200
 
 
-def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Explained:
-    """Return the shapes of a model of a table and, `with_curves`, curves on its test records.
+def explain(trained: Trained, trial: int = 0) -> Explained:
+    """Return the shapes of a model of a table.
 
     Raises UsageError if there is no such trial, and RunError if its training diverged.
     """
@@ -91,12 +90,11 @@ def explain(trained: Trained, trial: int = 0, with_curves: bool = True) -> Expla
     effects = _effects(trained, trial, usable[:_MOST_COLUMNS], others)
     found = [_shape(trained, trial, at, *own, deviation, inference) for at, own in effects]
     found.sort(key=lambda shape: -shape.size)
-    curves = _curves(trained, trial) if with_curves else TestCurves()
     weights, about_intervals = [] if inference is None else coefficients(trained, trial), ""
     if inference is not None:
         about, about_intervals = "Bands are 95% intervals.", of_coefficients.about(weights)
     return Explained(
-        trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found, curves=curves,
+        trial=trial, outputs=outputs, unit=unit, about_noise=about, shapes=found,
         left_out=left, coefficients=weights, about_intervals=about_intervals,
     )  # fmt: skip
 
@@ -113,7 +111,7 @@ def write(directory: Path, base: Path) -> None:
     try:
         trained = Trained.load(directory)
         trained = replace(trained, loaded=replace(trained.loaded, base=base))  # whose records are in memory still
-        shapes.keep(directory, explain(trained))
+        shapes.keep(directory, explain(trained).model_copy(update={"curves": curves_of(trained, 0)}))
     except (DataError, RunError):
         return
 
@@ -208,18 +206,20 @@ def _outputs_of(trained: Trained) -> tuple[list[str], str]:
     return names, "logit of each class, against the mean of the classes"
 
 
+def _contrasts(trained: Trained, outputs: int) -> np.ndarray:
+    """Return the explained outputs as contrasts of the model's K `outputs`: (1, K) or (classes, K)."""
+    if trained.data.names_of_several is not None:
+        return np.eye(outputs)
+    if trained.classes is None:
+        return np.eye(1, outputs) * target_scale(trained.data).unit
+    if outputs == 2:
+        return np.array([[-1.0, 1.0]])
+    return np.eye(outputs) - (1 / outputs if outputs > 2 else 0.0)
+
+
 def _explained(trained: Trained, outputs: np.ndarray) -> np.ndarray:
     """Return outputs of the model (N, K) on the explained scale, (N, 1) or (N, classes)."""
-    outputs = outputs.astype(np.float64)
-    if trained.data.names_of_several is not None:
-        return outputs
-    if trained.classes is None:
-        return outputs[:, :1] * target_scale(trained.data).unit
-    if outputs.shape[1] == 1:
-        return outputs
-    if outputs.shape[1] == 2:
-        return outputs[:, 1:] - outputs[:, :1]
-    return np.asarray(outputs - outputs.mean(axis=1, keepdims=True))
+    return np.asarray(outputs.astype(np.float64) @ _contrasts(trained, outputs.shape[1]).T)
 
 
 def _grid(column: Column) -> list[float] | None:
@@ -259,16 +259,6 @@ def _inference(trained: Trained, trial: int) -> Inference | None:
     return Inference(trained, trial, trained.inputs(drawn, trial, exactly=True))
 
 
-def _contrasts(trained: Trained) -> list[np.ndarray]:
-    """Return the contrast (K,) of the model's outputs that each explained output is, as in `_explained`."""
-    outputs = next(iter(trained.bundle.weights[0].values())).shape[0]
-    if trained.classes is None or outputs == 1:
-        return [np.eye(outputs)[0] * (target_scale(trained.data).unit if trained.classes is None else 1.0)]
-    if outputs == 2:
-        return [np.array([-1.0, 1.0])]
-    return list(np.eye(outputs) - 1 / outputs)
-
-
 def _effects(
     trained: Trained, trial: int, wanted: Sequence[int], others: np.ndarray
 ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
@@ -289,7 +279,9 @@ def _effects(
             rows[:, :, at] = np.array(grid)[:, None]
             flat = rows.reshape(-1, others.shape[1])
             found = _explained(trained, trained.outputs(flat, trial, exactly=True)).reshape(len(grid), len(others), -1)
-            yield at, (found.mean(axis=1), _directions(trained, trial, flat, len(grid)))
+            inputs = trained.inputs(flat, trial, exactly=True).astype(np.float64)
+            directions = inputs.reshape(len(grid), len(others), -1).mean(axis=1)
+            yield at, (found.mean(axis=1), directions - directions.mean(axis=0))
         return
     # of an additive model: no other column matters, so all columns move at once
     grids = {at: _grid(columns[at]) or [] for at in wanted}
@@ -317,8 +309,13 @@ def _shape(
     column = (trained.layout.columns or ())[at]
     grid = _grid(column) or []
     effects = effects - effects.mean(axis=0)
-    noise = None if deviation is None else _noise(trained, trial, directions, deviation, effects.shape[1])
-    intervals = None if inference is None else inference.shapes(directions, _contrasts(trained))
+    contrasts = _contrasts(trained, next(iter(trained.bundle.weights[trial].values())).shape[0])  # of a linear model
+    noise = (
+        None
+        if deviation is None
+        else _noise(trained, trial, directions, deviation * float(np.linalg.norm(contrasts[0])))
+    )
+    intervals = None if inference is None else inference.shapes(directions, list(contrasts))
     known = [ends[0] is not None for ends in intervals or ()]
     effects -= effects[known].mean(axis=0) if any(known) else 0.0
     of_days = column.computed is not None and column.computed.kind == "days"
@@ -334,35 +331,25 @@ def _shape(
     )
 
 
-def _directions(trained: Trained, trial: int, rows: np.ndarray, groups: int) -> np.ndarray:
-    """Return the mean inputs (groups, D) of each group of rows, moved so that their own mean is 0."""
-    inputs = trained.inputs(rows, trial, exactly=True).astype(np.float64).reshape(groups, len(rows) // groups, -1)
-    directions = inputs.mean(axis=1)
-    return np.asarray(directions - directions.mean(axis=0))
+def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float) -> np.ndarray:
+    """Return the deviation of training noise in effects along `directions` (groups, D), (groups,).
 
-
-def _noise(trained: Trained, trial: int, directions: np.ndarray, deviation: float, outputs: int) -> np.ndarray:
-    """Return the deviation of training noise in effects along `directions` (groups, D), (groups,)."""
+    `deviation` is that of a contrast of released weights before preconditioning.
+    """
     whitened = trained.bundle.kept.get(f"{trial}/{MAP}")
     if whitened is not None:
         directions = directions @ whitened.astype(np.float64)
     if trained.bundle.cuts:
         cut = trained.bundle.cuts[trial].double().numpy()
         directions = directions - (directions @ cut) @ cut.T
-    scale = target_scale(trained.data).unit if trained.classes is None else 1.0
-    known = len(trained.classes or ())
-    if outputs > 1:
-        scale = math.sqrt(1 - 1 / known)
-    elif known == 2 and next(iter(trained.bundle.weights[trial].values())).shape[0] == 2:
-        scale = math.sqrt(2)
-    return np.asarray(scale * deviation * np.linalg.norm(directions, axis=1))
+    return np.asarray(deviation * np.linalg.norm(directions, axis=1))
 
 
-def _curves(trained: Trained, trial: int) -> TestCurves:
-    """Return curves on the recipe's own test records, which are public; none if there are none, or not any more.
+def curves_of(trained: Trained, trial: int) -> TestCurves:
+    """Return quality on the recipe's own test records, which are public; none if there are none, or not any more.
 
-    There are none for folds, whose records are the training records of other trials, and none where the held-out
-    records are private (`data.evaluation`).
+    There is none for folds, whose records are the training records of other trials, and none where the held-out records
+    are private (`data.evaluation`).
     """
     recipe = trained.loaded.recipe
     if recipe.data.measured_privately or recipe.folds is not None:
@@ -370,9 +357,8 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     if recipe.data.labels_are_arrays or not isinstance(recipe.model, OneLayer | MlpModel):
         return TestCurves()
     try:
-        if trained.document is not None and provenance.check_unchanged(
-            trained.document, trained.loaded, trained.directory
-        ):
+        document = trained.document
+        if document is not None and provenance.check_unchanged(document, trained.loaded, trained.directory):
             return TestCurves()
         part = held_out_of(recipe.data, trained.loaded.base, folds=False)
     except (DataError, RunError, UsageError):
@@ -383,25 +369,12 @@ def _curves(trained: Trained, trial: int) -> TestCurves:
     if trained.classes is None:
         return TestCurves(predicted=_predicted(target_scale(trained.data).outward(part.y), trained.decided(outputs)))
     told = answers_of_classes(part.y, outputs, reading_of(recipe, max(2, outputs.shape[1])))
-    two = told.scores is not None and told.scores.ndim == 1
-    shares = told.probabilities
-    calibration = []
-    if shares is not None:
-        sure, right = (shares, told.truth == 1) if two else (shares.max(axis=1), told.truth == told.told)
-        bins = np.minimum((sure * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-        calibration = [
-            (float(sure[bins == b].mean()), float(right[bins == b].mean()), int((bins == b).sum()))
-            for b in np.unique(bins)
-        ]
-    roc = _roc(told.truth, told.scores) if two and told.scores is not None and np.ptp(told.truth) > 0 else []
-    return TestCurves(roc=roc, calibration=calibration)
-
-
-def _roc(truth: np.ndarray, scores: np.ndarray) -> list[tuple[float, float]]:
-    """Return at most `_MOST_ROC` points of the curve that are as far apart in its list of scores."""
-    false, true = ranked(truth == 1, scores)
+    if told.scores is None or told.scores.ndim > 1 or np.ptp(told.truth) == 0:
+        return TestCurves()
+    false, true = ranked(told.truth == 1, told.scores)
+    # points that are as far apart in the list of scores
     chosen = np.unique(np.linspace(0, len(false) - 1, _MOST_ROC).round().astype(int))
-    return [(float(false[at] / false[-1]), float(true[at] / true[-1])) for at in chosen]
+    return TestCurves(roc=[(float(false[at] / false[-1]), float(true[at] / true[-1])) for at in chosen])
 
 
 def _predicted(truth: np.ndarray, told: np.ndarray) -> list[tuple[float, float, float, float]]:

@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 Logger = Callable[[str], None]
 
 
-def _silence(text: str) -> None:
+def silence(text: str) -> None:
     del text
 
 
@@ -56,7 +56,7 @@ class Options:
     out: Path = Path("results")
     resume: bool = False
     progress: Progress | None = None
-    say: Logger = _silence
+    say: Logger = silence
     team: Team = field(default_factory=Team)
     save_models: bool = False
     charged: Literal["none", "runs", "whole"] = "none"
@@ -85,7 +85,7 @@ def result_directory(loaded: SettledRecipe, out: Path) -> Path:
     return out / f"{loaded.recipe.name}-{recipe_hash(loaded.recipe)}"
 
 
-def is_finished(loaded: SettledRecipe, directory: Path, say: Logger = _silence) -> bool:
+def is_finished(loaded: SettledRecipe, directory: Path, say: Logger = silence) -> bool:
     """Return True if `directory` holds the result of this recipe and of the files that it names.
 
     Raises RunError if the result was made from other data or code (the recipe's hash covers file names, not contents),

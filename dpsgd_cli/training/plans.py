@@ -60,17 +60,6 @@ def plan_and_outline(loaded: LoadedRecipe, priced_by: Accountant | None = None) 
 
 def _before_plan(loaded: LoadedRecipe) -> tuple[SettledRecipe, data.Outline]:
     """Resolve every `auto` setting that a plan reads; return the recipe and the outline of its data."""
-    recipe, features, outline = _with_features(loaded)
-    recipe, chosen = auto_settings.before_plan(recipe, _known(recipe, outline))
-    return _settled(loaded, recipe, features + chosen), outline
-
-
-def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[AutoChoice, ...] = ()) -> SettledRecipe:
-    return SettledRecipe(recipe, loaded.base, loaded.source, loaded.tree, chosen)
-
-
-def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...], data.Outline]:
-    """Return the recipe with its features resolved, the choices, and the outline of the data with these features."""
     with loaded.locating_errors():
         outline = data.outline(loaded.recipe.data, loaded.base)
 
@@ -78,8 +67,14 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[AutoChoice, ...]
         return _known(recipe, data.outline(recipe.data, loaded.base)).features
 
     recipe, noise = auto_settings.discovery(loaded.recipe)
-    recipe, told = auto_settings.features(recipe, _known(recipe, outline), count)
-    return recipe, noise + told, data.outline(recipe.data, loaded.base) if told else outline
+    recipe, features = auto_settings.features(recipe, _known(recipe, outline), count)
+    outline = data.outline(recipe.data, loaded.base) if features else outline
+    recipe, chosen = auto_settings.before_plan(recipe, _known(recipe, outline))
+    return _settled(loaded, recipe, noise + features + chosen), outline
+
+
+def _settled(loaded: LoadedRecipe, recipe: Recipe, chosen: tuple[AutoChoice, ...] = ()) -> SettledRecipe:
+    return SettledRecipe(recipe, loaded.base, loaded.source, loaded.tree, chosen)
 
 
 def _known(recipe: Recipe, outline: data.Outline) -> PublicFacts:
@@ -164,11 +159,6 @@ def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float |
     if not isinstance(recipe.model, OneLayer) or known.norm_bound is None:
         return None
     return math.hypot(known.norm_bound, float(recipe.model.has_bias))
-
-
-def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]:
-    """Return the declarations of the data and the model: sentences about what is taken to be public."""
-    return (*outline.declarations, *declared_by_model(loaded))
 
 
 def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:

@@ -49,19 +49,8 @@ from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import provenance
 from dpsgd_cli.results.result import Stopped
+from dpsgd_cli.training import build_models
 from dpsgd_cli.training.assemble import EpochRecord
-from dpsgd_cli.training.build_models import (
-    checked,
-    held_out,
-    in_numbers,
-    loss_of,
-    make_pack,
-    outputs_of,
-    own_folds,
-    placement,
-    refuse_unknown_tokens,
-    tables,
-)
 from dpsgd_cli.training.plans import feature_bound
 from dpsgd_cli.users.settings import PERSON
 
@@ -247,7 +236,7 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = placement(recipe, team)
+    place = build_models.placement(recipe, team)
     precision.keep_sums_exact()
     # without a seed, randomness comes from the operating system
     alone: list[tuple[Member, Streams]] = [
@@ -259,8 +248,8 @@ def start(
     ledgers = tuple(_ledger(member) for member, _ in alone)
     dataset = _dataset(members, streams, earlier, team) if override is None else override.dataset
     for rows in (dataset.train_x, dataset.test_x):
-        refuse_unknown_tokens(loaded, rows)
-    train, test = tables([member.loaded.recipe for member in members], dataset, place)
+        build_models.refuse_unknown_tokens(loaded, rows)
+    train, test = build_models.tables([member.loaded.recipe for member in members], dataset, place)
     if override is not None:
         train = override.share(train)
     if plan is not None and len(train) != plan.sampling.records:
@@ -269,11 +258,11 @@ def start(
             f"{dataset.name} has places for {len(train)} training {what}, but {plan.sampling.records} were planned"
         )
     keep_freed_memory()
-    outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
+    outputs = build_models.outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     instrument = None if override is None else override.instrument
-    pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place, instrument)
-    rows = checked(pack, loaded, train, outputs, init_seeds[:1])
+    pack = build_models.make_pack(loaded, train.input_shape, outputs, init_seeds, place, instrument)
+    rows = build_models.checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     context = Context(
         recipes=recipes,
@@ -282,12 +271,12 @@ def start(
         streams=streams,
         pack=pack,
         table=train,
-        loss=loss_of(recipe, loaded.base),
+        loss=build_models.loss_of(recipe, loaded.base),
         most_rows=rows,
         base=loaded.base,
         feature_bound=feature_bound(recipe, dataset),
-        validation=held_out(in_numbers(recipe, dataset.validation_x), dataset.validation_y, dataset.per_trial, place),
-        public=held_out(in_numbers(recipe, dataset.public_x), dataset.public_y, dataset.per_trial, place),
+        validation=build_models.held_out(recipe, dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
+        public=build_models.held_out(recipe, dataset.public_x, dataset.public_y, dataset.per_trial, place),
         keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
         columns=dataset.columns,
         team=team,
@@ -309,8 +298,8 @@ def _dataset(
         return gaussian(streams[trial], purpose, 0, exact, mechanism, records)
 
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        held_out = None if recipe.folds is None else lambda keys: own_folds(recipes, keys).numpy()
-        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released, held_out)
+        out = None if recipe.folds is None else lambda keys: build_models.own_folds(recipes, keys).numpy()
+        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released, out)
 
     charged = member.plan is not None and member.plan.preprocessing_releases
     try:

@@ -123,19 +123,22 @@ def test_figures_two_and_three_in_one_command_each(tmp_path: Path) -> None:
     assert len(noises) == 3
 
 
+EVERY = ["basic-composition", "strong-composition", "zcdp-rs", "moments", "rdp", "pld"]
+
+
 @pytest.mark.parametrize(
     ("asked", "drawn"),
     [
         (["--accountant", "rdp", "--accountant", "pld", "--curve"], ["rdp", "pld"]),
-        (["--curve"], ["pld"]),
-        (["--over", "noise-multiplier=4:6:1"], ["pld"]),
+        (["--curve"], EVERY),
+        (["--over", "noise-multiplier=4:6:1"], EVERY),
         (["--over", "order=2:4:1"], ["sampled", "unsampled", "conjectured bound"]),
     ],
 )
 def test_a_picture_shows_what_was_asked_and_its_legend_hides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], drawn: list[str]
 ) -> None:
-    """Accountants that were named, else the one that proves least; never rho or noise."""
+    """Curves of accountants; never rho or noise."""
     from matplotlib.figure import Figure
 
     seen: list[Figure] = []

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.cli import complete
-from dpsgd_cli.cli.recipe import implied_settings
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
 
@@ -72,23 +71,8 @@ def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
     assert "description" in schema["$defs"]["Privacy"]["properties"]["budget"]
 
 
-OWN = """\
-name: x
-data: {path: x.csv, target: y}
-model: {kind: linear}
-method: {kind: dp-sgd, batching: shuffle, batch_size: 10}
-privacy: {schedule: {kind: uniform, initial: 3}, delta: 1e-5}
-epochs: 3
-"""
-
-
-def of(tmp_path: Path, *overrides: str) -> list[str]:
-    (tmp_path / "own.yaml").write_text(OWN)
-    return implied_settings(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
-
-
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_what_is_said_changes_no_recipe(name: str, tmp_path: Path) -> None:
+def test_a_shown_recipe_is_the_same_recipe(name: str, tmp_path: Path) -> None:
     shown = run("show", name)
     assert shown.exit_code == 0
     (tmp_path / "shown.yaml").write_text(shown.stdout)

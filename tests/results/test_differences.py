@@ -12,7 +12,7 @@ from scipy import stats
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe
 from dpsgd_cli.results.comparison import Difference, Sample, difference, equal_budgets, judge_together, reasons
 from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in
-from dpsgd_cli.results.reading import data_in, folds_in
+from dpsgd_cli.results.reading import data_and_folds
 
 
 def sample(values: np.ndarray, seeds: tuple[int | None, ...] | None = None, folds: int | None = None) -> Sample:
@@ -159,6 +159,7 @@ def test_the_text_of_a_resolved_recipe_says_what_is_tested(source: str, name: st
     recipe = load_recipe(source).recipe
     text = dump_recipe(recipe)
     hashes = {"data_sha256": {"b": "2"}, "nonprivate_data_sha256": {"a": "1"}}
-    assert folds_in(text) == recipe.folds
-    found = evaluated_on(data_in(text), folds_in(text), identities_in(hashes))
+    data, folds = data_and_folds(text)
+    assert folds == recipe.folds
+    found = evaluated_on(data, folds, identities_in(hashes))
     assert found == Evaluated(name, ("card", name, "1", "2"), records)

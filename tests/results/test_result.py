@@ -80,6 +80,27 @@ def test_a_loss_far_above_the_baseline_has_diverged(metrics: dict[str, list[floa
     assert any("is more than 2 times that of the baseline" in w for w in warnings_of_training(found)) == bool(bad)
 
 
+@pytest.mark.parametrize(
+    ("model", "constant", "told"),
+    [
+        ({"accuracy": 0.9, "log_loss": 0.4}, {"accuracy": 0.7, "log_loss": 0.4}, None),
+        ({"accuracy": 0.7}, {"accuracy": 0.7}, "recall"),
+        ({"mae": 3.0}, {"mae": 2.0}, "quantile"),
+        ({"mae": 1.0, "rmse": 9.0}, {"mae": 2.0, "rmse": 8.0}, None),
+        ({"perplexity": 9.0}, {"perplexity": 8.0}, "a larger budget"),
+        ({"accuracy": math.nan}, {"accuracy": 0.7}, None),
+    ],
+)
+def test_a_model_that_is_no_better_than_a_constant_is_told_and_what_to_try(
+    model: dict[str, float], constant: dict[str, float], told: str | None
+) -> None:
+    metrics = {f"test_{name}": [value] for name, value in model.items()}
+    metrics |= {f"constant_{name}": [value] for name, value in constant.items()}
+    found = [line for line in warnings_of_training(released(metrics)) if line.startswith("no better than the m")]
+    assert bool(found) == (told is not None)
+    assert told is None or told in found[0]
+
+
 @pytest.mark.parametrize("changes", [{"finite": [False]}, {"metrics": {"test_accuracy": [math.nan]}}])
 def test_weights_or_metrics_that_are_not_finite_have_diverged(changes: dict[str, Any]) -> None:
     found = released(**{"metrics": {"test_accuracy": [0.5]}, **changes})

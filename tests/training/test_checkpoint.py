@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
+import hashlib
+import io
 import os
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,56 +43,53 @@ def test_a_failure_keeps_the_old_checkpoint(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def rewritten(
-    path: Path, change: Callable[[dict[str, Any]], Any] = lambda head: head, state: bytes | None = None
-) -> None:
-    """Edit a checkpoint as a hand would: its sums stay."""
-    with zipfile.ZipFile(path) as file:
-        held = {name: file.read(name) for name in file.namelist()}
-    head = change(json.loads(held["released.json"]))
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("released.json", json.dumps(head))
-        file.writestr("state.pt", held["state.pt"] if state is None else state)
+def state_of(content: dict[str, Any]) -> bytes:
+    """Return a state as `torch.save` writes it, and as a hand may put it into a checkpoint."""
+    held = io.BytesIO()
+    torch.save(content, held)
+    return held.getvalue()
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "no head", "not a dict", "other version"])
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "no state", "other version", "of older versions"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "c"
     checkpoint.save(path, CONTENT)
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-200])
-    elif damage in ("text", "empty"):
-        path.write_text("a text" if damage == "text" else "")
-    elif damage == "no head":
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("other", "")
-    else:
-        rewritten(path, lambda head: [1] if damage == "not a dict" else head | {"version": "0"})
+    version, digest, state = path.read_bytes().split(b"\n", 2)
+    path.write_bytes(
+        {
+            "cut": path.read_bytes()[:-200],
+            "text": b"a text",
+            "empty": b"",
+            "no state": b"\n".join([version, hashlib.sha256(b"").hexdigest().encode(), b""]),
+            "other version": b"\n".join([b"checkpoint 0", digest, state]),
+            "of older versions": state,
+        }[damage]
+    )
     with pytest.raises(RunError, match=r"(damaged checkpoint|by another version).*remove it and train again"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("changed", [{"done": 2}, {"ledgers": [[]]}, {"method": {"values": torch.arange(4.0) + 1}}])
+def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = tmp_path / "c"
+    checkpoint.save(path, CONTENT)
+    version, digest, _ = path.read_bytes().split(b"\n", 2)
+    path.write_bytes(b"\n".join([version, digest, state_of(CONTENT | changed)]))
+    with pytest.raises(RunError, match=r"changed since it was written\); remove it and train again"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"done": 2}, {"done": 1.0}, {"ledgers": [[]]}, {"trials": [2]},
-        {"more": None}, {"sha256": None}, {"state_sha256": "0" * 64},
+        {"done": 2}, {"done": 1.0}, {"ledgers": [[], []]}, {"trials": [2]}, {"more": None}, {"recipes": []},
+        {"released": {"pca": [1.0]}}, {"history": [(0, {}, {"loss": [0.0]})]}, {"init_seeds": [7, 8]},
     ],
 )  # fmt: skip
-def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_a_checkpoint_that_is_of_no_run_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "c"
-    checkpoint.save(path, CONTENT)
-    rewritten(path, lambda head: head | changed)
-    with pytest.raises(RunError, match=r"changed since it was written\); remove it and train again"):
-        checkpoint.load(path)
-
-
-def test_a_state_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    path, other = tmp_path / "c", tmp_path / "d"
-    checkpoint.save(path, CONTENT)
-    checkpoint.save(other, CONTENT | {"method": {"values": torch.arange(4.0) + 1}})
-    rewritten(path, state=zipfile.ZipFile(other).read("state.pt"))
-    with pytest.raises(RunError, match=r"changed since it was written\); remove it and train again"):
+    checkpoint.save(path, CONTENT | changed)
+    with pytest.raises(RunError, match=r"damaged checkpoint \(.*\); remove it and train again"):
         checkpoint.load(path)
 
 

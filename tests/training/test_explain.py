@@ -1,4 +1,4 @@
-"""What a model learnt, explained: shapes of known functions, the law of their noise, and curves on public records."""
+"""What a model learnt, explained: shapes of known functions, the law of their noise, and quality on public records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_straight_line_has_straight_shapes_in_the_unit_of_the_target(
         values = np.array(shape.values, float)
         assert np.array(shape.effects)[:, 0] == pytest.approx(slope * (values - values.mean()), abs=2)
     assert "no noise" in found.about_noise
-    groups = np.array(found.curves.predicted)
+    groups = np.array(explain.curves_of(Trained.load(directory), 0).predicted)
     assert groups[:, 0] == pytest.approx(groups[:, 1], abs=4) and (groups[:, 2] <= groups[:, 1]).all()
     names = {row.feature: row.weight for row in explain.coefficients(Trained.load(directory), 0)}
     assert names["a"] == pytest.approx(1, abs=0.02) and set(names) == {"a", "b", "the model's own constant"}
@@ -68,12 +68,13 @@ def test_the_effects_of_several_classes_have_mean_zero(write_recipe: WriteRecipe
     frame.to_csv(tmp_path / "own.csv", index=False)
     directory = train(write_recipe(data=data | {"classes": [0, 1, 2]}, repeats=1, method=FULL), save_models=True)
     found = explain.explain(Trained.load(directory))
-    assert found.outputs == ["0", "1", "2"] and found.curves.roc == []
+    assert found.outputs == ["0", "1", "2"]
     for shape in found.shapes:
         assert np.abs(np.array(shape.effects).sum(axis=1)).max() < 1e-9
         assert shape.noise is not None and min(shape.noise) > 0
     drawn = "".join(block.element for block in shapes.blocks(found) if isinstance(block, Picture))
-    assert drawn.count("<svg") == 2
+    assert drawn.count("<svg") == 1
+    assert explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -118,7 +119,7 @@ def test_the_band_is_the_spread_of_many_trainings_or_above_it(
     data |= {"preprocess": [{"bin": {}}]} if setting == "by rule" else {}
     recipe = write_recipe(data=data, model=model, method=method, privacy=privacy, epochs=changes["epochs"], repeats=40)
     trained = Trained.load(train(recipe, save_models=True))
-    found = [explain.explain(trained, trial, with_curves=False) for trial in range(40)]
+    found = [explain.explain(trained, trial) for trial in range(40)]
     ratios = []
     for column in ("a", "b"):
         own = [next(shape for shape in one.shapes if shape.column == column) for one in found]
@@ -143,7 +144,7 @@ def test_the_band_is_as_much_wider_as_a_calibration_makes_effects(
         found = []
         for scale in (1.25, 1.0):
             trained.bundle.kept["0/calibration"][0] = scale
-            found.append(explain.explain(trained, with_curves=False))
+            found.append(explain.explain(trained))
         assert "without the noise of the calibration" in found[0].about_noise
         for wide, narrow in zip(found[0].shapes, found[1].shapes, strict=True):
             assert narrow.noise is not None and wide.noise == pytest.approx(np.multiply(narrow.noise, 1.25))
@@ -157,8 +158,8 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
     assert trained.exit_code == 0
     directory = next((tmp_path / "out").glob("tiny-*"))
     plain, drawn = (directory / name for name in report.NAMES)
-    assert "## What the model learnt" in plain.read_text() and "## On the test records" in plain.read_text()
-    assert drawn.read_text().count("<svg") == 4  # one of them on the first screen
+    assert "## What the model learnt" in plain.read_text()
+    assert drawn.read_text().count("<svg") == 3  # the curve of the first screen, shapes, epochs
     told = CliRunner().invoke(main, ["explain", str(directory), "--out", str(tmp_path / "tables")])
     assert told.exit_code == 0 and "effect on the log-odds of yes against no" in told.stdout
     with (tmp_path / "tables" / "shapes.csv").open() as file:
@@ -170,11 +171,12 @@ def test_the_command_and_the_report(write_recipe: WriteRecipe, train: Train, tmp
         .startswith("feature,output,weight,estimate,low,high,note\nage,no,")
     )
     assert "<svg" in (tmp_path / "tables" / "explained.html").read_text()
+    kept = shapes.read(directory)
+    assert kept is not None and len(kept.curves.roc) > 2
     # the records are not there any more: shapes are post-processing, curves are not drawn anew
     (tmp_path / "own.csv").unlink()
     again = explain.explain(Trained.load(directory))
-    assert again.curves == shapes.TestCurves()
-    assert again.shapes == (shapes.read(directory) or again).shapes
+    assert again.shapes == kept.shapes and explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
     copy = store.public_copy(directory, tmp_path / "public")
     report.write(copy)
     assert "## What the model learnt" in (copy / "report.md").read_text()
@@ -201,11 +203,11 @@ def test_folds_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path:
     """Guarantee: no curve is drawn of records that a trial of the result trained on."""
     data = {key: value for key, value in table_of(tmp_path).items() if key != "split"}
     directory = train(write_recipe(data=data, method=FULL, folds=2, repeats=1), save_models=True)
-    assert explain.explain(Trained.load(directory), 1).curves == shapes.TestCurves()
+    assert explain.curves_of(Trained.load(directory), 1) == shapes.TestCurves()
 
 
 def test_private_held_out_records_have_no_curves(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
     """Guarantee: no curve is drawn of held-out records that the statement protects."""
     data = table_of(tmp_path) | {"evaluation": "private", "split": {"test": 0.2}}
     directory = train(write_recipe(data=data, method=FULL, repeats=1), save_models=True)
-    assert explain.explain(Trained.load(directory)).curves == shapes.TestCurves()
+    assert explain.curves_of(Trained.load(directory), 0) == shapes.TestCurves()
