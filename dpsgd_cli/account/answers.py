@@ -53,12 +53,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Series:
-    """Named columns over an axis, with None where an accountant has no value; `shown` are the columns of a picture."""
+    """Named columns over an axis, with None where an accountant has no value.
+
+    `shown` are the columns of a picture, with the name of each in its legend.
+    """
 
     axis: str
     points: list[float]
     columns: dict[str, list[float | None]]
-    shown: list[str]
+    shown: dict[str, str]
 
 
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
@@ -97,7 +100,7 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
         said = "exact" if found.exact else "at most"
         columns[f"{_prefix(case, cases)}true positives ({said})"] = [found.true_positives[rate] for rate in rates]
     columns["blind guess"] = list(rates)
-    return Series(FALSE_POSITIVES, list(rates), columns, list(columns))
+    return Series(FALSE_POSITIVES, list(rates), columns, {name: name for name in columns})
 
 
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
@@ -186,7 +189,7 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
         "unsampled": [renyi.gaussian_divergence(noise_multiplier, order) for order in orders],
         "conjectured bound": [order * (sampling_rate / noise_multiplier) ** 2 for order in orders],
     }
-    return Series("order", list(orders), columns, list(columns))
+    return Series("order", list(orders), columns, {name: name for name in columns})
 
 
 def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
@@ -256,15 +259,16 @@ def _series(
     """Return `curve` of each case and accountant that covers it, after the `extra` columns of the case."""
     cases = [case for case, _ in questions]
     columns: dict[str, list[float | None]] = {}
-    shown: list[str] = []
+    shown: dict[str, str] = {}
     reasons: list[str] = []
     for index, (case, named) in enumerate(questions):
         prefix = _prefix(case, cases)
         columns |= {f"{prefix}{name}": values for name, values in (extra[index] if extra else {}).items()}
         for accountant in named:
             try:
-                columns[f"{prefix}{accountant.name}"] = curve(case, accountant)
-                shown.append(f"{prefix}{accountant.name}")
+                name = f"{prefix}{accountant.name}"
+                columns[name] = curve(case, accountant)
+                shown[name] = name if accountant.bound == "upper" else f"{name} ({accountant.bound})"
             except UnsupportedMechanism as refusal:
                 reasons.append(str(refusal))
     if not set(columns) - {NOISE}:

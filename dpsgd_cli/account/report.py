@@ -93,11 +93,11 @@ def draw(series: Series, path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
     ends = []
-    for number, name in enumerate(series.shown):
+    for number, (name, label) in enumerate(series.shown.items()):
         values = [math.nan if value is None else value for value in series.columns[name]]
         ends += [value for value in values if value > 0 and math.isfinite(value)][-1:]
         colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-        axes.plot(series.points, values, label=name, color=colour, linestyle=dashes)
+        axes.plot(series.points, values, label=label, color=colour, linestyle=dashes)
     if ends and max(ends) > _FAR_APART * min(ends):
         axes.set_yscale("log")
     axes.set_xlabel(series.axis)
