@@ -150,7 +150,7 @@ def _in_markdown(block: Block) -> str:
             rule = ["---", *["---:"] * (len(header) - 1)]
             return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
         case Cards(boxes):
-            return "\n\n".join(_box_in_markdown(box) for box in boxes)
+            return "\n\n".join(filter(None, map(_box_in_markdown, boxes)))
         case Folded(title, blocks):
             return "\n\n".join(filter(None, [f"## {_plain(title)}", *map(_in_markdown, blocks)]))
         case Picture() | Details():
@@ -160,7 +160,9 @@ def _in_markdown(block: Block) -> str:
 def _box_in_markdown(box: Box | Sequence[Block]) -> str:
     if isinstance(box, Box):
         return _plain(f"**{box.label}: {box.answer}.** {box.meaning}")
-    return "\n\n".join(filter(None, map(_in_markdown, box)))
+    # a heading says nothing without its picture
+    shown = [] if all(isinstance(block, Heading | Picture) for block in box) else box
+    return "\n\n".join(filter(None, map(_in_markdown, shown)))
 
 
 def _in_html(block: Block) -> str:

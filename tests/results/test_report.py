@@ -35,6 +35,7 @@ def test_every_way_to_train_has_a_page_that_needs_nothing_else(
     plain, drawn = pages(directory)
     privacy = store.read_document(directory)["privacy"]
     assert all(f"- {said}" in plain for said in privacy["declarations"])
+    assert not re.search(r"^## .*\n\n## ", plain, re.MULTILINE), "a section has nothing in it"
     stated = re.search(r"Epsilon at most (\S+) at delta 0.001", plain)
     assert stated is not None and 0 <= float(stated[1]) - privacy["epsilon"] <= 1e-4
     assert ("so the budget is the bound" in plain) == (privacy["spent"] is not None)
