@@ -82,7 +82,8 @@ def _ledger(directory: Path, document: Row) -> tuple[list[str], str]:
         found = _unplanned(plan, entries, done if stopped else plan.most_epochs)
         early = f"; training was stopped after {count(done, 'epoch')} of {plan.most_epochs}" if stopped else early
         wrong += [f"trial {trial}: {text}" for text in found]
-    return wrong[:3], f"it is what the recipe plans: {_said(plan.releases) or 'nothing'}{early}"
+    planned = "its budget, of which it chooses" if plan.is_adaptive else _said(plan.releases) or "nothing"
+    return wrong[:3], f"it is what the recipe plans: {planned}{early}"
 
 
 def _unplanned(plan: Plan, entries: Sequence[LedgerEntry], done: int) -> list[str]:
@@ -145,4 +146,4 @@ def _code(directory: Path, document: Row) -> tuple[list[str], str]:
         return [str(error)], ""
     version = document["provenance"].get("version")
     told = f"the files that the recipe names are those that ran (version {version}; this is {dpsgd_cli.__version__})"
-    return [], told + (f"; gone, so not compared: {', '.join(gone)}" if gone else "")
+    return [], told + (f"; gone, or without a hash in this copy, so not compared: {', '.join(gone)}" if gone else "")

@@ -640,7 +640,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         unit = [f"  unit: {_yaml([WHOSE, *drafted.open_units])}     # open: say whose rows these are"]
     if drafted.one_row:
         unit = ["  unit: null     # you said: one row a person"]
-    of = "users" if drafted.named("unit") else "records"
+    of = "users" if drafted.named("unit") and not drafted.private else "rows" if drafted.named("unit") else "records"
     delta = f"{usual_delta(drafted.units):g}".replace("e-0", "e-")
     return "\n".join(
         [
@@ -751,7 +751,7 @@ def _told(drafted: Drafted, path: Path, target: str) -> list[str]:
     looked = "The whole file was" if drafted.records <= ROWS else f"Its targets and its first {ROWS} rows were"
     return [
         f"{path.name}: {count(drafted.records, 'row')}; {', '.join(_said(drafted.written)) or 'written as usual'}",
-        f"{looked} looked at, on this machine and outside of any guarantee. Training detects nothing.",
+        f"{looked} looked at, on this machine and outside of any guarantee. Training guesses at most a separator.",
         "",
         *aligned,
         *(["", *drafted.odd] if drafted.odd else []),

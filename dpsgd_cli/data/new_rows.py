@@ -247,6 +247,11 @@ class Tables(Source):
         if target is not None:
             wanted[target] = "which holds the labels"
         absent = {name: why for name, why in wanted.items() if name not in rows}
+        if len(absent) > 1 and len(rows.names) == 1:
+            mark = quoted((self.data.format or PLAIN).separator or ",")
+            raise DataError(
+                f"{where} has the one column {quoted(rows.names[0])}; cells are apart by {mark} in the recipe"
+            )
         if len(absent) > 1 and is_record(rows.names):  # said once, not of each
             absent = {next(iter(absent)): f"nor {len(absent) - 1} more that the model or the labels need"}
         if absent:

@@ -194,7 +194,8 @@ def one_unit(privacy: Privacy) -> str:
 def outside(privacy: Privacy) -> list[str]:
     """Return what the statement does not cover."""
     several = "A person with several records" if privacy.get("unit") is None else "A person who is several users"
-    whose = "one record" if privacy.get("unit") is None else "one user"
+    whose, secure = "one record" if privacy.get("unit") is None else "one user", privacy["noise_source"] == "secure"
+    rounding = "inside a step's float32 products, before noise" if secure else "of noise by computers"
     return [
         *(f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])),
         f"Scope: {privacy['scope']}.",
@@ -202,8 +203,8 @@ def outside(privacy: Privacy) -> list[str]:
         "Everything else that was done with the same data: other runs, settings that were tried and chosen by their"
         " results, a look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
         *([f"It was charged to {book_words(privacy['book'])}."] if "book" in privacy else []),
-        "Side channels: the duration of training, the memory of the machine, and the rounding of noise by computers.",
-        *([] if privacy["noise_source"] == "secure" else [f"The noise is {privacy['noise_source']}."]),
+        f"Side channels: the duration of training, the memory of the machine, and the rounding {rounding}.",
+        *([] if secure else [f"The noise is {privacy['noise_source']}."]),
     ]
 
 

@@ -98,8 +98,8 @@ def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
 def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
     """Check that the files that the recipe names are those from which the result in `directory` was made.
 
-    Returns the names of files that no longer exist, which cannot be compared. Raises RunError that names changed files:
-    the recipe is the same, but the result is not that of these files.
+    Returns the names of files that no longer exist, or whose hash was not published, which cannot be compared. Raises
+    RunError that names changed files: the recipe is the same, but the result is not that of these files.
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
@@ -113,7 +113,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
             f"{directory}: this result was made from another content of {' and '.join(changed)};"
             " remove the directory to train again, or choose another place with --out"
         )
-    return [name for name in files if name not in here]
+    return [name for name in files if name not in here or name not in made_from]
 
 
 @functools.cache

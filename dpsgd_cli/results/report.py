@@ -83,17 +83,18 @@ def _advice(found: _Read) -> list[Block]:
     """Return what to know before a result is published, and how to check it, in a few lines."""
     declared = "Not protected, because declared public: what is listed below."
     shared = (
-        f"Share the folder that `dpsgd report {found.name} --publish DIR` makes: the original also holds values that"
+        "Share the folder that `dpsgd report FOLDER --publish DIR` makes: the original also holds values that"
         " were computed without noise."
     )
     if found.private and found.document["provenance"]["seed"] is not None:
         shared = f"Do not publish it: this is {guarantee.EXPERIMENT}, and the seed is in the recipe."
     again = "Each further training on the same data adds to what this one cost."
     checks = [
-        f"`dpsgd check {found.name}` prices the ledger again and compares it with the recipe, this page and the code.",
-        f"`dpsgd account {found.name}` states the price by every accountant that applies.",
-        *[f"`dpsgd account {found.name} --trials all` prices all trials."] * (len(found.document["trials"]) > 1),
-        f"`dpsgd audit {found.name}` attacks trainings of the same recipe.",
+        "`dpsgd check FOLDER`, with the folder of this page, prices the ledger again and compares it with the recipe,"
+        " the page and the code.",
+        "`dpsgd account FOLDER` states the price by every accountant that applies.",
+        *["`dpsgd account FOLDER --trials all` prices all trials."] * (len(found.document["trials"]) > 1),
+        *["`dpsgd audit FOLDER` attacks trainings of the same recipe."] * (not found.is_copy),
     ]
     if not found.private:
         return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]

@@ -266,8 +266,8 @@ def _gain(privacy: Row, attacker: Attacker | str | None) -> Box:
     if not isinstance(attacker, Attacker):
         return Box(about, shown.capitalize(), f"{strength(privacy).partition(':')[0]}.{experiment}", warned)
     meaning = (
-        f"An attacker who knows all other records guesses whether {guarantee.one_unit(privacy)} took part. At most this"
-        f" share of guesses is right; of a coin's, 50%.{experiment}"
+        f"An attacker who knows all other records says whether {guarantee.one_unit(privacy)} took part, and may not"
+        f" decline to answer. At most this share of answers is right; of a coin's, 50%.{experiment}"
     )
     return Box(about, f"{guarantee.percent(attacker.right)} instead of 50%", meaning, warned)
 
@@ -313,6 +313,8 @@ def origin(document: Row, directory: Path) -> str:
     except DataError:
         section = {}
     given = [section[key] for key in ("path", "test_path") if section.get(key) is not None]
-    own = [f"`{Path(name).name}` (its hash is in `result.json`, and not to be published)" for name in given]
+    hashed = " (its hash is in `result.json`, and not to be published)"
+    hashed *= "nonprivate_data_sha256" in document["provenance"]
+    own = [f"`{Path(name).name}`{hashed}" for name in given]
     told = ", ".join([*names, *own]) or "the data set of its recipe"
     return f"Written on {made} by dpsgd {document['provenance'].get('version', '(version not told)')}. Data: {told}."

@@ -181,8 +181,13 @@ class Trained:
         for name, known in self.bundle.about["made_from"].items():
             path = self.loaded.base / name
             if not is_there(path):
-                how = "give it again: dpsgd.load(folder, model=...)" if IN_MEMORY in name else "restore it"
-                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; {how}")
+                lost = f"and {path} does not exist; restore it"
+                lost = (
+                    "so give it again, as to train: dpsgd.load(folder, model=..., weights=...)"
+                    if IN_MEMORY in name
+                    else lost
+                )
+                raise DataError(f"{self.directory}: the model is made of {name}, {lost}")
             if sha256(path) != known:
                 raise self._changed([name])
 

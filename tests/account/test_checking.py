@@ -201,3 +201,15 @@ def test_a_statement_about_users_passes(tmp_path: Path) -> None:
     (directory,) = (tmp_path / "out").iterdir()
     code, marks, told = check(directory)
     assert code == 0 and set(marks.values()) == {"ok"}, told
+
+
+def test_a_copy_keeps_its_verdicts_under_another_name(tmp_path: Path, write_recipe: WriteRecipe, train: Train) -> None:
+    """And a table beside it, whose hash nobody publishes, is not called compared."""
+    method = GRADIENT | {"batching": "poisson"}
+    own = train(write_recipe(data=OWN, seed=None, repeats=1, method=method, privacy=UNIFORM, epochs=1))
+    assert CliRunner().invoke(main, ["report", str(own), "--publish", str(tmp_path / "sent")]).exit_code == 0
+    received = (tmp_path / "sent").rename(tmp_path / "received")
+    shutil.copy(tmp_path / "tiny.npz", received)
+    code, verdicts, said = check(received)
+    assert (code, verdicts["page"], verdicts["ledger"]) == (0, "ok", "ok"), said
+    assert "so not compared: tiny.npz" in said

@@ -44,7 +44,7 @@ def test_a_value_that_is_missing_leaves_no_mean_of_the_others(missing: Any) -> N
 
 def released(metrics: dict[str, list[float]], losses: list[list[float]] | None = None, **changes: Any) -> Released:
     trials = len(next(iter(metrics.values())))
-    rest = dict.fromkeys(("loaded", "plan", "reproducible", "data_sha256", "device", "timing"))
+    rest = dict.fromkeys(("loaded", "plan", "data_sha256", "device", "timing"))
     lists = dict.fromkeys(("ledgers", "declarations", "uncovered_steps", "warnings"), ())
     epochs = [{"test_loss": row} for row in losses or [[1.0] * trials]]
     return Released(**{**rest, **lists, "epochs": epochs, "metrics": metrics, "finite": [True] * trials, **changes})

@@ -150,37 +150,22 @@ def test_the_public_copy_holds_nothing_that_is_marked(tmp_path: Path, result: Pa
 
 
 REGISTRY = {
-    "": "short_name data_curator intended_use data_product_type data_product_description publication_date",
-    "dp_flavor": "name data_domain unprotected_quantities",
-    "privacy_loss": "privacy_unit privacy_parameters",
-    "model": "model_type release_type interactivity",
-    "additional_dp_information": "post_processing composition",
-    "implementation": "pre_processing_eda_hyperparameter_tuning mechanisms justification",
+    "basic": "name data_curators intended_use data_product_type data_product_region description publication_date",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters privacy_parameters_details",
+    "deployment_model": "model_name actors release_type release_type_details data_source_type access_type",
+    "accounting": "post_processing composition",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms justification",
+    "administrative": "sources registry_authors",
 }
-"""Required keys of `schemas/deployments-schema.yaml` (opendp/deployments-registry-data, November 2026), by section."""
-REGISTRY_NAMES = {
-    "dp_flavor": {"name": ["Pure DP", "Approximate DP", "Zero Concentrated DP", "other"]},
-    "model": {
-        "model_type": ["Local", "Central", "Shuffle", "Federated"],
-        "release_type": ["One-shot", "Continual"],
-        "interactivity": ["Interactive", "Non-interactive"],
-    },
-}
-REGISTRY_OPTIONAL = (
-    "privacy_unit_description privacy_parameters_description actors model_type_description release_type_description"
-    " interactivity_description additional_information_url"
-)
+"""Keys of `deployments/transluce_mhusage.yaml` (opendp/deployments-registry-data, September 2026) that are answered."""
 
 
 def check_deployment(record: dict[str, Any]) -> None:
-    """A record has the registry's required keys, and no others; its names are among those that the registry knows."""
-    assert set(record) == {"approved", "registry_author", "deployment"} and record["approved"] is False
-    for section, required in REGISTRY.items():
-        own = record["deployment"] if not section else record["deployment"][section]
-        known = {*required.split(), *REGISTRY_OPTIONAL.split(), *(filter(None, REGISTRY) if not section else ())}
-        assert set(required.split()) <= set(own) <= known, section
-        assert all(own[key] in names for key, names in REGISTRY_NAMES.get(section, {}).items())
-        assert all(isinstance(value, str | dict) for value in own.values())
+    """A record has the keys of the registry's own records."""
+    assert (set(record), record["status"]) == ({"url_slug", "status", "tier", "deployment"}, "Draft")
+    assert {section: " ".join(own) for section, own in record["deployment"].items()} == REGISTRY
+    assert all(isinstance(value, str | dict | list) for own in record["deployment"].values() for value in own.values())
     parameters = record["deployment"]["privacy_loss"]["privacy_parameters"]
     assert set(parameters) <= {"epsilon", "rho", "delta"} and all(isinstance(one, float) for one in parameters.values())
 
