@@ -106,8 +106,8 @@ def test_compare_states_the_budget_of_what_chose_its_releases(agd: Path, tmp_pat
     report = tmp_path / "page.html"
     done = CliRunner().invoke(main, ["compare", str(agd), "--out", str(tmp_path / "c"), "--report", str(report)])
     assert done.exit_code == 0, done.output
-    assert re.search(r"<dd>at most 2(\.0+)? at delta 1e-05", report.read_text())
-    assert "<dd>releases may be chosen by earlier releases, so the budget is the bound" in report.read_text()
+    assert re.search(r"<li>epsilon: at most 2(\.0+)? at delta 1e-05", report.read_text())
+    assert "<li>adaptive: releases may be chosen by earlier releases, so the budget is the bound" in report.read_text()
     assert f"at most {spent(agd, 'zcdp'):.3g}" not in report.read_text()
 
 
