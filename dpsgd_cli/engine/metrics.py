@@ -359,8 +359,8 @@ def _root_mean_square(answers: Answers) -> float:
 
 def _r2(answers: Answers) -> float:
     """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
-    error, spread = _root_mean_square(answers) ** 2, float(np.var(answers.truth))
-    return math.nan if np.ptp(answers.truth) == 0 else 1 - error / spread
+    error, spread = np.square(answers.truth - answers.told).mean(), np.var(answers.truth)
+    return math.nan if np.ptp(answers.truth) == 0 else float(1 - error / spread)
 
 
 def _f1_of_labels(answers: Answers) -> np.ndarray:

@@ -101,7 +101,7 @@ def read(directory: Path) -> Explained | None:
     try:
         return Explained.model_validate_json(path.read_bytes())
     except (ValidationError, OSError) as error:
-        raise DataError(f"{path}: cannot be read ({type(error).__name__}); `dpsgd explain` writes it again") from None
+        raise DataError(f"{path}: cannot be read ({type(error).__name__}); remove it: pages do without") from None
 
 
 def rows(explained: Explained) -> list[Row]:

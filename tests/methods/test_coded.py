@@ -24,7 +24,7 @@ from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.methods.risks import affine as coded_sums
 from dpsgd_cli.preconditioning.marginals import counted, counted_codes
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training import auto_rule, auto_settings, build_models
+from dpsgd_cli.training import auto_rule, build_models
 from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import Train, WriteRecipe
 
@@ -219,5 +219,5 @@ def test_large_tables_get_a_grid(
 
     assert grid() is None
     monkeypatch.setattr(auto_rule, "MOST_DENSE", 1000)
-    monkeypatch.setattr(auto_settings, "PRODUCTS_FROM", 1e9)
+    monkeypatch.setattr(auto_rule, "PRODUCTS_FROM", 1e9)
     assert grid() == 2048
