@@ -209,7 +209,7 @@ def test_own_objects_train_and_predict_as_an_array_does(tmp_path: Path, form: st
 def test_a_model_in_memory_is_given_again_and_is_the_same(tmp_path: Path) -> None:
     secure = {key: value for key, value in FAST.items() if key != "seed"}
     result = dpsgd.train((X, Y), secure, model=network(), weights="drawn", out=tmp_path, **OWN)
-    with pytest.raises(DataError, match=r"made of Sequential \(in memory\).*dpsgd.load\(folder, model=...\)"):
+    with pytest.raises(DataError, match=r"Sequential \(in memory\).*dpsgd.load\(folder, model=..., weights=...\)"):
         dpsgd.load(result.directory).predict(X)
     other = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
     with pytest.raises(RunError, match=r"another content of Sequential \(in memory\)"):

@@ -49,6 +49,9 @@ def table(rows: Sequence[Row]) -> str:
     priced = [_columns(row, rows) for row in rows if row.epsilon is not None]
     refused = reasons_of(rows)
     lines = _aligned([[*priced[0]], *([*cells.values()] for cells in priced)]) if priced else []
+    proved = [row for row in rows if row.epsilon is not None and row.bound == "upper"]
+    if len(proved) > 1 and len({id(row.case) for row in proved}) == 1:
+        lines.append("each upper bound holds, so the least one counts")
     if refused:
         lines += ["", "no statement:"] if lines else ["no statement:"]
         for reason, own in refused.items():

@@ -284,7 +284,8 @@ def membership(
     claimed = f"at most {epsilon_text(claim.epsilon)}"
     found = [
         Finding(
-            "A", "membership guessed", f"epsilon at least {alone:.3f}: {guesses.right} of {guesses.made} guesses right",
+            "A", "membership guessed, where it is surest",
+            f"epsilon at least {alone:.3f}: {guesses.right} of {guesses.made} guesses right",
             claimed, lambda level: epsilon_of_guesses(guesses, delta, level) > claim.epsilon, epsilon=alone,
         )
     ]  # fmt: skip
