@@ -247,11 +247,9 @@ class Tables(Source):
         if target is not None:
             wanted[target] = "which holds the labels"
         absent = {name: why for name, why in wanted.items() if name not in rows}
-        if len(absent) > 1 and len(rows.names) == 1:
+        if len(absent) > 1 and len(rows.names) == 1 and {*",;|\t"} & {*rows.names[0]}:
             mark = quoted((self.data.format or PLAIN).separator or ",")
-            raise DataError(
-                f"{where} has the one column {quoted(rows.names[0])}; cells are apart by {mark} in the recipe"
-            )
+            raise DataError(f"{where}: its first line is one cell; the recipe separates cells by {mark}")
         if len(absent) > 1 and is_record(rows.names):  # said once, not of each
             absent = {next(iter(absent)): f"nor {len(absent) - 1} more that the model or the labels need"}
         if absent:

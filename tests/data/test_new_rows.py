@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli.data import computed_columns, opening
 from dpsgd_cli.data.cards import card_of
-from dpsgd_cli.data.column_settings import Computed
+from dpsgd_cli.data.column_settings import Computed, TableFormat
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
@@ -97,6 +97,12 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, content: str, said
         source_of(DATA, LAYOUT).rows(write(tmp_path, "new.csv", content))
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_separator_that_is_not_the_recipes_is_said_once_and_shows_no_cell(tmp_path: Path) -> None:
+    data = DATA.model_copy(update={"format": TableFormat(separator=";")})
+    with pytest.raises(DataError, match=r"new\.csv: its first line is one cell; the recipe separates cells by ';'$"):
+        source_of(data, LAYOUT).rows(write(tmp_path, "new.csv", "age,job,pay\n1,nurse,2\n"))
 
 
 def test_labels_are_classes_by_their_names_or_targets(tmp_path: Path) -> None:
