@@ -313,8 +313,8 @@ def origin(document: Row, directory: Path) -> str:
     except DataError:
         section = {}
     given = [section[key] for key in ("path", "test_path") if section.get(key) is not None]
-    hashed = " (its hash is in `result.json`, and not to be published)"
-    hashed *= "nonprivate_data_sha256" in document["provenance"]
+    kept = "nonprivate_data_sha256" in document["provenance"]
+    hashed = " (its hash is in `result.json`, and not to be published)" if kept else ""
     own = [f"`{Path(name).name}`{hashed}" for name in given]
     told = ", ".join([*names, *own]) or "the data set of its recipe"
     return f"Written on {made} by dpsgd {document['provenance'].get('version', '(version not told)')}. Data: {told}."

@@ -181,13 +181,10 @@ class Trained:
         for name, known in self.bundle.about["made_from"].items():
             path = self.loaded.base / name
             if not is_there(path):
-                lost = f"and {path} does not exist; restore it"
-                lost = (
-                    "so give it again, as to train: dpsgd.load(folder, model=..., weights=...)"
-                    if IN_MEMORY in name
-                    else lost
-                )
-                raise DataError(f"{self.directory}: the model is made of {name}, {lost}")
+                how = f"and {path} does not exist; restore it"
+                if IN_MEMORY in name:
+                    how = "so give it again, as to train: dpsgd.load(folder, model=..., weights=...)"
+                raise DataError(f"{self.directory}: the model is made of {name}, {how}")
             if sha256(path) != known:
                 raise self._changed([name])
 
@@ -396,9 +393,7 @@ class Trained:
             )
         return reading.probabilities(outputs)
 
-    def evaluate(
-        self, part: Part, folds: Tensor | None = None
-    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    def evaluate(self, part: Part, folds: Tensor | None = None) -> tuple[Columns, Columns]:
         """Return the task's metrics, by trial, on labelled records, as training measures them but without noise.
 
         The second result holds those of the best constant answers to these records, as far as they are defined.
@@ -428,7 +423,7 @@ class Trained:
         return measure(models, table, loss_of(self.loaded.recipe, self.loaded.base, raw=True)) | once, constants
 
     def metrics(self, labelled: Records | None = None) -> dict[str, list[float]]:
-        """Return the first result of `measured`."""
+        """Return the task's metrics, by trial, on labelled records or the recipe's own test records (`measured`)."""
         return self.measured(labelled)[0]
 
     def measured(self, labelled: Records | None = None) -> tuple[Columns, Columns]:
