@@ -40,7 +40,7 @@ IN_MEMORY = " (in memory)"
 
 @dataclass(frozen=True)
 class InMemory:
-    """What stands for a file that a recipe names, and the SHA-256 of its content."""
+    """An object in place of a file that a recipe names, and the SHA-256 of its content."""
 
     held: Any
     sha256: str

@@ -1,4 +1,4 @@
-"""What trains: the models, rows, plans and ledgers of a pack, and the observer that an audit may give it."""
+"""Context of a training: the models, rows, plans and ledgers of a pack, and the observer that an audit may give it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method is told, and all that the rest of the program knows of a method: descriptors, experiments, planning.
+"""Experiments, which are all that a method knows of a recipe; descriptors, all that others know of a method; planning.
 
 `Experiment` has every section of a recipe. `recipe/schema.py` adds which methods there are and how sections agree.
 Everything that can change the guarantee is in `privacy:`, and nothing that can is in `runtime:`.
@@ -229,7 +229,7 @@ class Runtime(Section):
 
 
 class Experiment(Section):
-    """What a method is told: a recipe, whichever method it names (`recipe/schema.py`)."""
+    """A recipe as a method gets it, whichever method it names (`recipe/schema.py`)."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)] = Field(
         description="Names the result directory."
