@@ -69,20 +69,6 @@ def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None
     torch.testing.assert_close(values, wanted)
 
 
-def test_the_variance_of_the_noise_is_taken_from_the_second_moment() -> None:
-    """Of noise alone, what is left is rounding: the corrected step is huge, the plain one of length 1."""
-    values, noise = torch.zeros(1, 4, dtype=torch.float64), torch.tensor([[4.0]], dtype=torch.float64)
-    steady = torch.full((1, 4), 2.5, dtype=torch.float64)  # square 6.25: 2.25 above the variance of the noise
-    update = make_update(AdamWSettings(decay=0.0, noise_corrected=True), values)
-    with pytest.raises(RecipeError, match="noise_corrected"):
-        update.apply(values, steady, RATES[:1], 0)
-    update = make_update(AdamWSettings(decay=0.0, noise_corrected=True), values)
-    update.variance = noise
-    for step in range(3):
-        update.apply(values, steady, RATES[:1], step)
-    torch.testing.assert_close(values, torch.full_like(values, -3 * 0.1 * 2.5 / 1.5))
-
-
 def test_groups_have_rates_and_decays_of_their_own() -> None:
     pack = Pack(lambda: torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), [0], Placement(CPU))
     groups = [ParameterGroup(names="*.bias", rate=0.5, decay=0.0), ParameterGroup(names="1.*", rate=0.0)]

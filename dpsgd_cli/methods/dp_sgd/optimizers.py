@@ -35,10 +35,6 @@ from dpsgd_cli.methods.dp_sgd.settings import (
 class Update(ABC):
     """An optimizer on flat weights. `state` tensors are (R, P) and are stored in checkpoints."""
 
-    variance: Tensor | None = None
-    """Public variance (R, 1) of the noise on each coordinate of the next gradient; None for none, or where it differs
-    between coordinates or steps."""
-    asks_variance = False
     decays: Tensor | float = 1.0
     """Factor on weight decay, (P,), by group of parameters."""
 
@@ -67,7 +63,7 @@ class SgdUpdate(Update):
 
 
 class AdamUpdate(Update):
-    """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
+    """Adam with bias correction (Kingma and Ba 2015, Algorithm 1); AdamW (Loshchilov and Hutter 2019, Algorithm 2)."""
 
     def __init__(self, settings: AdamSettings, values: Tensor) -> None:
         super().__init__()
@@ -78,39 +74,8 @@ class AdamUpdate(Update):
         one, two = self.settings.betas
         first = self.state["first"].mul_(one).add_(gradient, alpha=1 - one)
         second = self.state["second"].mul_(two).addcmul_(gradient, gradient, value=1 - two)
-        root = (second / (1 - two ** (step + 1))).sqrt_().add_(self.settings.stability)
-        values.addcmul_(first / root, learning_rate, value=-1.0 / (1 - one ** (step + 1)))
-
-
-class AdamWUpdate(Update):
-    """AdamW (Loshchilov and Hutter 2019, Algorithm 2).
-
-    The noise of private gradients adds its variance to the second moment. With `noise_corrected` the moving average of
-    that public variance is subtracted (Tang et al. 2024, "DP-AdamBC", Algorithm 1); what is left is at least the square
-    of `stability`. Both are functions of released gradients and public numbers, so they cost nothing.
-    """
-
-    def __init__(self, settings: AdamWSettings, values: Tensor) -> None:
-        super().__init__()
-        self.settings = settings
-        self.state = {"first": torch.zeros_like(values), "second": torch.zeros_like(values)}
-        self.asks_variance = settings.noise_corrected
-        if settings.noise_corrected:
-            self.state["noise"] = torch.zeros_like(values[:, :1])
-
-    def apply(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, step: int) -> None:
-        one, two = self.settings.betas
-        first = self.state["first"].mul_(one).add_(gradient, alpha=1 - one)
-        second = self.state["second"].mul_(two).addcmul_(gradient, gradient, value=1 - two)
-        if self.settings.noise_corrected:
-            if self.variance is None:
-                raise RecipeError(
-                    "method.optimizer.noise_corrected: is for noise of one variance in all coordinates, drawn anew in"
-                    " each step; use flat clipping without correlated noise"
-                )
-            noise = self.state["noise"].mul_(two).add_(self.variance, alpha=1 - two)
-            second = (second - noise).clamp_min_(self.settings.stability**2)
-        values.mul_(1 - learning_rate * self.settings.decay * self.decays)
+        if isinstance(self.settings, AdamWSettings):
+            values.mul_(1 - learning_rate * self.settings.decay * self.decays)
         root = (second / (1 - two ** (step + 1))).sqrt_().add_(self.settings.stability)
         values.addcmul_(first / root, learning_rate, value=-1.0 / (1 - one ** (step + 1)))
 

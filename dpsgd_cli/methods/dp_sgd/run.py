@@ -195,8 +195,6 @@ class GradientMethod(Method):
         self.follow()
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
-        if self.update.asks_variance:
-            self.update.variance = self.variance(epoch)
         self.update.apply(pack.values, gradient, self._rate_of(step), step)
         if self.constrained:
             project_to_ball(pack.values, self.radii)
@@ -209,11 +207,6 @@ class GradientMethod(Method):
             # in the middle of the step, so that neither the first nor the last step has rate 0
             self.learning_rate = self._rates((step + 0.5) / self.steps)
         return self.learning_rate if self.factors is None else self.learning_rate * self.factors[0]
-
-    def variance(self, epoch: int) -> Tensor | None:
-        """Return the public variance (R, 1) of the noise on each coordinate of the mean gradient; None without one."""
-        del epoch
-        return None
 
     def begin(self) -> None:
         """Prepare a step; does nothing unless overridden."""
@@ -413,12 +406,6 @@ class DpSgd(GradientMethod):
             self.step_noise.add(sums, step, self.noise, scale, grid)
         if team.first:
             self.bounds.privatise(step, self.moves, grid)
-
-    def variance(self, epoch: int) -> Tensor | None:
-        if self.bounds.unit is not None or any(plan.correlated is not None for plan in self.plans):
-            return None
-        scale = self._noise_scale(epoch)
-        return (scale / self.divisor).square().to(self.context.pack.values.dtype) if scale.shape[1] == 1 else None
 
     def _grid(self, epoch: int) -> Grid:
         """Return the noise grid of all trials' sums in `epoch` and of the statistics released with them."""

@@ -45,18 +45,12 @@ class AdamSettings(OptimizerKind):
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
 
 
-class AdamWSettings(OptimizerKind):
+class AdamWSettings(AdamSettings):
     """Adam with weight decay that is no part of the gradient (Loshchilov and Hutter 2019)."""
 
-    made = "dpsgd_cli.methods.dp_sgd.optimizers:AdamWUpdate"
-    kind: Literal["adamw"] = "adamw"
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
-    stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
+    made = "dpsgd_cli.methods.dp_sgd.optimizers:AdamUpdate"
+    kind: Literal["adamw"] = "adamw"  # type: ignore[assignment]
     decay: NonNegative = Field(0.01, description="Share of each weight that a step takes away, in units of its rate.")
-    noise_corrected: bool = Field(
-        False,
-        description="Subtract the noise's public variance from the second moment (DP-AdamBC, Tang et al. 2024).",
-    )
 
 
 Optimizer = Annotated[SgdSettings | AdamSettings | AdamWSettings, Field(discriminator="kind")]
