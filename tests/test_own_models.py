@@ -233,35 +233,18 @@ def test_frozen_numbers_that_the_seed_drew_are_those_of_the_training_in_predicti
     assert right.mean() == document["trials"][0]["test_accuracy"]
 
 
-MOVED = {
-    "schedule": {
-        "privacy": {
-            "budget": {"epsilon": 4, "delta": 1e-3},
-            "schedule": {"kind": "python", "file": "beside.py", "factor": "auto"},
-            "accountant": "rdp",
-        }
-    },
-    "method": {
-        "method": {"kind": "python", "file": "beside.py", "factory": "Own", "batching": "poisson", "batch_size": 12}
-    },
-}
+OWN_METHOD = {"kind": "python", "file": "beside.py", "factory": "Own", "batching": "poisson", "batch_size": 12}
 BESIDE = """
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 
 class Own(DpSgd):
     pass
-
-def noise_multiplier(epoch):
-    return 2.0 + epoch % 2
 """
 
 
-@pytest.mark.parametrize("kind", MOVED)
-def test_a_result_predicts_without_the_file_of_its_schedule_or_method(
-    write_recipe: WriteRecipe, tmp_path: Path, kind: str
-) -> None:
+def test_a_result_predicts_without_the_file_of_its_method(write_recipe: WriteRecipe, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(BESIDE)
-    assert said("train", write_recipe(**MOVED[kind]), "--out", tmp_path / "out").exit_code == 0
+    assert said("train", write_recipe(method=OWN_METHOD), "--out", tmp_path / "out").exit_code == 0
     (directory,) = (tmp_path / "out").iterdir()
     before = said("evaluate", directory)
     (tmp_path / "beside.py").unlink()
@@ -285,7 +268,7 @@ def test_a_result_without_the_file_of_its_model_says_what_is_missing(
 def test_learning_rates_that_are_no_numbers_are_refused(write_recipe: WriteRecipe, tmp_path: Path, given: str) -> None:
     rates = f"\nclass Rates(DpSgd):\n    def learning_rates(self, epoch):\n        return {given}\n"
     (tmp_path / "beside.py").write_text(BESIDE + rates)
-    own = MOVED["method"]["method"] | {"factory": "Rates"}
+    own = OWN_METHOD | {"factory": "Rates"}
     found = said("train", write_recipe(method=own), "--out", tmp_path / "out")
     assert found.exit_code == 2
     assert f"Rates.learning_rates(0) gives {given}; it must give a list of 2 numbers" in found.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import py_compile
 import shutil
 from collections.abc import Callable
@@ -25,13 +24,6 @@ from torch import nn
 def build(input_shape, outputs):
     return nn.Linear(input_shape[0], outputs)
 """
-SCHEDULE = """
-import pathlib
-(pathlib.Path(__file__).parent / "ran").touch()
-def noise(epoch):
-    return 2.0
-"""
-NO_BUDGET = ("privacy.budget=null", "privacy.delta=1e-3")
 AsSomebodyElse = Callable[[], None]
 
 
@@ -55,7 +47,6 @@ def as_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsSomeb
 @pytest.fixture
 def recipe(tmp_path: Path, write_recipe: WriteRecipe) -> Path:
     (tmp_path / "own.py").write_text(MODEL)
-    (tmp_path / "waves.py").write_text(SCHEDULE)
     return write_recipe(model={"kind": "python", "file": "own.py"}, repeats=1)
 
 
@@ -100,12 +91,12 @@ def test_a_recipe_of_somebody_else(tmp_path: Path, recipe: Path, as_somebody_els
     as_somebody_else()
     refused(tmp_path, "train", recipe, "--dry-run")
     as_somebody_else()
-    schedule = f"privacy.schedule={json.dumps({'kind': 'python', 'file': 'waves.py', 'function': 'noise'})}"
-    refused(tmp_path, "account", recipe, schedule, *NO_BUDGET, file="waves.py")
+    by_layer = "privacy.clipping={kind: per-layer, norm: 1}"  # whose price needs the number of layers
+    refused(tmp_path, "account", recipe, by_layer)
     as_somebody_else()
     with pytest.raises(UsageError, match="trust_code=True"):
-        dpsgd_cli.account(recipe, overrides=[schedule, *NO_BUDGET])
-    assert dpsgd_cli.account(recipe, overrides=[schedule, *NO_BUDGET], trust_code=True)
+        dpsgd_cli.account(recipe, overrides=[by_layer])
+    assert dpsgd_cli.account(recipe, overrides=[by_layer], trust_code=True)
 
 
 def test_trust_is_of_a_content(tmp_path: Path, recipe: Path) -> None:
@@ -135,20 +126,3 @@ def test_what_is_remembered_is_for_its_owner(tmp_path: Path, recipe: Path, as_so
     shutil.rmtree(marks)
     with pytest.raises(UsageError):
         load_attribute(tmp_path / "own.py", "build")
-
-
-def test_from_python_automatic_settings_may_need_ones_own_schedule(tmp_path: Path) -> None:
-    """The rule for the learning rate reads the plan, so the file runs before training begins."""
-    (tmp_path / "waves.py").write_text(SCHEDULE)
-    (tmp_path / "own.csv").write_text("\n".join(["a,y", *(f"{i % 10},{int(i % 10 > 4)}" for i in range(200))]))
-    (tmp_path / "own.yaml").write_text(
-        "name: own\n"
-        "data: {path: own.csv, target: y, classes: [0, 1], bounds: {a: [0, 9]}}\n"
-        "model: {kind: convex}\n"
-        "method: {kind: dp-gd}\n"
-        "privacy: {delta: 1.0e-4, schedule: {kind: python, file: waves.py, function: noise}}\n"
-        "epochs: 3\n"
-        "seed: 0\n"
-    )
-    result = dpsgd_cli.train(tmp_path / "own.yaml", out=tmp_path / "out")
-    assert "method.learning_rate" in result.document["provenance"]["chosen"]

@@ -30,7 +30,6 @@ from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides, plain_value
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.settings import PythonSchedule
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"
@@ -71,13 +70,6 @@ class LoadedRecipe:
     base: Path
     source: str
     tree: Node | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        privacy = self.recipe.privacy
-        if privacy is not None and isinstance(privacy.schedule, PythonSchedule):
-            schedule = privacy.schedule.starting_from(self.base)
-            bound = privacy.changed(schedule=schedule)
-            object.__setattr__(self, "recipe", self.recipe.changed(privacy=bound))
 
     @property
     def own_code(self) -> dict[str, Path]:
@@ -194,10 +186,9 @@ def named_files(recipe: Recipe) -> list[str]:
 
 def own_code(recipe: Recipe) -> list[str]:
     """Return every Python file that a recipe names."""
-    sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
     loss = getattr(recipe.model, "loss", None)
     own = [loss.python] if isinstance(loss, PythonLoss) else []
-    return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)] + own
+    return [one.file for one in (recipe.model, recipe.method) if isinstance(one, PythonModel | PythonMethod)] + own
 
 
 def own_weights(recipe: Recipe) -> list[str]:

@@ -13,13 +13,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.search import NOISE, Interval
-from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.errors import PrivacyError
 
@@ -337,7 +335,7 @@ class Listed(NoiseSchedule):
 class Contraction(Section):
     """A constant factor by which every epoch shrinks the effect of earlier noise on the result."""
 
-    contraction: Factor = Field(description="gamma: w_t is gamma^-t times that of epoch 0; auto: solved for.")
+    contraction: Fraction = Field(description="gamma: w_t is gamma^-t times that of epoch 0.")
 
 
 class Tail(Section):
@@ -397,82 +395,15 @@ class Influence(NoiseSchedule):
     def noise(self, epoch: int) -> float:
         """Return sigma_t = sigma_0 (w_t / w_0)^(-1/4); 0 beyond the last weight, which no budget affords."""
         if isinstance(self.weights, Contraction):
-            return float(_known(self.initial) * _known(self.weights.contraction) ** (epoch / 4))
+            return float(_known(self.initial) * self.weights.contraction ** (epoch / 4))
         if self.length is not None and epoch >= self.length:
             return 0.0
         weight = self.weights.weight if isinstance(self.weights, Tail) else self.weights.__getitem__
         return float(_known(self.initial) * (weight(0) / weight(epoch)) ** 0.25)
 
-    def numbers(self) -> dict[str, Number]:
-        found = super().numbers()
-        if isinstance(self.weights, Contraction):
-            (found["weights.contraction"],) = (
-                one for one in Contraction.model_fields["contraction"].metadata if isinstance(one, Number)
-            )
-        return found
-
-    def number_at(self, path: str) -> Any:
-        return self.initial if path == "initial" else getattr(self.weights, path.removeprefix("weights."))
-
-    def with_number(self, path: str, value: float | str) -> Self:
-        if path == "initial":
-            return self.changed(initial=value)
-        assert isinstance(self.weights, Contraction)
-        return self.changed(weights=self.weights.changed(contraction=value))
-
-
-class PythonSchedule(NoiseSchedule):
-    """A user's own function of the epoch. It is public: it is called once per epoch, when the training is planned and
-    before data are read."""
-
-    adaptive = False
-    follows_initial = False
-    kind: Literal["python"] = "python"
-    file: str = Field(
-        description="A Python file; a relative path starts from the recipe's folder.", examples=["waves.py"]
-    )
-    function: str = Field(
-        "noise_multiplier", description="Its function of the epoch, 0, 1, ..., to a noise multiplier."
-    )
-    factor: Noise = Field(1.0, description="Times what it returns; auto: the least that the budget allows.")
-    _base: Path = PrivateAttr(Path())
-    _values: dict[int, float] = PrivateAttr(default_factory=dict)
-
-    def starting_from(self, base: Path) -> Self:
-        """Return the schedule with `base` as the folder that its path starts from."""
-        found = self.model_copy()
-        found._base, found._values = base, {}
-        return found
-
-    def noise(self, epoch: int) -> float:
-        """Return the function's value times the factor. Raise PrivacyError if the value is not positive and finite."""
-        if epoch not in self._values:
-            self._values[epoch] = self._asked(epoch)
-        return self._values[epoch] * _known(self.factor)
-
-    def scaled(self, factor: float) -> Self:
-        return self.changed(factor=_known(self.factor) * factor)
-
-    def _asked(self, epoch: int) -> float:
-        function, said = load_attribute(self._base / self.file, self.function), f"{self.function}({epoch})"
-        wrong = refusal_of_call(function, self.function, {"epoch": epoch}, {})
-        if wrong is not None:
-            raise PrivacyError(f"privacy.schedule.function: {self.file}: {wrong}")
-        try:
-            value = float(function(epoch))
-        except (Exception, SystemExit) as error:
-            raise PrivacyError(
-                f"privacy.schedule.function: {self.file}: {said} failed: {type(error).__name__}: {error}"
-            ) from error
-        if not 0 < value < math.inf:
-            raise PrivacyError(
-                f"privacy.schedule.function: {self.file}: {said} is {value:g}, but must be positive and finite"
-            )
-        return value
-
 
 Schedule = Annotated[
-    ByRule | _Decay | Piecewise | Listed | Influence | PythonSchedule | Validation,
+    ByRule | _Decay | Piecewise | Listed | Influence | Validation,
     Field(discriminator="kind"),
 ]
 

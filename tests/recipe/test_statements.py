@@ -60,7 +60,6 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "list": {"multipliers": [3.0, 2.0, 1.0]},
     "influence": {"initial": 3.0, "weights": [1.0, 2.0, 3.0]},
     "validation": {"initial": 3.0, "decay": 0.5},
-    "python": {"file": "none.py"},
     "lnmax": {},
     "gnmax": {},
     "confident-gnmax": {},
@@ -134,7 +133,7 @@ def test_what_holds_bounds_agrees_with_what_is_said_of_them(kind: Any) -> None:
     assert settings.norm_bound(2) == pytest.approx(math.sqrt(sum(bound**2 for bound in settings.bounds(2))))
 
 
-@pytest.mark.parametrize("kind", [one for one in SCHEDULES if by_name(one) != "python"], ids=by_name)
+@pytest.mark.parametrize("kind", SCHEDULES, ids=by_name)
 def test_schedules_follow_their_first_noise_just_where_they_say_so(kind: Any) -> None:
     settings = made(kind)
     follows = False
@@ -161,7 +160,7 @@ def test_noise_that_is_chosen_on_the_way_has_a_plan_that_says_so_and_all_other_n
     assert len(plan.noise_multipliers) == (1 if settings.adaptive else 3)
 
 
-@pytest.mark.parametrize("kind", [one for one in SCHEDULES if by_name(one) != "python"], ids=by_name)
+@pytest.mark.parametrize("kind", SCHEDULES, ids=by_name)
 def test_what_is_planned_depends_on_every_number_of_a_schedule_unless_it_chooses_on_the_way(kind: Any) -> None:
     """A number that leaves all planned noise alone can only act on the way."""
     settings = made(kind)
