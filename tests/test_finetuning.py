@@ -367,20 +367,3 @@ def test_an_audit_of_bert_with_adapters_refutes_what_leaks_in_it(
     found = audit(loaded, AuditOptions(("D",), quick=True, curves=False))
     assert found["refuted"] == (plant is not None), found["refuted_by"]
     assert plant is None or any("summed gradients" in name for name in found["refuted_by"])
-
-
-@NEEDS
-def test_features_of_a_frozen_model_are_those_of_each_text_alone(folder: Path, tmp_path: Path) -> None:
-    """A linear model on mean states of BERT; predictions of texts together are those of each alone."""
-    given = recipe() | {"model": {"kind": "linear"}}
-    features = {"kind": "huggingface", "folder": "bert", "public": True}
-    text = {"column": "text", "length": 12, "folder": "bert", "public": True}
-    given["data"] |= {"features": features, "text": text, "preprocess": [{"unit-norm": {}}]}
-    (folder / "frozen.yaml").write_text(json.dumps(given))
-    result = dpsgd.train(str(folder / "frozen.yaml"), out=tmp_path)
-    document = json.loads((result.directory / "result.json").read_text())
-    assert "features" in document["provenance"]["data_sha256"]
-    assert any("network in bert" in said for said in document["privacy"]["declarations"])
-    texts = ["a good film", "the plot is bad " * 9, "night"]
-    together = result.predict(pd.DataFrame({"text": texts}))
-    assert list(together) == [result.predict(pd.DataFrame({"text": [text]}))[0] for text in texts]

@@ -2,8 +2,8 @@
 
 Guarantee: the extractor is fixed before the training rows are read, so the features of a record depend on that record
 only, neighbouring data sets stay neighbouring, and the features cost no privacy. This holds because the extractor is
-made from public information: nothing at all (scattering), or numbers that the recipe declares public (pretrained,
-huggingface). The result's declarations list these.
+made from public information: nothing at all (scattering), or a network that the recipe declares public (pretrained).
+The result's declarations list these.
 
 Features are cached for the user, by the content of the rows and of the extractor. They may be private, so only their
 owner may read them. A cache that cannot be read or written costs time, nothing else.
@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from dpsgd_cli.common.package_files import cache_folder, files_of
+from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.whole_files import writing
 from dpsgd_cli.common.yaml_tree import SourceLocation, read_tree
 from dpsgd_cli.data.dataset import Layout, Length, Step
@@ -38,11 +38,10 @@ from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import (
     Extractor,
     Features,
-    HuggingFaceFeatures,
     PretrainedFeatures,
     ScatteringFeatures,
 )
-from dpsgd_cli.engine import bundle, huggingface, models
+from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.engine.settings import Model, PythonModel
 from dpsgd_cli.errors import DataError
 
@@ -187,16 +186,6 @@ class Extract(Step, stated=False):
         self.settings = settings
         self.base = base
 
-    @property
-    def made_from(self) -> dict[str, str]:
-        """The SHA-256 of the weights, which distinguishes extractors with the same settings."""
-        weights = self.weights()
-        return {} if weights is None else {"features": _sha256(weights)}
-
-    def weights(self) -> Path | None:
-        """Return the file of the weights, or None if there is none."""
-        return None
-
     @abstractmethod
     def network(self, shape: tuple[int, ...]) -> Network:
         """Return the frozen network for inputs of `shape`. Raises DataError if it does not take them."""
@@ -204,8 +193,7 @@ class Extract(Step, stated=False):
     def plan(self, layout: Layout) -> Layout:
         if layout.columns is not None and layout.categorical:
             raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")
-        probe = torch.zeros(1, *layout.shape, dtype=torch.int64 if layout.integers else torch.float32)
-        return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
+        return Layout(tuple(self._run(self.network(layout.shape), torch.zeros(1, *layout.shape)).shape[1:]))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         network: list[Network] = []
@@ -230,12 +218,10 @@ class Extract(Step, stated=False):
         """Return the features of rows, float32 (N, ...), without the cache."""
         found = []
         for start in range(0, len(x), self.rows_at_once):
-            kind = np.int64 if x.dtype == np.int64 else np.float32  # tokens stay as they are
-            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], kind, order="C"))
+            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
             found.append(self._run(network, block).numpy())
         if not found:
-            before = Layout(x.shape[1:], integers=x.dtype == np.int64)
-            return np.zeros((0, *self.plan(before).shape), np.float32)
+            return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)
         return np.concatenate(found)
 
     def _run(self, network: Network, block: torch.Tensor) -> torch.Tensor:
@@ -277,13 +263,6 @@ def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
     return (grouped / (grouped.square().mean(dim=2, keepdim=True) + 1e-5).sqrt()).reshape(maps.shape)
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return sha256(path)
-    except OSError as error:
-        raise DataError(f"data.features: {path}: {error.strerror}") from None
-
-
 class Scatter(Extract):
     """Wavelet scattering coefficients of square images."""
 
@@ -313,17 +292,24 @@ class Pretrained(Extract):
             f"The features are those of the network in {settings.result}, trained on data that are declared public."
         )
 
-    def weights(self) -> Path:
-        return self.base / self.settings.result / bundle.NAME
+        self.weights = base / settings.result / bundle.NAME
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """The SHA-256 of the weights, which distinguishes extractors with the same settings."""
+        try:
+            return {"features": sha256(self.weights)}
+        except OSError as error:
+            raise DataError(f"data.features: {self.weights}: {error.strerror}") from None
 
     def network(self, shape: tuple[int, ...]) -> Network:
-        weights, folder = self.weights(), self.weights().parent
-        if not weights.is_file():
+        folder = self.weights.parent
+        if not self.weights.is_file():
             raise DataError(
                 f"data.features.result: {folder} holds no {bundle.NAME}; train that recipe with save_model: true first"
             )
         model = _model_of(folder / "recipe.yaml")
-        own = bundle.read(weights).weights[0]
+        own = bundle.read(self.weights).weights[0]
         outputs = len(list(own.values())[-1])
         whole = models.builder(model, shape, outputs, folder)()
         try:
@@ -332,40 +318,6 @@ class Pretrained(Extract):
             raise DataError(f"data.features.result: {folder}: the network does not fit {shape}: {error}") from error
         assert isinstance(whole, torch.nn.Sequential)  # every built-in model is
         return whole[:-1].eval().requires_grad_(False)
-
-
-class Transformer(Extract):
-    """A model of transformers: the mean of the last hidden states (N, L, D) of tokens that are no padding, or of an
-    image's places."""
-
-    settings: HuggingFaceFeatures
-    fitted_on = "nothing"
-
-    def __init__(self, settings: HuggingFaceFeatures, base: Path) -> None:
-        super().__init__(settings, base)
-        self.folder = base / settings.folder
-        self.declaration = f"The features are those of the network in {settings.folder}, which is declared public."
-
-    @property
-    def made_from(self) -> dict[str, str]:
-        huggingface.check_folder(self.folder, "data.features.folder")
-        told = "".join(f"{name}\0{_sha256(self.folder / name)}\n" for name in files_of(self.folder))
-        return {"features": hashlib.sha256(told.encode()).hexdigest()}
-
-    def network(self, shape: tuple[int, ...]) -> Network:
-        huggingface.check_folder(self.folder, "data.features.folder")
-        model = huggingface.frozen(self.folder)
-
-        def mean_state(x: torch.Tensor) -> torch.Tensor:
-            if x.dim() > 2:
-                states = model(pixel_values=x.float()).last_hidden_state
-                # a vision transformer gives (N, places, D), a convolutional network maps (N, D, h, w)
-                return states.mean(dim=1) if states.dim() == 3 else states.mean(dim=(-1, -2))
-            there = (x >= 0).long()
-            states = model(input_ids=x.long().clamp_min(0), attention_mask=there).last_hidden_state
-            return (states * there.unsqueeze(-1)).sum(dim=1) / there.sum(dim=1, keepdim=True).clamp_min(1)
-
-        return mean_state
 
 
 def _model_of(recipe: Path) -> Model:
@@ -384,7 +336,6 @@ def _model_of(recipe: Path) -> Model:
 EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
     "scattering": Scatter,
     "pretrained": Pretrained,
-    "huggingface": Transformer,
 }
 
 

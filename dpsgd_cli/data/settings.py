@@ -428,9 +428,8 @@ class Data(Section):
 
     def _check_several(self) -> None:
         if self.text is not None:
-            beside = ("inputs", "categorical", "bounds", "columns", "missing", "drop", "augment", "on_disk")
-            steps = () if self.features is not None else ("preprocess",)
-            extra = [key for key in (*beside, *steps) if getattr(self, key)]
+            beside = "inputs categorical bounds columns missing drop augment on_disk features preprocess"
+            extra = [key for key in beside.split() if getattr(self, key)]
             if extra:
                 raise ValueError(f"{extra[0]}: data.text is all of a record's input; leave this out")
             if self.name is not None and self.text.column is None:

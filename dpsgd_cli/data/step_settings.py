@@ -51,29 +51,7 @@ class PretrainedFeatures(Extractor):
         return self
 
 
-class Declared(Extractor):
-    """An extractor whose numbers come from outside, which the recipe declares public."""
-
-    public: bool = Field(description="Must be written as true: no private record shaped its numbers.")
-
-    @model_validator(mode="after")
-    def _declared(self) -> Declared:
-        if not self.public:
-            raise ValueError("public: a network that private records shaped is no free extractor; true declares none")
-        return self
-
-
-class HuggingFaceFeatures(Declared):
-    """A frozen model of transformers in a local folder: the mean of its last hidden states over places that count."""
-
-    kind: Literal["huggingface"] = "huggingface"
-    folder: str = Field(
-        description="Folder that save_pretrained wrote, relative to the recipe; never downloaded.",
-        examples=["models/minilm"],
-    )
-
-
-Features = Annotated[ScatteringFeatures | PretrainedFeatures | HuggingFaceFeatures, Field(discriminator="kind")]
+Features = Annotated[ScatteringFeatures | PretrainedFeatures, Field(discriminator="kind")]
 
 
 class OneHot(Section):

@@ -76,13 +76,6 @@ def check_folder(folder: Path, key: str = "model.folder") -> None:
     raise DataError(f"{key}: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
 
 
-def frozen(folder: Path) -> nn.Module:
-    """Return the model in a folder without a head, in eval mode, none of which is trained."""
-    model = _from_pretrained(library("transformers").AutoModel, folder, "data.features.folder")
-    found: nn.Module = model.eval().requires_grad_(False)
-    return found
-
-
 def vocabulary(folder: Path) -> int | None:
     """Return how many tokens the model in a folder knows; None for a model without tokens."""
     found = configuration(folder).get("vocab_size")

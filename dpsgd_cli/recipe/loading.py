@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dpsgd_cli.common.package_files import irregularity, shipped
 from dpsgd_cli.common.text_format import similar
 from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.data.step_settings import HuggingFaceFeatures, PretrainedFeatures
+from dpsgd_cli.data.step_settings import PretrainedFeatures
 from dpsgd_cli.engine.settings import HuggingFaceModel, PythonLoss, PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError, UsageError
 from dpsgd_cli.methods.settings import PythonMethod
@@ -177,8 +177,6 @@ def named_files(recipe: Recipe) -> list[str]:
     features = recipe.data.features
     if isinstance(features, PretrainedFeatures):
         names.append(features.result)
-    if isinstance(features, HuggingFaceFeatures):
-        names.append(features.folder)
     if recipe.privacy is not None and recipe.privacy.book is not None:
         names.append(recipe.privacy.book)
     return names + own_code(recipe) + own_weights(recipe)
