@@ -364,6 +364,6 @@ def test_an_audit_of_bert_with_adapters_refutes_what_leaks_in_it(
     loaded = resolve_auto(load_recipe(str(folder / "audited.yaml")))
     if plant is not None:
         plant(monkeypatch)
-    found = audit(loaded, AuditOptions(("D",), quick=True, curves=False))
+    found = audit(loaded, AuditOptions(("D",), quick=True))
     assert found["refuted"] == (plant is not None), found["refuted_by"]
     assert plant is None or any("summed gradients" in name for name in found["refuted_by"])

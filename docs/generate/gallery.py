@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -142,9 +141,6 @@ def pages(folder: Path) -> dict[str, str | bytes]:
     for exhibit in EXHIBITS:
         (file,) = folder.glob(exhibit.made)
         found[f"gallery/{exhibit.name}"] = file.read_bytes()
-        if file.suffix == ".md":
-            shown = re.findall(r"!\[[^]]*\]\(([\w.-]+)\)", file.read_text(encoding="utf-8"))
-            found |= {f"gallery/{name}": file.with_name(name).read_bytes() for name in shown}
         picture = f"![{exhibit.title}]({exhibit.name})" if exhibit.name.endswith(".svg") else ""
         commands = "\n".join(exhibit.commands)
         told += [f"## [{exhibit.title}]({exhibit.name})", exhibit.says, picture, f"```sh\n{commands}\n```"]

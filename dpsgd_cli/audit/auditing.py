@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.accounting.adjacency import adjacency_label
@@ -38,10 +37,8 @@ from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
-from dpsgd_cli.methods.private_selection.settings import SelectionPlan
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import report as pages
 from dpsgd_cli.results import store
 from dpsgd_cli.training import loop
@@ -49,8 +46,6 @@ from dpsgd_cli.training.plans import plan_of, resolve_auto
 
 Found = tuple[list[Finding], dict[str, Any], list[str]]
 """Findings, further entries of the audit's document, and what was not audited, with the reason."""
-_CURVE_POINTS = 61
-_LEAST_RATE = 1e-6
 
 
 def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
@@ -191,29 +186,9 @@ def _by_votes(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options:
 
 
 def _by_choice(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
-    """Attack the whole method by neighbouring data, and each candidate with canaries.
-
-    A candidate's training has as many records as its part of the data.
-    """
-    assert isinstance(plan, SelectionPlan)
-    findings = neighbours.compare(loaded, outline, plan) if "D" in options.tiers else []
-    left_out = [
-        "the choice: its law is tested, not attacked",
-        "the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one",
-    ]
-    told: dict[str, Any] = {}
-    if not set("ABC") & set(options.tiers):
-        return findings, told, left_out
-    for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
-        assert isinstance(recipe, Recipe)  # changed from the recipe that was planned
-        rows = recipe.data.changed(preprocess=())
-        alone = dataclasses.replace(loaded, recipe=recipe.changed(data=rows))
-        part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
-        options.say(f"Candidate {number}")
-        seen, told, more = watched(alone, part, own, dataclasses.replace(options, curves=False))
-        findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in seen]
-        left_out += [f"candidate {number}: {one}" for one in more]
-    return findings, told, left_out
+    """Attack the whole method by neighbouring data. A candidate is a recipe of dp-sgd, which has its own audit."""
+    left_out = ["the choice: its law is tested, not attacked", "the candidates: audit each as a recipe of dp-sgd"]
+    return neighbours.compare(loaded, outline, plan) if "D" in options.tiers else [], {}, left_out
 
 
 def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
@@ -268,8 +243,6 @@ def membership(
     errors, guesses = errors_at(watch.scores, inside, cutoffs.threshold), guesses_of(watch.scores, inside, cutoffs)
     alone = epsilon_of_guesses(guesses, delta, confidence)
     sharp = claim.curve.proved_by != "rdp"
-    stands = claim.standing(errors, confidence) if sharp else None
-    bound = bound_of(stands)
     names = ("false_positive", "false_negative")
     told["membership"] = {
         "threshold": cutoffs.threshold,
@@ -278,7 +251,6 @@ def membership(
         "rates": dict(zip(names, errors.rates, strict=True)),
         "rates_at_least": dict(zip(names, errors.lower(confidence), strict=True)),
         "rates_at_most": dict(zip(names, errors.upper(confidence), strict=True)),
-        **({"curves": _curves(claim, stands)} if options.curves and sharp else {}),
         "mu": claim.curve.mu,
     }
     claimed = f"at most {epsilon_text(claim.epsilon)}"
@@ -292,6 +264,7 @@ def membership(
     if not sharp:
         left_out.append("tier B: of this claim's trade-off curve only a bound by Renyi divergences is known")
         return found
+    bound = bound_of(claim.standing(errors, confidence))
     found.append(
         Finding(
             "B", "membership by score", f"epsilon at least {bound:.3f}: {errors.false_positives} of"
@@ -300,15 +273,6 @@ def membership(
         )
     )  # fmt: skip
     return found
-
-
-def _curves(claim: PrivacyClaim, stands: PrivacyClaim | None) -> dict[str, list[float]]:
-    """Return the false negative rates that the claim allows, and those not refuted, by false positive rate."""
-    # denser near 0, where curves are steep
-    at = np.clip(np.linspace(0, 1, _CURVE_POINTS) ** 2, _LEAST_RATE, 1 - _LEAST_RATE)
-    allowed = [[1 - one.curve.power(float(rate)) for rate in at] for one in (claim, stands) if one is not None]
-    blind = list(1 - at)
-    return {"false_positive": list(at), "claimed": allowed[0], "refuted": allowed[1] if len(allowed) > 1 else blind}
 
 
 _USUALLY = 400

@@ -1,4 +1,4 @@
-"""Options of an audit, its findings, the verdict on the claim, and the files: `audit.json`, a page and a picture.
+"""Options of an audit, its findings, the verdict on the claim, and the files: `audit.json` and a page.
 
 Each bound holds at the stated confidence by itself. For the verdict, the probability of error (1 - confidence) is
 divided by the number of findings that depend on chance (Bonferroni). A finding refutes the claim only at the resulting
@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.common.text_format import epsilon_text
-from dpsgd_cli.results.charts import COLOURS, Chart, beside
 from dpsgd_cli.results.document import Block, Bullets, Heading, TableBlock, Text, markdown
 from dpsgd_cli.results.files import to_json, write_whole
 from dpsgd_cli.results.store import AUDIT
 
-PICTURE = "trade-off.svg"
 TIERS = {
     "A": "without assumptions",
     "B": "the family of the claim",
@@ -48,7 +46,7 @@ QUICK = AuditSize(trials=20, canaries=100, rows=3e5)
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture.
+    """Options of an audit. `quick` decides numbers that are None.
 
     `reads_file`: also compare what one record moves in the recipe's own file, which is read without noise.
     """
@@ -58,7 +56,6 @@ class AuditOptions:
     trials: int | None = None
     canaries: int | None = None
     quick: bool = False
-    curves: bool = True
     reads_file: bool = True
     say: Callable[[str], None] = lambda text: None
 
@@ -117,9 +114,7 @@ def exact_finding(tier: str, name: str, found: str, claimed: str, refuted: bool)
 def write(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write all files into `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    picture = drawn(document)
-    texts = {AUDIT: to_json(document), "audit.md": markdown(page(document, picture is not None))}
-    texts |= {} if picture is None else {PICTURE: picture}
+    texts = {AUDIT: to_json(document), "audit.md": markdown(page(document))}
     for name, text in texts.items():
         write_whole(directory / name, text, owner_only=True)
     return [directory / name for name in texts]
@@ -153,7 +148,7 @@ def verdict(document: dict[str, Any]) -> str:
     return "not refuted" if document["findings"] else "nothing was audited"
 
 
-def page(document: dict[str, Any], with_picture: bool) -> list[Block]:
+def page(document: dict[str, Any]) -> list[Block]:
     claim, training = document["claim"], document.get("training")
     blocks: list[Block] = [
         Heading(f"Audit of {document['name']}: {verdict(document)}", 1),
@@ -172,7 +167,6 @@ def page(document: dict[str, Any], with_picture: bool) -> list[Block]:
                 f" epsilon {epsilon_text(training['epsilon_audited'])}."
             )
         )
-    blocks += [Text(f"![{PICTURE}]({PICTURE})")] * with_picture
     for tier, name in TIERS.items():
         rows = [row for row in document["findings"] if row["tier"] == tier]
         if not rows:
@@ -186,27 +180,3 @@ def page(document: dict[str, Any], with_picture: bool) -> list[Block]:
     if document["not_audited"]:
         blocks += [Heading("Not audited"), Bullets(document["not_audited"])]
     return blocks
-
-
-def drawn(document: dict[str, Any]) -> str | None:
-    """Return the trade-off curves as SVG; None if no canary was scored.
-
-    The picture shows false negatives over false positives. No attack should get below the claim's curve. The box
-    contains both true rates at the stated confidence. The dashed curve is that of the last member of the claim's family
-    that the box does not refute.
-    """
-    found = document.get("membership")
-    if found is None or "curves" not in found:
-        return None
-    title = f"{document['name']}: {'REFUTED' if document['refuted'] else 'not refuted'}"
-    chart = Chart(520, 480, "false positives", "false negatives", title)
-    curves, (low, high) = found["curves"], (found["rates_at_least"], found["rates_at_most"])
-    at = curves["false_positive"]
-    chart.line(at, curves["claimed"], COLOURS[0], f"claimed: epsilon {document['claim']['epsilon']:.3g}")
-    if (bound := document["lower_bounds"].get("B")) is not None:
-        chart.line(at, curves["refuted"], COLOURS[1], f"refuted up to: epsilon {bound:.3g}", "dashed")
-    sides, ends = ([rates[name] for rates in (low, high)] for name in ("false_positive", "false_negative"))
-    chart.band(sides, [ends[0]] * 2, [ends[1]] * 2, COLOURS[2])
-    chart.line(sides, ends[:1] * 2, COLOURS[2], f"observed, {document['confidence']:.0%} each way")
-    chart.line((0, 1), (1, 0), "#888888", "random guess", "dashed")
-    return beside([chart], 1)

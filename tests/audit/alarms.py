@@ -37,7 +37,7 @@ def alarms(repetitions: int, trials: int = 6) -> dict[str, list[str]]:
 
 def _of(overrides: list[str], repetitions: int, trials: int) -> Iterator[str]:
     """What refuted one recipe's claim, each time that something did; it is planned once."""
-    options = AuditOptions(("A", "B", "C"), CONFIDENCE, trials, quick=True, curves=False)
+    options = AuditOptions(("A", "B", "C"), CONFIDENCE, trials, quick=True)
     loaded = without_folds(resolve_auto(load_recipe("quickstart", overrides)))
     outline = data.outline(loaded.recipe.data, loaded.base)
     plan = plan_of(loaded, outline)

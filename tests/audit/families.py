@@ -64,9 +64,7 @@ def main(word: str) -> int:
         if word not in name:
             continue
         begun = time.perf_counter()
-        found = audit(
-            resolve_auto(load_recipe(name, overrides)), AuditOptions(confidence=CONFIDENCE, quick=True, curves=False)
-        )
+        found = audit(resolve_auto(load_recipe(name, overrides)), AuditOptions(confidence=CONFIDENCE, quick=True))
         print(f"{name} {' '.join(overrides)} ({time.perf_counter() - begun:.0f} s)")
         print("\n".join(f"  {line}" for line in lines(found)), flush=True)
         failed += found["refuted"] or not (found["findings"] or found["not_audited"])

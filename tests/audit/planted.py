@@ -314,7 +314,7 @@ def audited(
 ) -> dict[str, Any]:
     """The audit of a recipe with `overrides`."""
     loaded = load_recipe(recipe, [*overrides, f"seed={seed}"])
-    return audit(resolve_auto(loaded), AuditOptions(tuple(tiers), quick=True, trials=trials, curves=False))
+    return audit(resolve_auto(loaded), AuditOptions(tuple(tiers), quick=True, trials=trials))
 
 
 def run(name: str, patch: Patch, folder: Path, seed: int = 0) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def test_an_audit_is_written_beside_the_result_and_shown_on_its_page(tmp_path: P
     assert done.exit_code == 0, done.output
     folder = tmp_path / "audits" / result.name
     found = json.loads((folder / "audit.json").read_text())
-    assert {path.name for path in folder.iterdir()} == {"audit.json", "audit.md", "trade-off.svg"}
+    assert {path.name for path in folder.iterdir()} == {"audit.json", "audit.md"}
     assert not found["refuted"] and {row["tier"] for row in found["findings"]} == set("ABCD")
     assert found["claim"]["epsilon"] == pytest.approx(6, rel=1e-4) and found["training"]["trials"] == 4
     assert found["lower_bounds"]["A"] <= found["lower_bounds"]["B"] < 6
