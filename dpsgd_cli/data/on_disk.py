@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,36 +151,7 @@ class DiskRows:
         return rows.reshape(*numbers.shape, *rows.shape[1:])
 
 
-class TrialRows:
-    """Rows (R, N, ...) that all trials share on disk, with transforms of each trial's own."""
-
-    def __init__(self, shared: DiskRows, trials: Sequence[DiskRows]) -> None:
-        self.shared = shared
-        self._own = [own.transforms[len(shared.transforms) :] for own in trials]
-        self.shape = (len(trials), *trials[0].shape)
-
-    def __len__(self) -> int:
-        return self.shape[1]
-
-    def at(self, places: np.ndarray) -> np.ndarray:
-        """Return the rows (R, B, ...) at `places` (R, B), or (1, B) for the same places in all trials."""
-        return self._each(self.shared.at(places))
-
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Return consecutive rows (R, B, ...)."""
-        return self._each(self.shared[places][None])
-
-    def _each(self, rows: np.ndarray) -> np.ndarray:
-        out = []
-        for trial, transforms in enumerate(self._own):
-            own = rows[trial if len(rows) > 1 else 0]
-            for transform in transforms:
-                own = transform(own)
-            out.append(own)
-        return np.stack(out)
-
-
-Rows: TypeAlias = np.ndarray | DiskRows | TrialRows | CodedRows
+Rows: TypeAlias = np.ndarray | DiskRows | CodedRows
 """Rows in memory, on disk, or as codes."""
 
 

@@ -106,6 +106,11 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
             raise DataError(
                 f"{source.name}: {step.nonprivate.split(' was ')[0]} reads all rows at once; scale by bounds"
             )
+        if step.release is not None:
+            raise DataError(
+                f"{source.name}: a {step.release.label} with noise makes rows of each trial's own, which do not stay on"
+                " disk; declare it public, take it of public records, or read rows into memory (.npz)"
+            )
     return source
 
 

@@ -23,7 +23,7 @@ from dpsgd_cli.common.free_memory import refuse_beyond_memory
 from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Noised, PrivateStep, Step, length_of, refuse_codes
-from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows, flatten
+from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, flatten
 from dpsgd_cli.data.step_settings import Bias, OneHot, Pca, Scale, UnitNorm
 from dpsgd_cli.engine.coded_rows import Coder
 from dpsgd_cli.errors import DataError
@@ -369,29 +369,23 @@ class Pipeline:
             ], False
         if not private:
             return [_through(_own, part) for part in parts], False
-        learn_shared = cache(lambda: self._learn(first, parts[0]))
+        learn_shared = cache(lambda: self._learn(first, parts))
         shape = self.layouts[-1].shape
-        rooms: list[Any] = [
-            [] if isinstance(part, DiskRows) else np.empty((trials, len(part), *shape), np.float32) for part in parts
-        ]
+        rooms = [np.empty((trials, len(part), *shape), np.float32) for part in parts]
         for trial in range(trials):
             own = list(parts)
             for index in range(first, len(self.steps)):
                 if self.steps[index].release is None:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
-                learn = learn_shared if index == first else partial(self._learn, index, own[0])
+                learn = learn_shared if index == first else partial(self._learn, index, own)
                 if self.weights is not None:
-                    learn = partial(self._learn_weighed, index, own, self.weights(trial))
+                    learn = partial(self._learn, index, own, self.weights(trial))
                 transform = self._private(learn, trial, index)
-                own = [_through(transform, part) for part in own]
+                own = [transform(cast(np.ndarray, part)) for part in own]
             for room, rows in zip(rooms, own, strict=True):
-                if isinstance(rows, DiskRows):
-                    room.append(rows.then(_own))
-                else:
-                    room[trial] = _own(cast(np.ndarray, rows))
-        pairs = zip(parts, rooms, strict=True)
-        return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
+                room[trial] = _own(cast(np.ndarray, rows))
+        return [*rooms], True
 
     def _coder(self) -> Coder | None:
         """Return the function that makes the last step's rows as codes; None if it keeps features."""
@@ -431,22 +425,14 @@ class Pipeline:
             raise TypeError(f"step {type(step).__name__} is fitted on {step.fitted_on} rows, which nothing covers")
         return parts[0]
 
-    def _learn(self, index: int, rows: Rows) -> Callable[[Noised], np.ndarray]:
-        step = self.steps[index]
-        assert isinstance(step, PrivateStep)
-        return step.learn(cast(np.ndarray, rows), self.layouts[index])
-
-    def _learn_weighed(self, index: int, parts: Sequence[Rows], weights: np.ndarray) -> Callable[[Noised], np.ndarray]:
+    def _learn(
+        self, index: int, parts: Sequence[Rows], weights: np.ndarray | None = None
+    ) -> Callable[[Noised], np.ndarray]:
         step, rows = self.steps[index], cast(np.ndarray, parts[0])
         assert isinstance(step, PrivateStep)
-        if len(weights) > len(rows):
+        if weights is not None and len(weights) > len(rows):
             rows = np.concatenate([rows, cast(np.ndarray, parts[1])])
         return step.learn(rows, self.layouts[index], weights)
-
-    def _noised(self, trial: int, index: int, exact: np.ndarray) -> np.ndarray:
-        mechanism = self.steps[index].release
-        assert mechanism is not None
-        return self.noised(trial, f"preprocess-{index}", exact, mechanism)
 
     def _private(self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int) -> Transform:
         """Return the transform of a private step. `learn` reads the rows, and only if nothing was released before.
@@ -454,9 +440,10 @@ class Pipeline:
         The purpose of the noise includes the step's index, so that no two steps of a trial share noise.
         """
         step, key = self.steps[index], f"{trial}/{index}"
-        assert isinstance(step, PrivateStep)
+        mechanism = step.release
+        assert mechanism is not None
         if key not in self.released:
-            self.released[key] = learn()(partial(self._noised, trial, index))
+            self.released[key] = learn()(lambda exact: self.noised(trial, f"preprocess-{index}", exact, mechanism))
         return step.transform(self.layouts[index], self.released[key])
 
 

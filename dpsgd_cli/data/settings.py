@@ -43,14 +43,6 @@ def positive_last(classes: list[Any], positive: object = None) -> list[Any]:
     return classes[::-1] if first and others == [False] else classes
 
 
-class Balanced(Section):
-    """Weights of two classes' losses by which both count alike in sum, from a public prior."""
-
-    rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Public share of the positive class, from outside the data: it is declared, not counted."
-    )
-
-
 class Costs(Section):
     """Costs of the two mistakes about two classes, one of which is `positive`. Only their ratio counts."""
 
@@ -264,7 +256,7 @@ class Data(Section):
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     positive: str | int | float | bool | None = Field(
         None,
-        description="Which of two classes is the positive one, of which sensitivity, costs and `balanced` speak. Left"
+        description="Which of two classes is the positive one, of which sensitivity and costs speak. Left"
         " out, the one that is a word for yes (ja, yes, true, 1, positive), else the second that is listed or sorted.",
         examples=["yes"],
     )
@@ -273,11 +265,6 @@ class Data(Section):
         description="Public weights of the classes' losses, in the order of the classes. Gradients are clipped after"
         " them, so the price is the same.",
         examples=[[1, 50]],
-    )
-    balanced: Balanced | None = Field(
-        None,
-        description="Class weights for two classes from a public prior: {rate: 0.02} for a second class of 2%.",
-        examples=[{"rate": 0.02}],
     )
     costs: Costs | None = Field(
         None,
@@ -393,7 +380,7 @@ class Data(Section):
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
         if self.positive is not None and self.classes and str(self.positive) not in map(str, self.classes[1:2]):
             raise ValueError(f"positive: is {self.positive!r}, but must be one of two classes")
-        given = [key for key in ("positive", "class_weights", "balanced", "costs") if getattr(self, key) is not None]
+        given = [key for key in ("positive", "class_weights", "costs") if getattr(self, key) is not None]
         if (
             given
             and self.task != "classification"
@@ -401,8 +388,6 @@ class Data(Section):
         ):
             raise ValueError(f"{given[0]}: is for classes of records, not for task: {self.task}")
         self._check_several()
-        if self.class_weights is not None and self.balanced is not None:
-            raise ValueError("class_weights: balanced gives the classes weights already; leave one of them out")
         if self.class_weights is not None and self.classes and len(self.class_weights) != len(self.classes):
             told = f"{len(self.class_weights)} weights for {len(self.classes)} classes"
             raise ValueError(f"class_weights: {told}; give one for each, in the order of classes")
@@ -447,9 +432,6 @@ class Data(Section):
     @property
     def weights(self) -> tuple[float, ...] | None:
         """Return the weights of the classes' losses, the largest 1; None if all count alike."""
-        if self.balanced is not None:
-            rate = self.balanced.rate
-            return (1.0, (1 - rate) / rate) if rate > 0.5 else (rate / (1 - rate), 1.0)
         told = self.class_weights
         return None if told is None else tuple(one / max(told) for one in told)
 
@@ -460,11 +442,6 @@ class Data(Section):
             return self.target_transform == "log"
         low, high = self.target_bounds
         return low >= 0 and high >= (LOG_FROM * low if low > 0 else LOG_FROM_0)
-
-    @property
-    def mean_weight(self) -> float:
-        """Return the mean weight of records by the public prior; without a prior 1, the most that it may be."""
-        return 1.0 if self.balanced is None else 2 * min(self.balanced.rate, 1 - self.balanced.rate)
 
     @property
     def unit(self) -> Unit | None:

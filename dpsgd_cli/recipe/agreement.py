@@ -181,11 +181,10 @@ def _weights(recipe: Experiment) -> Problems:
     """Refuse class weights where a method takes losses that do not know them, and costs without probabilities."""
     data, method, model = recipe.data, recipe.method, recipe.model
     if data.weights is not None:
-        key = "data.balanced" if data.balanced is not None else "data.class_weights"
         if not isinstance(method, SgdMethod | GdMethod | DpSgdMethod | DpGdMethod):
-            yield f"{key}: method {method.kind} weighs all records alike; leave this out, or use dp-gd"
+            yield f"data.class_weights: method {method.kind} weighs all records alike; leave this out, or use dp-gd"
         elif method.learning_rate == "theorem":
-            yield f"{key}: the theorem of method.learning_rate is for losses without weights; give a number"
+            yield "data.class_weights: the theorem of method.learning_rate is for losses without weights; give a number"
     if data.costs is not None and isinstance(model, ConvexModel) and not model.known.probabilities:
         yield f"data.costs: loss {model.loss} gives no probabilities to weigh; use logistic"
 

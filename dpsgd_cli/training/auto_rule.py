@@ -266,7 +266,7 @@ class RuleProblem:
             curvature = 0.5
         least, most = self.terms.rate_limits
         pace = min(max(self.terms.of_feature * self.known.features, least), most)
-        return pace / (curvature * self.recipe.data.mean_weight * self.size**2)
+        return pace / (curvature * self.size**2)
 
     @property
     def norm(self) -> float:

@@ -100,8 +100,8 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     """Return the number of outputs per example; a convex model has one for two classes. No `classes`: regression."""
     data = recipe.data
     if data.weights is not None and len(data.weights) != classes:
-        key = "balanced" if data.balanced is not None else "class_weights"
-        raise DataError(f"data.{key}: is for {count(len(data.weights), 'class', 'classes')}, and {name} has {classes}")
+        told = count(len(data.weights), "class", "classes")
+        raise DataError(f"data.class_weights: is for {told}, and {name} has {classes}")
     if data.costs is not None and classes != 2:
         raise DataError(f"data.costs: are of two classes, and {name} has {classes}; use data.class_weights")
     if not isinstance(recipe.model, ConvexModel):

@@ -162,11 +162,8 @@ def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float |
 
 
 def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
-    """Return the declarations of model, method and classes: a prior, a bound on targets, weights that no seed drew."""
+    """Return the declarations of model and method: a bound on targets, weights that no seed drew."""
     recipe, model, said = loaded.recipe, loaded.recipe.model, []
-    if recipe.data.balanced is not None:
-        rate = f"{recipe.data.balanced.rate:g}"
-        said.append(f"The rate {rate} of the positive class, which decides the classes' weights, is declared public.")
     if isinstance(model, PythonModel) and model.weights is not None:
         file, constant = model.weights.file, model.weights.constant
         if file is not None:

@@ -11,7 +11,7 @@ import torch
 
 from dpsgd_cli.batching.run import FullSampler, PoissonSampler, ShuffleSampler
 from dpsgd_cli.batching.streamed import StreamedTable
-from dpsgd_cli.data.on_disk import DiskRows, TrialRows, stored
+from dpsgd_cli.data.on_disk import DiskRows, stored
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import RecipeError
@@ -21,19 +21,15 @@ from tests.conftest import GRADIENT, OWN, PCA, WAYS, Train, WriteRecipe
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["shared", "per trial"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Table, StreamedTable]:
-    """40 rows of 2 x 2 with labels, in memory and on disk; two trials, of the same rows or each its own."""
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Table, StreamedTable]:
+    """40 rows of 2 x 2 with labels, in memory and on disk."""
     x, y = np.random.default_rng(0).random((40, 2, 2)).astype(np.float32), np.arange(40) % 3
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     features, labels = (DiskRows(stored(tmp_path / name)) for name in ("x.npy", "y.npy"))
-    if request.param == "shared":
-        memory = Table.load(x, y, False, CPU, torch.float64)
-        return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)
-    own = TrialRows(features, [features.then(lambda rows: 2 * rows), features.then(lambda rows: 3 * rows)])
-    memory = Table.load(np.stack([2 * x, 3 * x]), y, True, CPU, torch.float64)
-    return memory, StreamedTable.open(own, labels, True, CPU, torch.float64)
+    memory = Table.load(x, y, False, CPU, torch.float64)
+    return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)
 
 
 def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:

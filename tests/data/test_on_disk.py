@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.data import on_disk, opening
-from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows, stored
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, stored
 from dpsgd_cli.data.settings import Data, Split, ValidationSet
 from dpsgd_cli.data.splits import Keys, content_keys
 from dpsgd_cli.errors import DataError
@@ -142,18 +142,6 @@ def test_transforms_are_those_of_rows_in_memory(file: tuple[np.ndarray, np.ndarr
     assert np.array_equal(doubled.at(places), expected[places])
     with pytest.raises(ValueError, match="stay on disk"):
         rest.reshape(700, 3)
-
-
-def test_trials_have_transforms_of_their_own(file: tuple[np.ndarray, np.ndarray]) -> None:
-    held, rows = file
-    shared = DiskRows(held, None, (lambda x: x + 1,))
-    trials = TrialRows(shared, [shared.then(lambda x: 2 * x), shared.then(lambda x: 3 * x).then(lambda x: -x)])
-    expected = np.stack([2 * (rows + 1), -3 * (rows + 1)])
-    assert trials.shape == expected.shape and len(trials) == 500
-    assert np.array_equal(trials[4:90], expected[:, 4:90])
-    places = np.array([[1, 2], [3, 1]])
-    assert np.array_equal(trials.at(places), np.stack([expected[0, [1, 2]], expected[1, [3, 1]]]))
-    assert np.array_equal(trials.at(places[:1]), expected[:, [1, 2]])
 
 
 def allocated(run: Callable[[], object]) -> float:

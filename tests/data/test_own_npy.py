@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from dpsgd_cli import data
 from dpsgd_cli.data import opening
-from dpsgd_cli.data.on_disk import TrialRows
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -99,7 +98,6 @@ def normal(trial: int, purpose: str, exact: np.ndarray, *rest: object) -> np.nda
 STEPS: dict[str, list[dict[str, Any]]] = {
     "scaled": [{"scale": {"to": [-1, 1]}}, {"unit-norm": {}}, {"bias": {}}],
     "public pca": [{"scale": {}}, {"pca": {"components": 2, "public": True}}],
-    "private pca": [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 3}}, {"bias": {"value": 2}}],
 }
 
 
@@ -118,9 +116,15 @@ def test_preprocessing_is_that_of_rows_in_memory(tmp_path: Path, steps: str) -> 
         memory, disk = (getattr(one, part) for one in made)
         assert memory.shape == disk.shape
         np.testing.assert_allclose(disk[0 : len(disk)], memory, rtol=1e-5, atol=1e-6)
-    assert made[0].per_trial == made[1].per_trial == isinstance(made[1].train_x, TrialRows) == (steps == "private pca")
+    assert not made[0].per_trial and not made[1].per_trial
     assert made[0].declarations == made[1].declarations
-    assert all(np.array_equal(made[0].released[key], value) for key, value in made[1].released.items())
+
+
+def test_a_private_projection_of_rows_on_disk_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    steps = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 3}}]
+    with pytest.raises(DataError, match="pca with noise makes rows of each trial's own"):
+        data.prepare(Data.model_validate(FILES | {"preprocess": steps}), tmp_path, 2, normal, "add-remove")
 
 
 def test_a_cut_for_testing_and_one_for_validation(tmp_path: Path) -> None:
