@@ -108,20 +108,10 @@ class MethodSection(Section):
         """Return the expected or exact size of a batch; None for all records."""
         return None
 
-    @property
-    def conditioned(self) -> Preconditioner | None:
-        """Return the preconditioner, which is released before training; None without one or while it is `auto`."""
-        return None
-
-    @property
-    def inferred(self) -> float | None:
-        """Return the share of the budget for the rounds of `intervals/price.py`; None without them."""
-        return None
-
-    @property
-    def calibrated(self) -> Calibration | None:
-        """Return the settings of calibration; None without it or while they are `auto`."""
-        return None
+    def settled(self, name: str) -> Any:
+        """Return the setting `name`; None where the method has none, or while it is `auto`."""
+        own = getattr(self, name, None)
+        return None if own == "auto" else own
 
 
 class FullBatch(MethodSection):
@@ -275,18 +265,21 @@ class Experiment(Section):
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """Return the method's preconditioner, which is released before training; None if there is none."""
-        return self.method.conditioned
+        """Return the method's preconditioner, which is released before training; None without one, or while `auto`."""
+        found: Preconditioner | None = self.method.settled("preconditioner")
+        return found
 
     @property
     def inference_share(self) -> float | None:
         """Return the share of the budget that the rounds of `intervals/price.py` get; None without them."""
-        return self.method.inferred
+        share: float | None = self.method.settled("inference_share")
+        return None if self.method.settled("inference") is None else share
 
     @property
     def calibration(self) -> Calibration | None:
-        """Return the settings of calibration; None without it."""
-        return self.method.calibrated
+        """Return the settings of calibration; None without it, or while they are `auto`."""
+        found: Calibration | None = self.method.settled("calibration")
+        return found
 
     @property
     def trials(self) -> int:
