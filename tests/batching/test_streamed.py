@@ -16,7 +16,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.results import store
-from tests.conftest import GRADIENT, OWN, PCA, WAYS, Train, WriteRecipe
+from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe
 
 CPU = torch.device("cpu")
 
@@ -87,18 +87,6 @@ def test_a_run_on_disk_is_the_run_in_memory(write_recipe: WriteRecipe, train: Tr
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     made_from = store.read_document(ours)["provenance"]["nonprivate_data_sha256"]
     assert set(made_from) == {"x.npy", "y.npy", "x_test.npy", "y_test.npy"}
-
-
-def test_private_projections_of_rows_on_disk(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
-    """Two trials, each with directions of its own: what rows in memory give, to rounding."""
-    section = on_disk(tmp_path) | {"preprocess": PCA}
-    ours, theirs = (
-        store.read_document(train(write_recipe(name=name, data=own)))
-        for name, own in (("disk", section), ("memory", OWN | {"preprocess": PCA}))
-    )
-    assert ours["privacy"] == theirs["privacy"]
-    for name, value in theirs["metrics"].items():
-        assert ours["metrics"][name]["mean"] == pytest.approx(value["mean"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
