@@ -88,6 +88,7 @@ def test_one_record_is_clipped_to_half_of_the_sensitivity_that_the_ledger_record
     z, picks = signed(one, (scale * x, y)), FixedSampler([SeededStreams(0)], 60, 1)
     clipped = 0
     for step in range(60):
+        method.context.pack.sums.zero_()
         method.add_sums(0, step, Diagnostics(1, torch.device("cpu")))
         row = z[picked(picks, step)]
         own = -row / (1 + np.exp(row @ w))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dpsgd_cli.batching.streamed import StreamedTable
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data.on_disk import DiskRows, stored
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.engine.tensors import Batch, Table
@@ -83,8 +84,8 @@ def test_a_single_record_from_an_empty_place_adds_nothing() -> None:
     drawn = np.array([int(trained.batches.sampler.batch(step).rows[0, 0]) for step in range(8 * PLACES)])
     assert ROWS <= drawn.max() < PLACES, "some are empty"
     for step in range(8 * PLACES):
-        own.pack.sums.fill_(7.0)
-        trained.add_sums(0, step, None)
+        own.pack.sums.zero_()
+        trained.add_sums(0, step, Diagnostics(1, torch.device("cpu")))
         assert own.pack.sums.any() == (drawn[step] < ROWS)
 
 

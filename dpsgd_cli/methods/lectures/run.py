@@ -29,16 +29,14 @@ from dpsgd_cli.methods.lectures.price import PublicProblem, excess_risk_of_last
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.optimum import Optimum, objective, optimum
 from dpsgd_cli.methods.risks.problem import l2_of, linear_risk, radii_of
-from dpsgd_cli.methods.risks.risk import LinearRisk, clamp_slopes
+from dpsgd_cli.methods.risks.risk import LinearRisk
 
 
 class LectureSgd(DpSgd):
-    """Lecture DP-SGD for convex models, whose gradients of single records have a closed form."""
+    """Lecture DP-SGD: the learning rates of Lemmas 15.6 and 15.7, and their bounds on the excess risk."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        risk = linear_risk(context)
-        self.rows, self.loss = risk.rows, risk.loss
         theory = [section_of(recipe).rate == "theorem" for recipe in context.recipes]
         self.any_by_theorem = any(theory)
         self.by_theorem = torch.tensor(theory, device=context.pack.values.device).unsqueeze(1)
@@ -88,24 +86,6 @@ class LectureSgd(DpSgd):
         noise = plan.noise_multipliers[0] * plan.sensitivity
         lemma = "Lecture 15, Lemma 15.7" if problem.strong_convexity > 0 else "Lecture 15, Lemma 15.6"
         return Claim(lemma, excess_risk_of_last(problem, noise, self.lengths[trial] * self.steps))
-
-    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        del epoch, seen
-        drawn = torch.as_tensor(self.batches.sampler.batch(step).rows, device=self.rows.z.device)
-        if self.context.table.own is not None:
-            drawn = self.context.table.own.gather(1, drawn)
-        index = drawn.squeeze(1)
-        there = (index >= 0) & (index < len(self.rows))
-        at = torch.where(there, index, 0)
-        z, pack = self.rows.z.index_select(0, at), self.context.pack
-        margins = (z * pack.values).sum(dim=1)
-        if self.rows.offset is not None:
-            margins = margins + self.rows.offset[at]
-        most = self.bounds.clipping.norms[0] / self.rows.norms[at]
-        slopes = clamp_slopes(self.loss.slope(margins), most)
-        # a place without a record adds nothing
-        slopes = torch.where(there, slopes, 0.0)
-        pack.sums.copy_(z * slopes.unsqueeze(1))
 
 
 _LEAST_CERTAIN = 1e-4

@@ -181,8 +181,9 @@ class LinearRisk(Risk):
         seen.add(self.loss.value(t).T, None if clipping is None else squares, present, clipping)
 
     def _clip(self, slopes: Tensor, chunk: slice, bound: Tensor) -> None:
-        """Clamp slopes (n, A) in place to bound / |z|; `bound` is (1,) or (A,). NaN becomes 0."""
-        clamp_slopes(slopes, bound / self.rows.norms[chunk].unsqueeze(1))
+        """Clamp slopes (n, A) in place to bound / |z| in size; `bound` is (1,) or (A,). NaN becomes 0."""
+        most = (bound / self.rows.norms[chunk].unsqueeze(1)).clamp_(max=torch.finfo(slopes.dtype).max)
+        torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
 
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
         super().aim(direction, active)
@@ -256,12 +257,6 @@ class LinearRisk(Risk):
                 value = torch.where(weights > 0, value * weights, 0.0)
             losses += value.sum(dim=0, dtype=torch.float64)
         return losses
-
-
-def clamp_slopes(slopes: Tensor, most: Tensor) -> Tensor:
-    """Clamp slopes phi'(t) in place to at most `most`, the clip norm over |z|, in size; NaN becomes 0."""
-    most = most.clamp_(max=torch.finfo(slopes.dtype).max)
-    return torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
 
 
 def _shared(norms: Tensor) -> Tensor:
