@@ -202,9 +202,7 @@ def hashed(text: str, buckets: int) -> list[int]:
     >>> hashed("Good, good film", 4096) == [*hashed("good", 4096) * 2, *hashed("film", 4096)]
     True
     """
-    from sklearn.utils import murmurhash3_32
-
-    return [murmurhash3_32(word, seed=0, positive=True) % buckets for word in words_of(text)]
+    return [_bucket(word, buckets) for word in words_of(text)]
 
 
 def features(texts: Sequence[str], rule: Computed) -> np.ndarray:

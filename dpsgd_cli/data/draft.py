@@ -580,7 +580,7 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
         raise DataError("\n".join(wrong))
     x, y = stored["x"], stored[target]
     own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
-    own_arrays.refuse_not_finite(x, f"{path}: x")
+    own_arrays.check_values(x, f"{path}: x")
     classes = _classes(Cells.of(target, y), task, path, PLAIN)
     whole, pixels = own_arrays.whole(x), x.dtype == np.uint8
     return Drafted(len(x), len(x), {}, classes, is_array=True, bytes_only=pixels, integers=whole)

@@ -209,7 +209,7 @@ class Arrays(Source):
             raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {self._shape}")
         if self.layout.integers and x.dtype.kind == "f":
             raise DataError(f"{where} holds {x.dtype}, but the model was trained on integers")
-        own_arrays.refuse_not_finite(x, where)
+        own_arrays.check_values(x, where)
         return x.astype(np.int64) if self.layout.integers else own_arrays.floating(x)
 
 

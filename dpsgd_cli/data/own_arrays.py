@@ -57,8 +57,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
         pairs.append((x, stored_labels(data, held, x, f"{target}{end}", path)))
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels", data)
-        refuse_not_finite(x, f"{paths[0]}: x")
-    _refuse_outside(data, float(pairs[0][0].min()), float(pairs[0][0].max()), f"{paths[0]}: x")
+        check_values(x, f"{paths[0]}: x", data if x is pairs[0][0] else None)
     classes: tuple[Any, ...] | None = None
     if data.labels_are_arrays:
         labels = [coder(data)(y) for _, y in pairs]
@@ -93,22 +92,26 @@ def stored_labels(data: Data, stored: dict[str, np.ndarray], x: np.ndarray, name
     return tokens_in(data, x, f"{path}: x") if data.task == "next-token" else _array(stored, name, path)
 
 
-def refuse_not_finite(x: np.ndarray, where: str) -> None:
-    """Raise DataError for arrays (N, ...) with NaN or infinite values, naming the first row."""
-    finite = np.isfinite(flatten(x)).all(axis=1)
-    if not finite.all():
+def check_values(x: np.ndarray, where: str, data: Data | None = None) -> None:
+    """Raise DataError for arrays (N, ...) with NaN or infinite values, naming the first row.
+
+    With `data`, also if all values are on one side of its public bounds. About 16 MiB are read at once.
+    """
+    bad, first, least, most, step = 0, 0, np.inf, -np.inf, _rows_at_once(x)
+    for start in range(0, len(x), step):
+        piece = flatten(x[start : start + step])
+        least, most = min(least, float(piece.min())), max(most, float(piece.max()))
+        wrong = ~np.isfinite(piece).all(axis=1)
+        first = first if bad or not wrong.any() else start + int(wrong.argmax()) + 1
+        bad += int(wrong.sum())
+    if bad:
         raise DataError(
-            f"{where}: NaN or infinite values in {count(int((~finite).sum()), 'row')}, the first is row"
-            f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
+            f"{where}: NaN or infinite values in {count(bad, 'row')}, the first is row {first}; fill them or leave"
+            " those rows out"
         )
-
-
-def _refuse_outside(data: Data, least: float, most: float, where: str) -> None:
-    """Raise DataError if all values, from `least` to `most`, are on one side of the public bounds."""
-    if data.bounds is None:
-        return
-    assert not isinstance(data.bounds, dict)
-    if most < data.bounds[0] or least > data.bounds[1]:
+    bounds = None if data is None else data.bounds
+    assert not isinstance(bounds, dict)
+    if bounds is not None and (most < bounds[0] or least > bounds[1]):
         raise DataError(f"{where}: data.bounds hold none of its values, from row 1 on; are they in another unit?")
 
 
@@ -176,9 +179,11 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str])
     for features, labels in pairs:
         x, y = on_disk.stored(features), on_disk.stored(labels)
         check_shapes(x, y, first, f"{features}", f"{labels}: the labels", data)
-        _check_numbers(x, features, data)
+        check_values(x, f"{features}", data)
+        if y.dtype.kind not in "biuf":
+            raise DataError(f"{labels} holds {y.dtype}, but must hold numbers")
         if data.labels_are_arrays or data.task == "regression":
-            _check_numbers(y, labels)
+            check_values(y, f"{labels}")
         else:
             _check_classes(y, labels, data)
         parts.append(DiskPart(DiskRows(x, None, (_numbers(data),)), DiskRows(y, None, (coder(data),))))
@@ -188,31 +193,8 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]], hashes: dict[str, str])
     return RawDataset(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
-def _check_numbers(x: np.ndarray, path: Path, data: Data | None = None) -> None:
-    """Raise DataError for labels that are no numbers, values that are not finite, or features all outside of bounds."""
-    if x.dtype.kind not in "biuf":
-        raise DataError(f"{path} holds {x.dtype}, but must hold numbers")
-    bad, first, least, most = 0, 0, np.inf, -np.inf
-    for start in range(0, len(x), _rows_at_once(x)):
-        piece = flatten(x[start : start + _rows_at_once(x)])
-        least, most = min(least, float(piece.min())), max(most, float(piece.max()))
-        wrong = ~np.isfinite(piece)
-        if wrong.any() and not bad:
-            first = start + 1 + int(wrong.any(axis=1).argmax())
-        bad += int(wrong.sum())
-    if bad:
-        raise DataError(
-            f"{path}: NaN or infinite: {count(bad, 'value')}, the first in row {first}; fill them or leave those rows"
-            " out"
-        )
-    if data is not None:
-        _refuse_outside(data, least, most, f"{path}")
-
-
 def _check_classes(y: np.ndarray, path: Path, data: Data) -> None:
     """Raise DataError for labels that are not a public class."""
-    if y.dtype.kind not in "biuf":
-        raise DataError(f"{path} holds {y.dtype}, but must hold numbers")
     if y.dtype.kind == "f":
         raise DataError(f"{path} holds {y.dtype}, but classes are whole numbers; for targets set data.task: regression")
     known, present = _whole_numbers(data), set[int]()

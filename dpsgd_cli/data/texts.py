@@ -42,31 +42,15 @@ def read(data: Data, paths: Sequence[Path], kinds: Sequence[str], hashes: dict[s
 
     Raises DataError for a missing column, a missing text or label, and a tokenizer that cannot be read.
     """
-    told = _told(data)
+    told, owner = _told(data), data.owner_column
     frames = [new_table(path, kind, data) for path, kind in zip(paths, kinds, strict=True)]
-    rows = [rows_of(frame, data, path.name, base) for frame, path in zip(frames, paths, strict=True)]
+    rows = [rows_of(frame, data, str(path), base) for frame, path in zip(frames, paths, strict=True)]
     said = [declared(told)]
     if data.by_place and not all(kinds):
         said.append(
             "The names of the files and of their folders, which are the classes, are public: a neighbouring folder has"
             " another text under the same name."
         )
-    return with_labels(data, frames, rows, layout_of(told), tuple(said), paths, hashes)
-
-
-def with_labels(
-    data: Data,
-    frames: Sequence[Table],
-    rows: Sequence[np.ndarray],
-    layout: Layout,
-    said: tuple[str, ...],
-    paths: Sequence[Path],
-    hashes: dict[str, str],
-) -> RawDataset:
-    """Return `rows` of tables with the labels, and owners, that the tables hold; a second one holds the test rows.
-
-    `said` are declarations of the rows. Raises DataError for a missing column, and for labels that cannot be used.
-    """
     classes: tuple[Any, ...] | None = None
     if data.task == "next-token":
         labels = [next_tokens(x) for x in rows]
@@ -77,13 +61,13 @@ def with_labels(
             if target not in frame:
                 raise DataError(f"{path} has no column {quoted(target)}{known_columns(target, frame.names)}")
         labels, classes = read_labels(known, [frame[target] for frame in frames], paths, known.classes)
-    owner = data.owner_column
-    owners = [
-        None if owner is None else owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)
+    parts = [
+        Part(x, y, owners=None if owner is None else owners_of(frame[owner], path.name))
+        for x, y, frame, path in zip(rows, labels, frames, paths, strict=True)
     ]
-    parts = [Part(x, y, owners=whose) for x, y, whose in zip(rows, labels, owners, strict=True)]
-    said, warnings = (*table.declarations(data, [], classes), *said), table.read_warnings(data, classes)
-    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, warnings, hashes)
+    said, warnings = [*table.declarations(data, [], classes), *said], table.read_warnings(data, classes)
+    test, layout = parts[1] if parts[1:] else None, layout_of(told)
+    return RawDataset(paths[0].name, parts[0], test, layout, classes, tuple(said), warnings, hashes)
 
 
 def layout_of(told: TextInput) -> Layout:
@@ -104,13 +88,7 @@ def _told(data: Data) -> TextInput:
 
 def new_table(path: Path, kind: str, data: Data) -> Table:
     """Read a table, or a folder of files, with a column of texts."""
-    column = str(_told(data).column)
-    if not kind:
-        return _of_folder(path, data)
-    rows = read_table(path, kind, data.format)
-    if column not in rows:
-        raise DataError(f"{path} has no column {quoted(column)}{known_columns(column, rows.names)}; data.text names it")
-    return rows
+    return read_table(path, kind, data.format) if kind else _of_folder(path, data)
 
 
 def rows_of(rows: Table, data: Data, where: str, base: Path) -> np.ndarray:

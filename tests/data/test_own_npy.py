@@ -66,7 +66,7 @@ NAN = np.where(np.arange(360).reshape(60, 2, 3) == 7, np.nan, X)
         ({"y": Y / 4}, {}, r"y.npy holds float64, but classes are whole numbers; for targets set data.task"),
         ({"y": Y[1:]}, {}, r"the labels have shape \(59,\), but must be \(60,\)"),
         ({"y": np.arange(60 * 20)[::20], "x": X}, {"classes": [0, 20]}, "holds 58 kinds of labels not among"),
-        ({"x": NAN}, {}, r"x.npy: NaN or infinite: 1 value, the first in row 2"),
+        ({"x": NAN}, {}, r"x.npy: NaN or infinite values in 1 row, the first is row 2"),
         ({"x": X[:, 0, 0]}, {}, r"x.npy has shape \(60,\), but must be \(N, ...\)"),
         ({"x": np.full((60, 2), "a")}, {}, r"x.npy holds <U1, but must hold numbers"),
         ({"y": np.full(60, "a")}, {}, r"y.npy holds <U1, but must hold numbers"),
