@@ -103,8 +103,6 @@ LONG = (
     "engine/test_elsewhere.py::test_trains_as_on_a_cpu_and_does_not_wait[one by one]",
     "engine/test_elsewhere.py::test_trains_as_on_a_cpu_and_does_not_wait[wrn]",
     "engine/test_processes.py::",
-    "evaluation/test_audited.py::test_a_planted_bug_is_refuted[numbers-every_row_counts]",
-    "evaluation/test_audited.py::test_nothing_is_refuted[numbers]",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[beyond/",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[lee2018/",
     "recipe/test_copying.py::test_a_copy_trains_to_the_same_weights[quickstart-changes0]",

@@ -17,27 +17,18 @@ non-private. Each step learns from random rows, and again with one record change
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
-from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
-from dpsgd_cli.data.users import shares_of_rows
 from dpsgd_cli.discovery.run import code
-from dpsgd_cli.engine.streams import SeededStreams
-from dpsgd_cli.evaluation.groups import Grouping, HeldOut
-from dpsgd_cli.evaluation.run import measure_classes, measure_numbers
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
@@ -45,7 +36,6 @@ from dpsgd_cli.recipe.schema import Recipe
 _MOST_ROWS = 50_000
 _MOST_TRIALS = 5
 _RECORDS = 40
-_ROWS = 4
 
 
 def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
@@ -127,52 +117,6 @@ def _trained_on(source: RawDataset, loaded: SettledRecipe) -> list[Counter[bytes
         teacher = part.known_keys.parts(recipe.method.teachers.count, "teachers", 0)
         return [Counter(_bytes(part.only(teacher == own))) for own in range(recipe.method.teachers.count)]
     return [Counter(_bytes(part))]
-
-
-def compare_held_out(loaded: SettledRecipe, plan: Plan) -> Iterator[Finding]:
-    """Yield findings on the release that measures private held-out records, made of random rows and outputs.
-
-    Its price must be at most the claim's. One record (or user, with several rows) more, with the same random draws,
-    must move the released vector by at most the sensitivity. The noise must have the stated deviation: the squares of
-    32 releases are a chi-square variable, which is outside of five deviations once in a million audits.
-    """
-    (release,), rng, data = plan.held_out, np.random.default_rng(0), loaded.recipe.data
-    mechanism = release.mechanism
-    assert isinstance(mechanism, GaussianSum)
-    claim, accountant = plan.guarantee().epsilon, accountants.get(plan.accountant)
-    own = accountant.epsilon([release], plan.delta)
-    yield exact_finding(
-        "D", "price of the held-out part", f"{own:.6g}", f"at most {claim:.6g}", own > claim * (1 + 1e-9)
-    )
-    regression, units = data.task == "regression", 24
-    rows = 1 if data.unit is None else min(data.unit.most_rows, _ROWS)
-    classes = 2 if regression or data.classes is None else len(data.classes)
-    y = rng.uniform(-1, 1, units * rows) if regression else rng.integers(0, classes, units * rows)
-    outputs = rng.normal(0, 1, (units * rows, classes if classes > 2 else 1))
-    groupings = [(name, rng.integers(0, 3, units * rows)) for name in data.groups]
-    members = np.arange(units * rows).reshape(units, rows)
-
-    def made(count: int, seed: int) -> tuple[np.ndarray, ...]:
-        stream, used = SeededStreams(seed), members[:count].ravel()
-        weights = None if data.unit is None else shares_of_rows(members[:count]).ravel()
-        groups = tuple(Grouping(name, ("a", "b", "c"), codes[used]) for name, codes in groupings)
-        held = HeldOut(weights, groups, data.unit is not None)
-        if regression:
-            return measure_numbers(y[used], outputs[used, 0], (-1, 1), release, stream, len(y), held).released
-        return measure_classes(y[used], outputs[used], release, stream, len(y), held).released
-
-    sums = [made(n, 0)[0] for n in range(units + 1)]
-    moves = [float(np.linalg.norm(more - less)) for less, more in pairwise(sums)]
-    most = mechanism.sensitivity / replace_factor(mechanism.adjacency)
-    moved, unit = f"moved by at most {max(moves):.6g}", "record" if data.unit is None else "user"
-    yield exact_finding(
-        "D", f"held-out sum, one {unit} more", moved, f"at most {most:g}", max(moves) > most * (1 + 1e-9)
-    )
-    deviation = mechanism.noise_multiplier * mechanism.sensitivity
-    drawn = np.concatenate([part for seed in range(32) for part in made(0, seed)]) / deviation
-    off = abs(float((drawn**2).mean()) - 1) * math.sqrt(drawn.size / 2)
-    told = f"deviation {float(np.sqrt((drawn**2).mean())):.4f} of the stated one"
-    yield exact_finding("C", "noise of the held-out sum", told, "1", off > 5)
 
 
 def _held_out(source: RawDataset, loaded: SettledRecipe) -> Counter[bytes]:

@@ -1,9 +1,8 @@
-"""Tier D on the released vector of users, groups and several classes, with bugs that it must refute."""
+"""Tier D on the held-out part of users, with bugs that it must refute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,16 @@ import pandas as pd
 import pytest
 import yaml
 
-from dpsgd_cli.audit.data_neighbours import compare_file, compare_held_out
+from dpsgd_cli.audit.data_neighbours import compare_file
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.evaluation import groups
-from dpsgd_cli.evaluation.groups import HeldOut
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
+from dpsgd_cli.training.plans import resolve_auto
 
 Patch = pytest.MonkeyPatch
 USERS = {"privacy": {"unit": {"column": "who", "most_rows": 2}}}
 BY = {"data": {"evaluation": {"by": ["sex", "region"]}}}
-NUMBERS = {"data": {"task": "regression", "target_bounds": [0, 3], "classes": None, **BY["data"]}, **USERS}
-KINDS: dict[str, dict[str, Any]] = {"users": USERS, "both": USERS | BY, "numbers": NUMBERS}
+KINDS: dict[str, dict[str, Any]] = {"users": USERS, "both": USERS | BY}
 
 
 def refuted(changes: dict[str, Any], folder: Path) -> list[str]:
@@ -49,31 +45,14 @@ def refuted(changes: dict[str, Any], folder: Path) -> list[str]:
     recipe |= {"method": method, "privacy": privacy, "epochs": 2, "seed": 0}
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
     settled = resolve_auto(load_recipe(str(folder / "own.yaml"), ()))
-    plan, _ = plan_and_outline(settled)
-    assert plan is not None
-    found = [*compare_file(settled), *compare_held_out(settled, plan)]
-    assert len(found) >= 9
+    found = list(compare_file(settled))
+    assert len(found) >= 4
     return [one.name for one in found if one.refutes(0.95)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_refuted(kind: str, tmp_path: Path) -> None:
     assert refuted(KINDS[kind], tmp_path) == []
-
-
-def every_row_counts(patch: Patch) -> None:
-    own = HeldOut.counts
-    patch.setattr(HeldOut, "counts", lambda self, *rest: own(replace(self, weights=None), *rest))
-
-
-def whole_shares(patch: Patch) -> None:
-    own = groups.encoded
-    patch.setattr(groups, "encoded", lambda tables, matrix, share: own(tables, matrix, share * len(tables)))
-
-
-def long_rows(patch: Patch) -> None:
-    own = groups.mixing
-    patch.setattr(groups, "mixing", lambda number: own(number) * 1.3)
 
 
 def users_by_row(patch: Patch) -> None:
@@ -93,12 +72,8 @@ def in_both(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
-        ("users", every_row_counts),
         ("users", users_by_row),
         ("users", in_both),
-        ("both", whole_shares),
-        ("both", long_rows),
-        ("numbers", every_row_counts),
     ],
 )
 def test_a_planted_bug_is_refuted(
