@@ -232,7 +232,7 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     weights = math.prod(outline.input_shape) + model.has_bias
     records = training_records(recipe, outline)
     problem = PublicProblem(records, weights, lipschitz, model.radius, model.l2)
-    demand = lecture_9_demand(problem, error, budget.epsilon, budget.delta)
+    steps, enough = lecture_9_demand(problem, error, budget.epsilon, budget.delta)
     return {
         "recipe": recipe.name,
         "excess_risk": error,
@@ -240,7 +240,7 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
         "delta": budget.delta,
         "lipschitz": lipschitz,
         "weights": weights,
-        "steps": demand.steps,
-        "records": demand.records,
+        "steps": steps,
+        "records": enough,
         "records_available": records,
     }

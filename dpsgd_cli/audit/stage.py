@@ -157,8 +157,8 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any] | None = None) -> StagedTrials:
-    """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
+def build_canaries(made: SizedRecipe, watcher: AuditHook) -> StagedTrials:
+    """Return the audit's trials, ready for their first epoch."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
     replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)
     convex = fast_path(made.loaded) or by_vectors
@@ -181,7 +181,7 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook, earlier: dict[str, Any
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
-    trials = start([Member(made.loaded, plan)], earlier, override=on)
+    trials = start([Member(made.loaded, plan)], override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (
@@ -264,9 +264,9 @@ def random_labels(random: np.random.Generator, count: int, outline: data.Outline
     )
 
 
-def run_epochs(trials: Trials, until: int | None = None) -> None:
-    """Train `until` so many epochs are done; by default, to the end."""
-    while trials.done < (trials.method.epochs if until is None else until) and not trials.method.finished:
+def run_epochs(trials: Trials) -> None:
+    """Train to the end."""
+    while trials.done < trials.method.epochs and not trials.method.finished:
         trials.method.run_epoch(trials.done)
         trials.done += 1
 

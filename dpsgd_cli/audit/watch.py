@@ -10,13 +10,11 @@ Tier C compares the noise of a run's releases and the rate of its batches with t
 
 from __future__ import annotations
 
-import io
 import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -90,7 +88,7 @@ class StepObserver(AuditHook, ABC):
 
 
 class Watch(StepObserver):
-    """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption.
+    """Observer of every step of all trials. Call `begin` before the first epoch.
 
     `staged`: the observed trials, from `begin` on.
     """
@@ -98,7 +96,6 @@ class Watch(StepObserver):
     staged: StagedTrials
 
     def __init__(self) -> None:
-        self._begun = False
         self.sizes: list[np.ndarray] = []
         self.drew = ObservedNoise()
         self.mechanism: GaussianSum | None = None
@@ -108,10 +105,7 @@ class Watch(StepObserver):
         self._scale: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def begin(self, staged: StagedTrials) -> None:
-        begun, self._begun = self._begun, True
-        self.staged, self._scale = staged, None
-        if begun:
-            return
+        self.staged = staged
         sampling, trials = staged.plan.sampling, staged.inside.shape[0]
         pack, planned = staged.trials.context.pack, staged.plan.correlated
         own = None if planned is None else NoiseStrategy.of(planned)
@@ -318,24 +312,8 @@ def train(made: SizedRecipe) -> tuple[Watch, PrivacyClaim]:
     watch = Watch()
     staged = build_canaries(made, watch)
     watch.begin(staged)
-    half = staged.trials.method.epochs // 2
-    run_epochs(staged.trials, half)
-    if half and not staged.trials.method.finished:
-        staged = _resumed(staged, made, watch)
-        watch.begin(staged)
     run_epochs(staged.trials)
     return watch, claim_of(staged.plan, staged.trials.context.ledgers)
-
-
-def _resumed(staged: StagedTrials, made: SizedRecipe, watch: Watch) -> StagedTrials:
-    """Return the training as another process would continue it from its checkpoint."""
-    file = io.BytesIO()
-    torch.save(staged.trials.checkpoint(staged.trials.snapshot()), file)
-    file.seek(0)
-    content = torch.load(file, weights_only=False)
-    again = build_canaries(made, watch, content)
-    again.trials.restore(content, Path("the audit's checkpoint"))
-    return again
 
 
 def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from dpsgd_cli.methods.lectures.price import (
     PublicProblem,
     excess_risk_of_average,
     excess_risk_of_last,
-    lecture_9,
     lecture_9_demand,
     second_moment,
 )
@@ -40,24 +39,20 @@ def test_the_last_iterate_has_its_own_orders() -> None:
 
 def test_what_lecture_9_asks_for_gives_the_wanted_error() -> None:
     epsilon, delta, error = 0.5, 1e-6, 0.2
-    demand = lecture_9_demand(PROBLEM, error, epsilon, delta)
-    noise = lecture_9(epsilon, delta, demand.steps) * PROBLEM.lipschitz / demand.records
-    rate = 3 / math.sqrt(second_moment(PROBLEM, noise) * demand.steps)
-    assert excess_risk_of_average(PROBLEM, noise, demand.steps, rate) <= error
-    half = lecture_9_demand(PROBLEM, error / 2, epsilon, delta)
-    assert (half.steps, half.records) == (
-        pytest.approx(4 * demand.steps, abs=4),
-        pytest.approx(2 * demand.records, abs=2),
+    steps, records = lecture_9_demand(PROBLEM, error, epsilon, delta)
+    multiplier = math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon
+    assert (
+        accountants.get("gaussian").epsilon([Release(GaussianSum(multiplier, "add-remove"), steps)], delta) <= epsilon
     )
+    noise = multiplier * PROBLEM.lipschitz / records
+    rate = 3 / math.sqrt(second_moment(PROBLEM, noise) * steps)
+    assert excess_risk_of_average(PROBLEM, noise, steps, rate) <= error
+    half = lecture_9_demand(PROBLEM, error / 2, epsilon, delta)
+    assert half == (pytest.approx(4 * steps, abs=4), pytest.approx(2 * records, abs=2))
+    with pytest.raises(PrivacyError, match="below 1"):
+        lecture_9_demand(PROBLEM, error, 1.5, delta)
     with pytest.raises(PrivacyError, match="positive"):
         lecture_9_demand(PROBLEM, 0.0, epsilon, delta)
-
-
-def test_lecture_9_noise_meets_epsilon_exactly_accounted() -> None:
-    z = lecture_9(0.5, 1e-6, 30)
-    assert accountants.get("gaussian").epsilon([Release(GaussianSum(z, "add-remove"), 30)], 1e-6) <= 0.5
-    with pytest.raises(PrivacyError, match="below 1"):
-        lecture_9(1.5, 1e-6, 30)
 
 
 @pytest.mark.parametrize(("noise", "covered"), [(4.75, False), (5.25, True)])

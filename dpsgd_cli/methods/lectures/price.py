@@ -13,19 +13,6 @@ from dataclasses import dataclass
 from dpsgd_cli.errors import PrivacyError
 
 
-def lecture_9(epsilon: float, delta: float, steps: int) -> float:
-    """Return z of T full-batch Gaussians: sqrt(T) times that of one, sqrt(2 log(1.25/delta)) / epsilon.
-
-    Raises PrivacyError unless 0 < epsilon < 1. Source: Lecture 9, section 5 (composition of Gaussians), with the
-    mechanism of Lecture 15, Lemma 15.3, for epsilon < 1.
-    """
-    if not 0 < epsilon < 1:
-        raise PrivacyError(
-            f"Lecture 9 is proved for epsilon below 1, not {epsilon:g}; lower it, or take privacy.accountant: gaussian"
-        )
-    return math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon
-
-
 @dataclass(frozen=True)
 class PublicProblem:
     """Public numbers of a constrained problem: n, P, Lipschitz constant L, radius R, strong convexity lambda."""
@@ -69,24 +56,20 @@ def excess_risk_of_last(problem: PublicProblem, noise: float, steps: int) -> flo
     return 2 * problem.radius * math.sqrt(moment) * (2 + math.log(steps)) / math.sqrt(steps)
 
 
-@dataclass(frozen=True)
-class Demand:
-    """Steps T and records n that Lecture 9 requires for a given error."""
+def lecture_9_demand(problem: PublicProblem, error: float, epsilon: float, delta: float) -> tuple[int, int]:
+    """Return the steps and the records that Lecture 9 requires for a given error.
 
-    steps: int
-    records: int
-
-
-def lecture_9_demand(problem: PublicProblem, error: float, epsilon: float, delta: float) -> Demand:
-    """Return T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
-
+    T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, where s = sqrt(2 log(1.25/delta)) / epsilon is the noise
+    multiplier of one step (section 5, with the mechanism of Lecture 15, Lemma 15.3, for epsilon < 1).
     Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9,
     section 7.
     """
     if not error > 0:
         raise PrivacyError(f"the wanted error is {error:g}, but must be positive")
     reach = problem.radius * problem.lipschitz
-    scale = lecture_9(epsilon, delta, 1)
-    return Demand(
-        math.ceil(4 * (reach / error) ** 2), math.ceil(2 * reach * scale * math.sqrt(problem.weights) / error)
-    )
+    if not 0 < epsilon < 1:
+        raise PrivacyError(
+            f"Lecture 9 is proved for epsilon below 1, not {epsilon:g}; lower it, or take privacy.accountant: gaussian"
+        )
+    scale = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return math.ceil(4 * (reach / error) ** 2), math.ceil(2 * reach * scale * math.sqrt(problem.weights) / error)
