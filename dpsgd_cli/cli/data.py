@@ -37,7 +37,7 @@ def command() -> None:
     """List, fetch and verify data sets.
 
     Files lie in $DPSGD_DATA/<data set>/, or in the user's cache directory when DPSGD_DATA is not set. Cards of your own
-    (`--cards`, in a recipe `data.cards`) follow the same rules as the shipped ones.
+    (`--cards`; in a recipe, `data.name` is their path) follow the same rules as the shipped ones.
 
     Example: dpsgd data fetch mnist
     """

@@ -293,7 +293,7 @@ def load_card(name: str) -> Card:
     if name not in names():
         near = suggested(name, names())
         raise UsageError(
-            f"unknown data set {name!r}{near}; your own file goes under data.path, a card under data.cards"
+            f"unknown data set {name!r}{near}; your own file goes under data.path, and a card of your own is a .yaml"
         )
     return read_card(shipped("datasets") / f"{name}.yaml")
 
@@ -318,7 +318,7 @@ def plain_card(data: Data, base: Path) -> Card:
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
     if not path.is_file():
-        there = [one.stem if data.cards else one.name for one in sorted(path.parent.glob("*.yaml"))]
+        there = [one.name for one in sorted(path.parent.glob("*.yaml"))]
         raise DataError(f"no such card: {path}{suggested(data.name.rpartition('/')[2], there)}")
     return read_card(path)
 

@@ -367,10 +367,6 @@ class Step(ABC):
         del layout
         return Columns()
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        """Return the transform fitted on the training rows, without a release."""
-        return self.transform(layout, self.kept(rows, layout))
-
     @property
     def made_from(self) -> dict[str, str]:
         """The SHA-256 of each file that the step was loaded from, by its name in a result."""

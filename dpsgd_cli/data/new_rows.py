@@ -52,11 +52,6 @@ class NewRows:
     reasons: Sequence[str | None]
     kept: Mapping[str, Sequence[str | None]]
 
-    @property
-    def usable(self) -> np.ndarray:
-        """A mask (N,) of the rows that can be used."""
-        return np.array([reason is None for reason in self.reasons])
-
 
 class Source(ABC):
     """New records of one kind for a model of `layout`, which `data` names; a user's own card is relative to `base`."""

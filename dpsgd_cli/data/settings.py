@@ -220,9 +220,6 @@ class Data(Section):
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
     )
-    cards: str | None = Field(
-        None, description="A folder of cards of your own, relative to the recipe, to look in.", examples=["cards"]
-    )
     path: str | None = Field(
         None,
         description="Your own .csv, .tsv, .jsonl, .parquet or .npz file, relative to the recipe; or a .npy file of"
@@ -368,8 +365,6 @@ class Data(Section):
                 extra.append("private bounds")
             if extra:
                 raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
-        elif self.cards is not None:
-            raise ValueError("cards: is where a card is looked for by its name; a file of your own (path) has none")
         elif self.target_bounds is not None and self.task != "regression":
             raise ValueError("target_bounds: is for task: regression; classes have none")
         elif self.target_transform is not None and self.target_bounds is None:
@@ -518,9 +513,7 @@ class Data(Section):
     @property
     def card_file(self) -> str | None:
         """Return the path of the user's own card, as the recipe writes it; None for other cards and for files."""
-        if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
-            return None
-        return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
+        return self.name if (self.name or "").endswith((".yaml", ".yml")) else None
 
     @property
     def private_columns(self) -> dict[str, bool]:

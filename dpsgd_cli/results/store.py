@@ -304,8 +304,6 @@ def _without_folders(loaded: LoadedRecipe) -> Recipe:
     from dpsgd_cli.recipe.loading import named_files, resolved
 
     folders = {name: Path(name).name for name in named_files(loaded.recipe)}
-    if loaded.recipe.data.cards is not None:
-        folders[loaded.recipe.data.cards] = Path(loaded.recipe.data.cards).name
 
     def changed(value: Any) -> Any:
         if isinstance(value, dict):

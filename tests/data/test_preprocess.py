@@ -34,7 +34,7 @@ def made(settings: dict[str, Any], adjacency: Adjacency = "add-remove") -> Any:
 def run(step: dict[str, Any], rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, Layout]:
     built = made(step)
     after = built.plan(layout)
-    out = built.fit(rows, layout)(rows)
+    out = built.transform(layout, built.kept(rows, layout))(rows)
     assert out.shape[1:] == after.shape
     return out, after
 
@@ -79,7 +79,7 @@ def test_fitted_scaling_reads_training_rows_only_and_says_so(by: str) -> None:
     rows[:, 1] = 7.0
     layout = Layout((2,), (Column("x"), Column("constant")))
     step = made({"scale": {"by": by}})
-    transform = step.fit(rows, layout)
+    transform = step.transform(layout, step.kept(rows, layout))
     out = transform(rows)
     if by == "standard":
         expected = (rows[:, 0] - rows[:, 0].mean()) / rows[:, 0].std()

@@ -74,7 +74,7 @@ def rows_of(layout: Layout, seed: int, count: int = 12) -> np.ndarray:
 
 
 def transform_of(step: Step, layout: Layout, rows: np.ndarray) -> Transform:
-    return step.fit(rows, layout)
+    return step.transform(layout, step.kept(rows, layout))
 
 
 def test_every_kind_of_step_is_here_and_in_the_schema() -> None:
