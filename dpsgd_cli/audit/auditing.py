@@ -133,7 +133,6 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
                 left_out.append(f"the recipe's own file, which was not read: {error}")
         else:
             left_out.append("the recipe's own file: its book does not cover what is found in it without noise")
-        before += data_neighbours.compare_preprocessing(loaded, plan)
     if loaded.recipe.data.private_columns:
         left_out.append("private bounds and categories: the law of their counts is tested, not attacked")
     if plan.held_out:

@@ -1,6 +1,6 @@
-"""Tier D on the recipe's own file and preprocessing: what one record changes before training.
+"""Tier D on the recipe's own file: what one record changes before training.
 
-The file: every record but the removed one must stay where it was. No model is trained. The file is read, and its
+Every record but the removed one must stay where it was. No model is trained. The file is read, and its
 records are divided as training would divide them: into splits, folds and teachers' parts. Then the first record, a
 record from the middle and one of several identical records are removed in turn (with `privacy.unit`: all records of
 that user), and the rest is divided again. Under add-remove, a training part must stay the same, or lose one record and
@@ -9,9 +9,6 @@ Under replace-one and zero-out, the record is overwritten with zeros instead; a 
 one.
 
 Records are compared by their bytes, never by the keys that the division uses.
-
-Preprocessing: a step that learns from the training rows is a release. It must have noise and a charge, or be declared
-non-private. Each step learns from random rows, and again with one record changed and the same random draws.
 """
 
 from __future__ import annotations
@@ -22,20 +19,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import Finding, exact_finding
 from dpsgd_cli.data import preparation
-from dpsgd_cli.data.dataset import Layout, Part, PrivateStep, RawDataset, Step
+from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import load_raw
-from dpsgd_cli.discovery.run import code
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.recipe.schema import Recipe
 
 _MOST_ROWS = 50_000
 _MOST_TRIALS = 5
-_RECORDS = 40
 
 
 def compare_file(loaded: SettledRecipe) -> Iterator[Finding]:
@@ -121,61 +115,3 @@ def _trained_on(source: RawDataset, loaded: SettledRecipe) -> list[Counter[bytes
 
 def _held_out(source: RawDataset, loaded: SettledRecipe) -> Counter[bytes]:
     return Counter(_bytes(preparation.held_out_rows(source, loaded.recipe.data, loaded.base)))
-
-
-def compare_preprocessing(loaded: SettledRecipe, plan: Plan) -> list[Finding]:
-    """Return a finding for each preprocessing step that may learn from rows."""
-    recipe = loaded.recipe
-    if recipe.data.features is not None:
-        return []
-    steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
-    charges = [release.mechanism for release in plan.preprocessing_releases]
-    found = []
-    rows = _random_rows(layouts[0])
-    for number, (step, layout) in enumerate(zip(steps, layouts, strict=False)):
-        name = f"preprocessing {number} ({type(step).__name__.lower()})"
-        kept = [_learned(step, one, layout) for one in (rows, _changed(rows))]
-        moves = kept[0] is not None and kept[1] is not None and not np.array_equal(kept[0], kept[1])
-        if step.release is not None or moves:
-            charged = step.release is not None and all(own in charges for own in step.releases)
-            declared = step.nonprivate is not None or step.declaration is not None
-            told = "charged" if charged else "declared" if declared else "neither charged nor declared"
-            refuted = not charged and not (declared and step.release is None)
-            told = f"one record changes what is kept; {told}" if moves else told
-            found.append(exact_finding("D", name, told, "charged or declared", refuted))
-        rows = step.transform(layout, kept[0])(rows)
-    drawn = sum(len(step.releases) for step in steps if isinstance(step, PrivateStep))
-    found.append(exact_finding("D", "releases of preprocessing", f"{drawn}", f"{len(charges)}", drawn > len(charges)))
-    return found
-
-
-def _learned(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-    if not isinstance(step, PrivateStep) or step.release is None:
-        return step.kept(rows, layout)
-    random = np.random.default_rng(3)
-    return step.learn(rows, layout)(lambda exact: exact + random.standard_normal(exact.shape))
-
-
-def _random_rows(layout: Layout) -> np.ndarray:
-    """Return random records in the form in which a file is read: numbers in [0, 1) and codes of categories."""
-    random = np.random.default_rng(2)
-    if layout.columns is None:
-        return random.random((_RECORDS, *layout.shape), dtype=np.float32)
-    tops = [1 if column.values is None else len(column.values) for column in layout.columns]
-    drawn = random.random((_RECORDS, len(tops))) * tops
-    whole = np.array([column.values is not None for column in layout.columns])
-    rows = np.where(whole, np.floor(drawn), drawn)
-    if not any(column.private for column in layout.columns):
-        return rows.astype(np.float32)
-    texts = np.array([code(text) for text in "abc"])
-    for place, column in enumerate(layout.columns):
-        if column.private == "categories":
-            rows[:, place] = texts[random.integers(len(texts), size=_RECORDS)]
-    return rows
-
-
-def _changed(rows: np.ndarray) -> np.ndarray:
-    """Return the rows with the first record replaced by a copy of the second."""
-    other = rows.copy()
-    other[0] = other[1]
-    return other

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli import data
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.findings import AuditOptions
 from dpsgd_cli.batching import run as sampling
@@ -166,10 +165,6 @@ def off_by_one(patch: Patch, folder: Path) -> None:
     patch.setattr(dp_sgd.DpSgd, "_multiplier", lambda self, epoch, trial: own(self, epoch + 1, trial))
 
 
-def free_pca(patch: Patch, folder: Path) -> None:
-    patch.setattr(data, "private_releases", lambda *rest: [])
-
-
 def free_looks(patch: Patch, folder: Path) -> None:
     def releases_of(self: Any, noise: Any, epoch: int) -> Any:
         return (self.release(noise.multiplier),)
@@ -217,7 +212,6 @@ def free_count(patch: Patch, folder: Path) -> None:
 
 
 QUANTILE = [*POISSON, "privacy.clipping={kind: quantile, count_noise: 1}"]
-PCA = [*FULL, "data.preprocess=[{pca: {components: 4, noise_multiplier: 20}}]"]
 LOOKS = [
     "method={kind: dp-sgd, batching: shuffle, batch_size: 256, learning_rate: 1}", "privacy.adjacency=zero-out",
     "data.validation={records: 100, noise_multiplier: 8}", "privacy.budget={rho: 0.5}", "privacy.delta=1e-5",
@@ -298,7 +292,6 @@ BUGS: dict[str, Bug] = {
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
     "a count of clipped gradients without its charge": Bug(QUANTILE, free_count, "D"),
     "a schedule off by an epoch": Bug(DECAYS, off_by_one, "C"),
-    "pca without its charge": Bug(PCA, free_pca, "D"),
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),
     "noise of second moments times .8": Bug(PRECONDITIONED, little_noise_on_moments, "C"),
     "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "D"),

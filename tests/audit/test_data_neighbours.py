@@ -10,13 +10,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from dpsgd_cli.audit.data_neighbours import compare_file, compare_preprocessing
+from dpsgd_cli.audit.data_neighbours import compare_file
 from dpsgd_cli.data import preparation
-from dpsgd_cli.data.preparation import private_releases
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
+from dpsgd_cli.training.plans import resolve_auto
 
 FRACTION: dict[str, Any] = {"data": {"split": {"test": 0.3}}}
 COUNT: dict[str, Any] = {"data": {"split": {"test": 20}}}
@@ -104,16 +103,3 @@ def test_by_adjacency_a_records_content_or_place_decides(tmp_path: Path) -> None
     data = given["data"] | {"coins": "place"}
     with pytest.raises(ValueError, match="with it, the adjacency decides"):
         Recipe.model_validate({**given, "data": data, "method": method, "privacy": privacy})
-
-
-def test_a_release_that_is_not_charged_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuted() -> list[str]:
-        loaded = resolve_auto(load_recipe(str(tmp_path / "own.yaml"), ()))
-        plan = plan_and_outline(loaded)[0]
-        assert plan is not None
-        return [one.name for one in compare_preprocessing(loaded, plan) if one.refutes(0.95)]
-
-    findings(PRIVATE | {"data": PRIVATE["data"] | {"preprocess": [{"bin": {}}]}}, tmp_path)
-    assert refuted() == []
-    monkeypatch.setattr("dpsgd_cli.data.private_releases", lambda *given: private_releases(*given)[:1])
-    assert "preprocessing 0 (discover)" in refuted()
