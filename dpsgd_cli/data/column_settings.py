@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from dpsgd_cli.common.sections import Section
 
 Mark = Annotated[str, Field(min_length=1, max_length=1)]
-Cycle = Literal["year", "month", "week", "day"]
+Cycle = Literal["year", "week", "day"]
 MOST_UNPACKED = 1 << 32
 """Most bytes that a packed file may unpack to, unless a card declares its `bytes`."""
 _A_MOMENT = datetime(2001, 12, 28, 23, 58, 59, 123456, UTC)
@@ -113,12 +113,6 @@ class DateColumn(Section):
         description="Form of a cell in the signs of strftime, as %d.%m.%Y; cells that are dates in the file need none."
     )
     bounds: tuple[Day, Day] = Field(description="Public first and last day, as 2020-12-31; dates outside are clamped.")
-    cycles: list[Cycle] | None = Field(
-        None,
-        description="Which cycles: year (12 months), month (31 days), week (7 days), day (24 hours). Left out: year and"
-        " week, and day if the form has hours.",
-        examples=[["month", "week"]],
-    )
 
     @model_validator(mode="after")
     def _ascending(self) -> DateColumn:
@@ -138,10 +132,9 @@ class DateColumn(Section):
 
     @property
     def told_cycles(self) -> list[Cycle]:
-        """Return the cycles, those of the form if none are given."""
+        """Return the cycles that the form tells: year (12 months), week (7 days) and, with hours, day (24 hours)."""
         hours = any(sign in self.date for sign in ("%H", "%I", "%T", "%X", "%c"))
-        default: list[Cycle] = ["year", "week", "day"] if hours else ["year", "week"]
-        return default if self.cycles is None else list(dict.fromkeys(self.cycles))
+        return ["year", "week", "day"] if hours else ["year", "week"]
 
 
 class HashedColumn(Section):
@@ -172,13 +165,13 @@ ColumnUse = DateColumn | HashedColumn | TextColumn
 class Computed:
     """Rule by which a column follows from the cells of a file's column `of`, each by itself (`computed_columns.py`).
 
-    `kind` is `days` since the day `first`; the month, day, weekday or hour of a date (`year`, `month`, `week`, `day`);
+    `kind` is `days` since the day `first`; the month, weekday or hour of a date (`year`, `week`, `day`);
     `hash`, one of `buckets` buckets; or `text`, the feature number `bucket` of runs of up to `words` words, weighted by
     `rarity` and followed by sentiments of a `lexicon` (`computed_columns.py`). `form` is that of dates.
     """
 
     of: str
-    kind: Literal["days", "year", "month", "week", "day", "hash", "text"]
+    kind: Literal["days", "year", "week", "day", "hash", "text"]
     form: str = ""
     first: str = ""
     buckets: int = 0

@@ -1,7 +1,7 @@
 """Features of columns of dates, many categories and free text (`data.columns`), computed from each cell by itself.
 
 - A date becomes the days since its first public day, and one category for each cycle: month of the year, day of the
-  month, day of the week, hour of the day.
+  week, hour of the day.
 - A category of many becomes one of a number of buckets, by a hash of its text.
 - A text becomes the counts of its words, and of runs of words, in a number of buckets. With `rarity`, a word counts by
   the root of its rarity in public texts of a language (wordfreq's Zipf scale), and a run by the mean of its words. With
@@ -40,7 +40,6 @@ _TYPED_DATE = r"\d{4,}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?(\+00:00)?)?"
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _CYCLES = {
     "year": ("month", tuple(map(str, range(1, 13)))),
-    "month": ("day", tuple(map(str, range(1, 32)))),
     "week": ("weekday", WEEKDAYS),
     "day": ("hour", tuple(map(str, range(24)))),
 }
@@ -143,7 +142,6 @@ def _of_moments(times: np.ndarray, missing: np.ndarray, cells: Cells, column: Co
     months = times.astype("datetime64[M]")
     codes = {
         "year": lambda: months.astype(np.int64) % 12,
-        "month": lambda: (days - months.astype("datetime64[D]")).astype(np.int64),
         "week": lambda: (days.astype(np.int64) + 3) % 7,  # 1 January 1970 was a Thursday
         "day": lambda: (times - days).astype("timedelta64[h]").astype(np.int64),
     }[rule.kind]()

@@ -24,7 +24,7 @@ from dpsgd_cli.data.step_settings import Bin
 from dpsgd_cli.data.table import to_matrix
 from dpsgd_cli.errors import DataError
 
-DAY = DateColumn(date="%d.%m.%Y %H:%M", bounds=("2020-01-01", "2020-12-31"), cycles=["year", "month", "week", "day"])
+DAY = DateColumn(date="%d.%m.%Y %H:%M", bounds=("2020-01-01", "2020-12-31"))
 
 
 def matrix(cells: list[Any], use: Any, **filling: Any) -> tuple[np.ndarray, list[Column]]:
@@ -39,30 +39,30 @@ def matrix(cells: list[Any], use: Any, **filling: Any) -> tuple[np.ndarray, list
 def test_a_date_is_its_days_and_its_places_in_the_cycles() -> None:
     """29 February 2020, at noon and one minute to midnight, was a Saturday; 1 January 2021 lies outside, a Friday."""
     found, columns = matrix(["29.02.2020 12:00", "29.02.2020 23:59", "01.01.2021 00:00"], DAY)
-    assert [column.name for column in columns] == ["c", "c (month)", "c (day)", "c (weekday)", "c (hour)"]
+    assert [column.name for column in columns] == ["c", "c (month)", "c (weekday)", "c (hour)"]
     assert columns[0].bounds == (0.0, 366.0)
     told = [[column.values[int(code)] for column, code in zip(columns[1:], row[1:], strict=True)] for row in found]  # type: ignore[index]
-    assert told == [["2", "29", "Saturday", "12"], ["2", "29", "Saturday", "23"], ["1", "1", "Friday", "0"]]
+    assert told == [["2", "Saturday", "12"], ["2", "Saturday", "23"], ["1", "Friday", "0"]]
     assert found[:, 0].tolist() == pytest.approx([59.5, 59 + (24 * 60 - 1) / (24 * 60), 366.0])
 
 
 def test_dates_before_1970_and_those_that_a_file_holds_as_dates() -> None:
-    use = DateColumn(date="%Y-%m-%d", bounds=("1900-01-01", "2000-01-01"), cycles=["week", "month"])
+    use = DateColumn(date="%Y-%m-%d", bounds=("1900-01-01", "2000-01-01"))
     for cells in (["1969-12-31"], [pd.Timestamp("1969-12-31")]):
         found, columns = matrix(cells, use)
         assert [column.values[int(code)] for column, code in zip(columns[1:], found[0, 1:], strict=True)] == [  # type: ignore[index]
+            "12",
             "Wednesday",
-            "31",
         ]
         assert found[0, 0] == 25566
 
 
 def test_a_missing_date_means_what_the_recipe_says() -> None:
-    use = DateColumn(date="%Y-%m-%d", bounds=("2020-01-01", "2020-01-10"), cycles=["week"])
+    use = DateColumn(date="%Y-%m-%d", bounds=("2020-01-01", "2020-01-10"))
     found, columns = matrix(["2020-01-02", None, "NA"], use, indicator=True)
-    assert [column.name for column in columns] == ["c", "c is missing", "c (weekday)"]
+    assert [column.name for column in columns] == ["c", "c is missing", "c (month)", "c (weekday)"]
     assert found[:, :2].tolist() == [[1, 0], [5, 1], [5, 1]]
-    assert found[1:, 2].tolist() == [7, 7] and columns[2].values is not None and columns[2].values[7] == ""
+    assert found[1:, 3].tolist() == [7, 7] and columns[3].values is not None and columns[3].values[7] == ""
     assert matrix(["2020-01-02", ""], use, value="2020-01-03")[0][1, 0] == 2
     with pytest.raises(DataError, match="'c' has 1 missing date, first in data row 2"):
         matrix(["2020-01-02", None], use)
