@@ -20,16 +20,6 @@ class RateKind(Section):
     by_step: ClassVar[bool] = False
 
 
-class ConstantRate(RateKind):
-    kind: Literal["constant"] = "constant"
-    initial: Positive = Field(description="Step length in every epoch.")
-
-    def at(self, epoch: float, length: int) -> float:
-        """Return `initial` for every epoch."""
-        del epoch, length
-        return self.initial
-
-
 class LinearRate(RateKind):
     kind: Literal["linear"] = "linear"
     initial: Positive = Field(description="Step length in epoch 0.")
@@ -84,7 +74,7 @@ class WarmupRate(RateKind):
         return self.final + (self.peak - self.final) * (1 + math.cos(math.pi * rest)) / 2
 
 
-Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate | WarmupRate, Field(discriminator="kind")]
+Rate = Annotated[LinearRate | StepRate | CosineRate | WarmupRate, Field(discriminator="kind")]
 
 
 def rate_at(rate: Rate | float, epoch: float, length: int) -> float:
