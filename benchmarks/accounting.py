@@ -39,7 +39,7 @@ from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.allocation_pairs import law_of_ratio
 from dpsgd_cli.accounting.ledger import LedgerEntry, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, GroupSum, Release
-from dpsgd_cli.accounting.tradeoff import nearest_gaussian
+from dpsgd_cli.accounting.tradeoff import best_attacker
 
 RATE, STEPS, DELTA = 0.01, 100, 1e-5
 NOISES = [10 * math.exp(-0.005 * epoch) for epoch in range(200)]
@@ -164,7 +164,7 @@ def new_questions(quick: bool) -> Iterator[Line]:
     law_of_ratio.cache_clear()
     yield Line(ALLOCATED, *timed("pld", partial(pld.epsilon, epoch, DELTA), 1))
     sampled = [Release(GaussianSum(1.0, "add-remove", "poisson", RATE), 1000)]
-    yield Line("mu, 1000 steps", *timed("pld", lambda: nearest_gaussian(pld.profile(sampled, 1e-9))[0], 2), bar=0.2)
+    yield Line("mu, 1000 steps", *timed("pld", lambda: best_attacker(sampled).mu, 2), bar=0.2)
     long = [Release(GaussianSum(1000.0, "add-remove", "poisson", 1e-4), 10**12)]
     yield Line("10^12 steps, z 1000, rate 1e-4", *timed("pld", partial(pld.epsilon, long, DELTA), 2))
     yield Line("10^12 steps, z 1000, rate 1e-4", *timed("rdp", partial(rdp.epsilon, long, DELTA)))

@@ -11,8 +11,8 @@ for any test (a set S of outputs, randomised or not):
     1 - alpha = Q(not S) <= e^epsilon P(not S) + delta(epsilon), so beta <= 1 - e^-epsilon (1 - alpha - delta(epsilon)).
 
 Each epsilon gives a true bound. The least of them is the trade-off curve itself if delta(epsilon) is the exact privacy
-profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a search that
-stops early can only overstate the attacker. Neither bound has more than one valley, since delta is convex in e^epsilon.
+profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a few
+epsilons can only overstate the attacker.
 
 For compositions of Gaussians the profile is that of mu-Gaussian DP, and beta = Phi(Phi^-1(alpha) + mu) exactly (their
 Theorem 2.7 and Corollary 3.3).
@@ -44,20 +44,20 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import total_mu_squared
-from dpsgd_cli.accounting.conversions import minimise
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import UnsupportedMechanism
 
 if TYPE_CHECKING:
     from dpsgd_cli.accounting.losses import Floats
 
+    Line = tuple[Floats, Floats]  # ascending epsilons and their deltas, for one direction
+
 RATES = (0.01, 0.001)
 """The false-positive rates that reports use."""
 LEAST_ERROR = 1e-10
 """The least error rate for which `nearest_gaussian` speaks."""
-_MOST_EPSILON = 60.0
-_GRID = 24
 _LINES = 240
+"""Epsilons at which a profile without lines is asked."""
 _POINTS = 4000
 _ROUNDING = 1e-9
 
@@ -101,28 +101,34 @@ def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -
 class TradeoffCurve:
     """The largest true-positive rate by false-positive rate; `gap` is delta at epsilon 0, their largest difference.
 
-    `mu`: the Gaussian-DP parameter if the curve is that of one Gaussian; otherwise None, and `profile` is known.
+    `mu`: the Gaussian-DP parameter if the curve is that of one Gaussian; otherwise None, and `lines` are known.
     """
 
     power: Callable[[float], float]
     gap: float
     proved_by: str
     mu: float | None = None
-    profile: Callable[[float], float] | None = None
+    lines: Sequence[Line] = ()
 
     @classmethod
     def of_profile(cls, profile: Callable[[float], float], proved_by: str) -> TradeoffCurve:
-        """Return the curve of a function from epsilon >= 0 to delta."""
-        at = partial(_power_of_lines, profile.lines) if hasattr(profile, "lines") else partial(power, profile)
-        return cls(at, profile(0.0), proved_by, profile=profile)
+        """Return the curve of a function from epsilon >= 0 to delta.
+
+        A profile without `lines` of its own is asked at some epsilons, any of which give true bounds.
+        """
+        import numpy as np
+
+        if (lines := getattr(profile, "lines", None)) is None:
+            grid = -math.log(LEAST_ERROR) * np.linspace(0.0, 1.0, _LINES) ** 2
+            lines = [(grid, np.array([profile(float(epsilon)) for epsilon in grid]))]
+        return cls(partial(_power_of_lines, lines), profile(0.0), proved_by, lines=lines)
 
     def attacker(self, rates: Sequence[float] = RATES) -> Attacker:
         """Return the best attacker at these false-positive rates."""
         powers = {rate: self.power(rate) for rate in rates}
         if self.mu is not None:
             return Attacker(powers, _gaussian_right(self.mu), self.proved_by, self.mu, 0.0)
-        assert self.profile is not None
-        return Attacker(powers, (1 + self.gap) / 2, self.proved_by, *nearest_gaussian(self.profile))
+        return Attacker(powers, (1 + self.gap) / 2, self.proved_by, *nearest_gaussian(self.lines))
 
 
 def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> TradeoffCurve:
@@ -155,24 +161,14 @@ def strongest(attackers: Sequence[Attacker]) -> Attacker:
     return Attacker(found, max(one.right for one in attackers), names, widest.mu, widest.regret)
 
 
-def nearest_gaussian(profile: Callable[[float], float]) -> tuple[float, float]:
-    """Return the least mu whose curve lies below that of `profile`, and its regret; see the module's proof.
+def nearest_gaussian(directions: Sequence[Line]) -> tuple[float, float]:
+    """Return the least mu whose curve lies below that of `directions`, and its regret; see the module's proof.
 
-    mu is inf if nothing hides the record. A profile without `lines` of its own is asked at some epsilons: any of them
-    give a true mu.
-
-    >>> mu, regret = nearest_gaussian(lambda epsilon: max(0.0, math.e - math.exp(epsilon)) / (1 + math.e))  # 1-DP
-    >>> f"{mu:.3f} {2 * NormalDist().inv_cdf(math.e / (1 + math.e)):.3f}"  # where both error rates are equal
-    '1.232 1.232'
+    mu is inf if nothing hides the record.
     """
     import numpy as np
     from scipy.special import ndtr, ndtri
 
-    if (lines := getattr(profile, "lines", None)) is None:
-        grid = -math.log(LEAST_ERROR) * np.linspace(0.0, 1.0, _LINES) ** 2
-        directions = [(grid, np.array([profile(float(epsilon)) for epsilon in grid]))]
-    else:
-        directions = lines
     if max(float(deltas[0]) for _, deltas in directions) >= 1:
         return math.inf, 0.0
     corners = [_corners(epsilons, deltas) for epsilons, deltas in directions]
@@ -207,25 +203,10 @@ def _corners(epsilons: Floats, deltas: Floats) -> tuple[Floats, Floats]:
     return alphas, np.clip(powers, 0.0, 1.0)
 
 
-def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
-    """Return the largest true-positive rate that `profile` (epsilon >= 0 to delta) allows; see the derivation above.
+def _power_of_lines(directions: Sequence[Line], false_positive_rate: float) -> float:
+    """Return the largest true-positive rate that lines allow; see the derivation above.
 
-    Guarantee: a true bound whenever `profile` is, at most 1 and no less than the false-positive rate.
-    """
-    alpha = false_positive_rate
-
-    def of_true(epsilon: float) -> float:
-        return math.exp(epsilon) * alpha + profile(epsilon)
-
-    def of_false(epsilon: float) -> float:
-        return 1 - math.exp(-epsilon) * (1 - alpha - profile(epsilon))
-
-    least = min(_least(of_true), _least(of_false))
-    return max(alpha, min(1.0, least))
-
-
-def _power_of_lines(directions: Sequence[tuple[Floats, Floats]], false_positive_rate: float) -> float:
-    """Return `power` from lines of each direction: epsilons and deltas, between which delta is linear in e^epsilon.
+    Guarantee: a true bound whenever the deltas are, at most 1 and no less than the false-positive rate.
 
     Both bounds of the derivation are least at one of the lines. The first is of one direction and the second of the
     other (of the same, if there is one), whichever of the two data sets the attacker takes for the null hypothesis.
@@ -253,11 +234,3 @@ def gaussian_power(mu: float, false_positive_rate: float) -> float:
 def _gaussian_right(mu: float) -> float:
     """Return (1 + total variation) / 2 of N(0, 1) and N(mu, 1)."""
     return NormalDist().cdf(mu / 2)
-
-
-def _least(of: Callable[[float], float]) -> float:
-    """Return the least value found over epsilon in [0, `_MOST_EPSILON`]: on a growing grid, then in its best cell."""
-    grid = [_MOST_EPSILON * (i / _GRID) ** 3 for i in range(_GRID + 1)]
-    best = min(range(len(grid)), key=lambda i: of(grid[i]))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID)]
-    return min(of(grid[best]), of(minimise(of, low, high)))
