@@ -18,15 +18,16 @@ from dpsgd_cli.audit.claim import (
     PrivacyClaim,
     best_cutoffs,
     bound_of,
+    claim_of,
     errors_at,
     guesses_of,
     law_of,
     unsupported,
 )
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, AuditOptions, Finding, judged, lines, write
-from dpsgd_cli.audit.stage import at_audit_size, without_folds
+from dpsgd_cli.audit.stage import build_canaries, run_epochs, without_folds
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
-from dpsgd_cli.audit.watch import Watch, batch_checks, noise_checks, train
+from dpsgd_cli.audit.watch import Watch, batch_checks, noise_checks
 from dpsgd_cli.common.interrupts import kill_is_interrupt
 from dpsgd_cli.common.plugins import named, trusting
 from dpsgd_cli.common.text_format import epsilon_text
@@ -196,9 +197,11 @@ def watched(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: A
     left_out: list[str] = []
     size = options.size
     options.say(f"Tiers A, B, C: {size.trials} trials, {size.canaries} canaries each")
-    watch, claim = train(at_audit_size(loaded, outline, plan, size))
-    staged = watch.staged
-    inside = staged.inside
+    watch = Watch()
+    staged = build_canaries(loaded, outline, plan, size, watch)
+    watch.begin(staged)
+    run_epochs(staged.trials)
+    claim, inside = claim_of(staged.plan, staged.trials.context.ledgers), staged.inside
     told["training"] = {
         "trials": len(inside),
         "canaries": inside.shape[1],

@@ -3,7 +3,7 @@
 The audit trains the recipe's own planner, ledger, sampler, clipping, noise, normaliser, schedule and update. Random
 rows and canaries replace the records. If that would take long, there are fewer of both and batches shrink in
 proportion. Sampling rates and batches per epoch, and therefore the plan, stay the same up to rounding.
-`SizedRecipe.changed` lists what an audit of this size changes of a recipe.
+`StagedTrials.changed` lists what an audit of this size changes of a recipe.
 
 Each trial tosses its own coins. A canary that is out leaves an empty place that adds nothing, so the public number of
 records does not depend on the coins. Under replace-one, another canary with the opposite gradient takes the place.
@@ -115,19 +115,10 @@ def sized(plan: Plan, size: AuditSize, convex: bool) -> tuple[int, int]:
     return (round(small / rate), small) if small < batch else (records, batch)
 
 
-@dataclass(frozen=True)
-class SizedRecipe:
-    """A recipe at the size of its audit, its plan, and what the audit changes of it."""
-
-    loaded: SettledRecipe
-    outline: data.Outline
-    plan: Plan
-    canaries: int
-    changed: dict[str, Any]
-
-
-def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize) -> SizedRecipe:
-    """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
+def _at_audit_size(
+    loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize
+) -> tuple[SettledRecipe, data.Outline, Plan, dict[str, Any]]:
+    """Return the recipe, whose plan is `whole`, at the `size` of its audit, its data and plan, and what changes."""
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
@@ -141,7 +132,7 @@ def at_audit_size(loaded: SettledRecipe, outline: data.Outline, whole: Plan, siz
             small = _as_steady(small, records / whole.sampling.records, changed)
         plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
-    return SizedRecipe(small, outline, plan, canaries_of(plan, size), changed)
+    return small, outline, plan, changed
 
 
 def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> SettledRecipe:
@@ -157,11 +148,14 @@ def _as_steady(loaded: SettledRecipe, share: float, changed: dict[str, Any]) -> 
     return dataclasses.replace(loaded, recipe=loaded.recipe.changed(method=method))
 
 
-def build_canaries(made: SizedRecipe, watcher: AuditHook) -> StagedTrials:
-    """Return the audit's trials, ready for their first epoch."""
-    recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
-    replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(made.loaded)
-    convex = fast_path(made.loaded) or by_vectors
+def build_canaries(
+    loaded: SettledRecipe, outline: data.Outline, whole: Plan, size: AuditSize, watcher: AuditHook
+) -> StagedTrials:
+    """Return the trials of a recipe, whose plan is `whole`, at the `size` of its audit, ready for their first epoch."""
+    small, outline, plan, changed = _at_audit_size(loaded, outline, whole, size)
+    recipe, canaries = small.recipe, canaries_of(plan, size)
+    replaced, by_vectors = plan.sampling.adjacency == "replace-one", uses_vector_canaries(small)
+    convex = fast_path(small) or by_vectors
     random = np.random.default_rng([0 if recipe.seed is None else recipe.seed, 17])
     inside = random.random((recipe.trials, canaries)) < 0.5
     assert outline.input_shape is not None and recipe.privacy is not None
@@ -181,7 +175,7 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook) -> StagedTrials:
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
-    trials = start([Member(made.loaded, plan)], override=on)
+    trials = start([Member(small, plan)], override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
     vectors = (
@@ -189,7 +183,7 @@ def build_canaries(made: SizedRecipe, watcher: AuditHook) -> StagedTrials:
         if by_vectors
         else None
     )
-    return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, vectors)
+    return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, changed, vectors)
 
 
 def without_folds(loaded: SettledRecipe) -> SettledRecipe:

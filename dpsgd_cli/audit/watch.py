@@ -1,4 +1,4 @@
-"""The audited training, and its observer: batches, clipped sums, noise, released values on canary coordinates.
+"""The observer of an audited training: batches, clipped sums, noise, released values on canary coordinates.
 
 Noise is computed from what is released. It is the released mean times the public divisor, minus the clipped sums, in
 units of the ledger's noise multiplier times sensitivity. This shows noise that is added elsewhere and sums that are
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import replace_factor
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.audit.claim import PrivacyClaim, claim_of, last_gradient, log_ratio, score, shift_of
+from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.findings import Finding, by_p_value
-from dpsgd_cli.audit.stage import SizedRecipe, StagedTrials, build_canaries, run_epochs
+from dpsgd_cli.audit.stage import StagedTrials
 from dpsgd_cli.audit.statistics import far_from, noise_bound, too_little_noise
 from dpsgd_cli.engine.context import AroundNoise, AuditHook, Units
 from dpsgd_cli.engine.tensors import Batch
@@ -305,15 +305,6 @@ class Blocks:
 
     def _sum(self, rows: deque[np.ndarray]) -> np.ndarray:
         return np.asarray(sum(weight * row for weight, row in zip(self._weights, rows, strict=False)))
-
-
-def train(made: SizedRecipe) -> tuple[Watch, PrivacyClaim]:
-    """Train all trials; return the observations and the claim in the trials' ledgers."""
-    watch = Watch()
-    staged = build_canaries(made, watch)
-    watch.begin(staged)
-    run_epochs(staged.trials)
-    return watch, claim_of(staged.plan, staged.trials.context.ledgers)
 
 
 def noise_checks(drew: ObservedNoise, confidence: float) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.audit.findings import QUICK
-from dpsgd_cli.audit.stage import at_audit_size, build_canaries, without_folds
+from dpsgd_cli.audit.stage import build_canaries, without_folds
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training.plans import plan_of, resolve_auto
@@ -52,9 +52,7 @@ def test_a_step_moves_a_canarys_coordinate_by_what_was_worked_out_beforehand(kin
             super().released(epoch, step, exact, mean)
 
     watch = Compared()
-    made = build_canaries(
-        at_audit_size(resolve_auto(loaded), outline, plan, dataclasses.replace(QUICK, trials=3)), watch
-    )
+    made = build_canaries(resolve_auto(loaded), outline, plan, dataclasses.replace(QUICK, trials=3), watch)
     watch.begin(made)
     for epoch in range(2):
         made.trials.method.run_epoch(epoch)

@@ -8,7 +8,7 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.audit.findings import QUICK
-from dpsgd_cli.audit.stage import StagedTrials, at_audit_size, build_canaries, without_folds
+from dpsgd_cli.audit.stage import StagedTrials, build_canaries, without_folds
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_of, resolve_auto
@@ -57,7 +57,7 @@ def staged(overrides: list[str]) -> tuple[StagedTrials, Watch]:
     plan = plan_of(loaded, outline)
     assert plan is not None
     watch = Watch()
-    return build_canaries(at_audit_size(loaded, outline, plan, QUICK), watch), watch
+    return build_canaries(loaded, outline, plan, QUICK, watch), watch
 
 
 @pytest.mark.parametrize("overrides", [FULL, REPLACED, LAYERS], ids=["full", "replace-one", "layers"])
