@@ -8,8 +8,7 @@ from pydantic import Field
 
 from dpsgd_cli.methods.baselines import MajorityMethod, NonPrivateMethod
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
-from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, SgdMethod
+from dpsgd_cli.methods.dp_sgd.settings import DpGdMethod, DpSgdMethod, GdMethod, Gradient, SgdMethod
 from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, Descriptor
 from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod

@@ -23,8 +23,14 @@ from dpsgd_cli.engine.settings import (
     OneLayer,
 )
 from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
-from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
-from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient, Preconditioned, SgdMethod
+from dpsgd_cli.methods.dp_sgd.settings import (
+    DpGdMethod,
+    DpSgdMethod,
+    GdMethod,
+    Gradient,
+    Preconditioned,
+    SgdMethod,
+)
 from dpsgd_cli.methods.experiment import Experiment, FullBatch, Privacy
 from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod

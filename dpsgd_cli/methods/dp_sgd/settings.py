@@ -1,4 +1,4 @@
-"""Settings that all gradient methods share (batching, step lengths, updates, averages), and those of DP-SGD."""
+"""Settings that all gradient methods share (batching, step lengths, updates, averages), and those of each."""
 
 from __future__ import annotations
 
@@ -232,6 +232,46 @@ class DpSgdMethod(Preconditioned):
         # these look at all rows, and no sum over processes makes that
         alone = any(self.settled(name) is not None for name in ("preconditioner", "inference", "calibration"))
         return replace(self.descriptor, distributable=False) if alone else self.descriptor
+
+
+class FullGradient(Gradient):
+    """Full-batch descent."""
+
+    _theorems: ClassVar[tuple[str, ...]] = ("full",)
+
+    batching: Literal["full"] = Field("full", description="Every record in every step.")
+
+
+class GdMethod(FullGradient):
+    """Gradient descent without noise or privacy: Lecture 15, Algorithm 1."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_gd.run:Gd",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=False,
+        per_trial_keys=ITS_TRAINING,
+    )
+    kind: Literal["gd"] = "gd"
+
+
+class DpGdMethod(FullGradient, Preconditioned):
+    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` names the theorem that chooses the noise."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_gd.run:DpGd",
+        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        discovers="names",
+        only_convex=False,
+        auto_tunable=True,
+        adaptive_clipping=True,
+        by_unit=True,
+        per_trial_keys=ITS_TRAINING,
+    )
+    kind: Literal["dp-gd"] = "dp-gd"
 
 
 def section_of(recipe: Experiment) -> Gradient:
