@@ -94,7 +94,6 @@ class _Draft:
 
     def plan(self) -> VotingPlan:
         rule: Aggregation = named(self.method.aggregation.rule)(self._solved())
-        before, covers = self._before()
         asked = self._worst(rule)
         draft = self.recipe.planned(
             VotingPlan,
@@ -106,10 +105,10 @@ class _Draft:
             answers=self._answers,
         )
         if rule.is_adaptive:
-            _check_has_mu(before if covers else ())
-            draft = replace(draft, most=self._most(rule, before if covers else ()))
+            _check_has_mu(self._counted)
+            draft = replace(draft, most=self._most(rule))
         else:
-            self._check_fits(rule, [*(before if covers else ()), *asked])
+            self._check_fits(rule, [*self._counted, *asked])
             draft = replace(draft, epochs=(tuple(asked),))
         return replace(draft, accountant=self._named_accountant(draft))
 
@@ -126,9 +125,10 @@ class _Draft:
         charges = ((rule.asked(self.adjacency), self._queries), (rule.answered(self.adjacency), self._answers))
         return [Release(mechanism, times) for mechanism, times in charges if mechanism is not None]
 
-    def _before(self) -> tuple[tuple[Release, ...], bool]:
-        """Return the releases other than votes, and whether the budget counts them."""
-        return tuple(self.facts.preprocessing_releases), self.privacy.budget_covers == "total"
+    @property
+    def _counted(self) -> Sequence[Release]:
+        """The releases other than votes that the budget counts."""
+        return self.facts.preprocessing_releases if self.privacy.budget_covers == "total" else ()
 
     def _solved(self) -> object:
         """Return the rule's settings, with `noise: auto` replaced by the least noise that fits the budget."""
@@ -137,11 +137,10 @@ class _Draft:
             return settings
         if budget is None:
             raise PrivacyError("method.aggregation.noise: auto is the least for a budget: give privacy.budget")
-        before, covers = self._before()
 
         def gap(noise: float) -> float:
             rule: Aggregation = named(settings.rule)(settings.changed(noise=noise))
-            return over_budget(budget, self._judge(rule), [*(before if covers else ()), *self._worst(rule)])
+            return over_budget(budget, self._judge(rule), [*self._counted, *self._worst(rule)])
 
         found = solve_at_limit(gap, Interval("noise", cheap=1e9, expensive=1e-6, start=40.0))
         if found is None:
@@ -165,19 +164,19 @@ class _Draft:
                 " (method.queries), raise method.aggregation's noise (auto finds the least), or raise the budget"
             )
 
-    def _most(self, rule: Aggregation, counted: Sequence[Release]) -> float:
+    def _most(self, rule: Aggregation) -> float:
         """Return the largest mu^2 that the filter admits: the cost of all counted releases, or the budget if less."""
         if self.privacy.accountant not in ("auto", "gaussian"):
             raise PrivacyError(
                 f"method pate with {self.method.aggregation.kind} chooses what to answer as it goes, which only the"
                 f" filter of accountant gaussian enforces, not {self.privacy.accountant}; use auto"
             )
-        worst = _ABOVE * (total_mu_squared(counted) + total_mu_squared(self._worst(rule)))
+        worst = _ABOVE * (total_mu_squared(self._counted) + total_mu_squared(self._worst(rule)))
         if self.privacy.budget is None:
             return worst
         budgeted = mu_squared_left(self.privacy.budget, ())
         first = [Release(one) for one in (rule.asked(self.adjacency), rule.answered(self.adjacency)) if one is not None]
-        if total_mu_squared([*counted, *first]) > budgeted:
+        if total_mu_squared([*self._counted, *first]) > budgeted:
             raise InfeasibleBudget(
                 f"one answered query costs more than {format_budget(self.privacy.budget)}; raise method.aggregation's"
                 " noise"
