@@ -409,16 +409,6 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
 
-def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[Step], list[Layout]]:
-    """Return the steps of preprocessing, and the layout before each of them and after the last. Nothing is fitted.
-
-    A user's own file is read for its layout.
-    """
-    steps = _steps(data, adjacency, base)
-    layout = _opened(data, base, steps).layout if data.name is None else cards.card_of(data, base).layout
-    return steps, _plan(steps, layout)
-
-
 def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
     """Return the preprocessing of records in `layout` from the state that training `kept`. It reads no data.
 

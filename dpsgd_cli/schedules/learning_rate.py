@@ -1,7 +1,8 @@
 """`method.learning_rate` as a function of the epoch. It is public and fixed before training.
 
-To add a kind: a class here, and its name in the union `Rate`. Updates are in `methods/dp_sgd/optimizers.py`; step
-lengths from theorems are in `methods/`.
+To add a kind: a class here, and its name in the union `Rate`; with `by_step`, if the rate changes from step to step, so
+that `at` is asked for parts of an epoch. Updates are in `methods/dp_sgd/optimizers.py`; step lengths from theorems are
+in `methods/`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,7 @@ from pydantic import Field
 from dpsgd_cli.common.sections import Count, Fraction, NonNegative, Positive, Section
 
 
-class RateKind(Section):
-    """Base of the kinds. `by_step`: the rate changes from step to step, so that `at` is asked for parts of an epoch."""
-
-    by_step: ClassVar[bool] = False
-
-
-class LinearRate(RateKind):
+class LinearRate(Section):
     kind: Literal["linear"] = "linear"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: Positive = Field(description="Step length from epoch `epochs` on.")
@@ -32,7 +27,7 @@ class LinearRate(RateKind):
         return self.initial + (self.final - self.initial) * min(1.0, epoch / self.epochs)
 
 
-class StepRate(RateKind):
+class StepRate(Section):
     kind: Literal["step"] = "step"
     initial: Positive = Field(description="Step length in epoch 0.")
     decay: Fraction = Field(description="k in initial * k^floor(t / period).")
@@ -44,7 +39,7 @@ class StepRate(RateKind):
         return float(self.initial * self.decay ** int(epoch // self.period))
 
 
-class CosineRate(RateKind):
+class CosineRate(Section):
     kind: Literal["cosine"] = "cosine"
     initial: Positive = Field(description="Step length in epoch 0.")
     final: NonNegative = Field(0.0, description="Step length from epoch `epochs` on.")
@@ -56,10 +51,10 @@ class CosineRate(RateKind):
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
-class WarmupRate(RateKind):
+class WarmupRate(Section):
     """A rate that rises linearly from 0 to its peak, and then falls as a half cosine, from step to step."""
 
-    by_step = True
+    by_step: ClassVar[bool] = True
     kind: Literal["warmup-cosine"] = "warmup-cosine"
     peak: Positive = Field(description="The greatest step length.")
     warmup: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="Share of the training that it rises for.")
