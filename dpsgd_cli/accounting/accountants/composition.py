@@ -241,13 +241,6 @@ class LectureNoise(WithoutLeaks, stated=False):
             )
         return epsilon
 
-    def _delta(self, kept: list[Release], epsilon: float) -> float:
-        return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon, self.largest_delta(kept))
-
-    def largest_delta(self, kept: list[Release]) -> float:
-        """Return the delta below which the formula is stated at all."""
-        return 1.0
-
 
 class Lemma151(LectureNoise):
     """Full gradients: variance 64 L^2 T log(2/delta) log(2.5 T/delta) / (n epsilon)^2 at sensitivity 2L/n.
@@ -277,9 +270,10 @@ class Lemma155(LectureNoise):
     note = "Lecture 15, for epsilon < 1"
     batching = "fixed"
 
-    def largest_delta(self, kept: list[Release]) -> float:
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
         rates = [r.mechanism.sampling_rate for r in kept if isinstance(r.mechanism, GaussianSum)]
-        return 2 * sum(r.count for r in kept) * max(rates, default=0.0) or 1.0
+        most = 2 * sum(r.count for r in kept) * max(rates, default=0.0) or 1.0  # the lemma is stated below it
+        return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon, most)
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         before = delta / (2 * steps * sampling_rate)
