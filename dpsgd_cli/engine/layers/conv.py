@@ -19,6 +19,7 @@ from dpsgd_cli.engine.layers.base import (
     EITHER,
     Layer,
     Session,
+    added,
     aligned,
     gram,
     gram_is_cheaper,
@@ -148,7 +149,7 @@ class Conv(Layer):
 
     def square_norms(self) -> Tensor:
         calls = self.stored()
-        chunks = [self._norms_of(calls, part) for part in self._chunks(calls)]
+        chunks = [self._norms_of(calls, part) for part in self.chunks(calls)]
         self.kept = None
         if all(kept is not None for _, kept in chunks):
             self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
@@ -162,23 +163,24 @@ class Conv(Layer):
         """Return each example's gradient for the bias, (R, B, O)."""
         return torch.stack([d.flatten(3).sum(dim=3, dtype=self.session.exact) for _, d in calls]).sum(dim=0)
 
-    def _sizes(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the sums (R, rows) of squared patches, or more, and of squared gradients of the output.
+    def factors(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return patches (R or 1, B, groups, T, K) and gradients (R, B, groups, O / groups, T), T positions of all."""
+        parts = [self._patches(a) for a, _ in calls]
+        widest = max(part.shape[0] for part in parts)
+        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-2)
+        return u, torch.cat([self._by_group(d) for _, d in calls], dim=-1)
+
+    def sizes(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the sums (R, B) of squared patches, or more, and (R, B, O) of squared gradients of the output.
 
         An input value is in at most ceil(kernel / stride) patches along each axis.
         """
-        exact = self.session.exact
+        exact, trials = self.session.exact, self.session.trials
         patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
-        every = [
-            (a.to(exact).flatten(2).square().sum(dim=2), d.to(exact).flatten(2).square().sum(dim=2)) for a, d in calls
-        ]
-        inputs, outputs = (
-            torch.stack([x.expand(self.session.trials, -1) for x in part]).sum(dim=0)
-            for part in zip(*every, strict=True)
-        )
-        return patches * inputs, outputs
+        inputs = added(a.to(exact).flatten(2).square().sum(dim=2).expand(trials, -1) for a, _ in calls)
+        return patches * inputs, added(d.to(exact).flatten(3).square().sum(dim=3) for _, d in calls)
 
-    def _chunks(self, calls: list[tuple[Tensor, Tensor]]) -> list[slice]:
+    def chunks(self, calls: list[tuple[Tensor, Tensor]]) -> list[slice]:
         """Return the parts of a batch whose patches, in all trials together, are made at once."""
         per_position = self.values["weight"][0, 0].numel() * self.groups
         of_a_row = self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
@@ -193,10 +195,7 @@ class Conv(Layer):
     def _norms_of(self, calls: list[tuple[Tensor, Tensor]], part: slice) -> tuple[Tensor, Tensor | None]:
         """Return squared norms (R, rows) of a part of the rows, and gradients (R, rows, groups, O, K) if small."""
         calls = [(a[:, part], d[:, part]) for a, d in calls]
-        parts = [self._patches(a) for a, _ in calls]
-        widest = max(part.shape[0] for part in parts)
-        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-2)
-        d = torch.cat([self._by_group(d) for _, d in calls], dim=-1)
+        u, d = self.factors(calls)
         inputs, outputs, positions, short = u.shape[-1], d.shape[-2], d.shape[-1], SHORT in (u.dtype, d.dtype)
 
         if gram_is_cheaper(positions, inputs, outputs):
@@ -204,7 +203,8 @@ class Conv(Layer):
             return gram_squares(gram(u), gram(d.mT), width, short).sum(dim=-1), None
         gradients = product(d, u)
         norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
-        norms = instantiated_squares(norms, *self._sizes(calls), short * positions)
+        sizes, slopes = self.sizes(calls)
+        norms = instantiated_squares(norms, sizes, slopes.sum(dim=2), short * positions)
         return norms, gradients if gradients.numel() <= u.numel() else None
 
     def zero_nonfinite(self, bad: Tensor) -> None:
@@ -236,7 +236,7 @@ class Conv(Layer):
 
     def _add_by_patches(self, a: Tensor, d: Tensor) -> None:
         """Add the weight gradient from rescaled `d`: PyTorch's convolutions would round it to the dtype of `a`."""
-        for part in self._chunks([(a, d)]):
+        for part in self.chunks([(a, d)]):
             u, own = self._patches(a[:, part]), self._by_group(d[:, part])
             # (R, groups, O / groups, B L) times (R or 1, groups, B L, K)
             self._add_weights(product(own.permute(0, 2, 3, 1, 4).flatten(3), u.transpose(1, 2).flatten(2, 3)))
