@@ -349,7 +349,7 @@ def test_one_record_changed_shows_in_nothing_public(runs: Callable[..., Run], me
 def test_nor_does_it_move_what_steps_add_up_by_more_than_the_ledger_says(method: str, tmp_path: Path) -> None:
     """Step by step, from equal weights: tier D of an audit, of worse records than a file can hold."""
     recipe = lay_out(tmp_path / "own", base_rows(), METHOD[method])
-    found = audit(resolve_auto(load_recipe(str(recipe))), AuditOptions(("D",), trials=4, quick=True, curves=False))
+    found = audit(resolve_auto(load_recipe(str(recipe))), AuditOptions(("D",), trials=4, quick=True))
     assert not found["refuted"], found["refuted_by"]
     assert {row["tier"] for row in found["findings"]} == {"D"} or method in WITHOUT_STEPS
 
