@@ -21,7 +21,6 @@ from dpsgd_cli.training.inference import Trained
 from tests.conftest import OWN, WriteRecipe
 
 Train = Callable[..., Path]
-NUMBERS: dict[str, Any] = {"path": "x.csv", "target": "y", "task": "regression", "target_bounds": [0, 1]}
 RARE: dict[str, Any] = {
     "path": "rare.csv",
     "target": "y",
@@ -55,8 +54,6 @@ def test_a_dear_miss_is_missed_less_at_the_same_price(
         "weights": {"class_weights": [1, 8]},
     }
     for name, given in settings.items():
-        if name == "weights" and kind is not CONVEX:
-            continue
         steps = {} if kind is FIXED else STEPS
         directory = train(write_recipe(data=RARE | steps | given, **kind), save_models=True)
         document, trained = store.read_document(directory), Trained.load(directory)
