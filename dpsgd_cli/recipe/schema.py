@@ -36,6 +36,11 @@ class Recipe(Experiment):
                 "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
                 " seed out (seed=null), or leave privacy.book out of an experiment"
             )
+        if privacy is not None and privacy.start is not None and self.seed is not None:
+            problems.append(
+                "seed: noise from a seed can be computed again, and may be that of the result that the training starts"
+                " from; leave seed out (seed=null)"
+            )
         if privacy is not None and self.data.coins is not None:
             problems.append("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
         if problems:

@@ -125,8 +125,9 @@ class Entry:
         records = records_of(*self._tested)
         adjacency = self.privacy["adjacency"]
         return joint_composition.Run(
-            self.directory.name, seeds, adjacency and adjacency_label(adjacency, self.privacy.get("unit")), records
-        )
+            self.directory.name, seeds, adjacency and adjacency_label(adjacency, self.privacy.get("unit")), records,
+            self.privacy.get("start") is not None,
+        )  # fmt: skip
 
     def sample(self, metric: str) -> Sample | None:
         """Return the metric of every trial; None if a trial has no value."""

@@ -132,6 +132,8 @@ def _read(directory: Path) -> _Read:
     private = document["privacy"]["accountant"] is not None
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
+    if document["privacy"].get("start") is not None:
+        attacker = "of a training and the earlier result that it started from, only epsilon at a delta is proved."
     origin = summary.origin(document, directory)
     is_copy = not document[f"{NONPRIVATE}files"]
     return _Read(name, public(document), rows, is_copy, attacker, origin, store.read_audit(directory))

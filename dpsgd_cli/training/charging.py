@@ -27,6 +27,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, resolved
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import prices, store
 from dpsgd_cli.results.book import Book, BookedRun
+from dpsgd_cli.results.earlier import earlier_of
 from dpsgd_cli.results.evaluated import run_of, tested_section
 from dpsgd_cli.training.start import Member
 
@@ -152,6 +153,12 @@ def check_covered(book: Book, loaded: LoadedRecipe) -> None:
         raise PrivacyError(
             f"privacy.book: {book.path} is of another table ({', '.join(terms.data)}): the recipe's files must have the"
             " hashes that the book was created with, all of them and no others"
+        )
+    earlier = earlier_of(loaded)
+    if earlier is not None and (earlier.document["privacy"].get("book") or {}).get("book") != book.identity:
+        raise PrivacyError(
+            f"privacy.book: {book.path} was not charged for {earlier.folder}, which the training starts from; give a"
+            " result that it was charged for, or leave the book out"
         )
     apart = why_records_apart([run_of(loaded)])
     steps = preparation.uncovered_steps(recipe.data, recipe.adjacency, loaded.base)

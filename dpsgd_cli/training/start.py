@@ -23,6 +23,7 @@ Not here: models, tables and devices (`training/build_models.py`), the loop over
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,24 +31,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import keep_freed_memory
-from dpsgd_cli.engine import models, precision
+from dpsgd_cli.data.preparation import steps_of
+from dpsgd_cli.engine import bundle, models, precision
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import RunError
+from dpsgd_cli.engine.weights import load
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.methods.context import Context
 from dpsgd_cli.noise.run import gaussian
-from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, plain, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results import provenance
+from dpsgd_cli.results import provenance, reading
+from dpsgd_cli.results.earlier import Earlier, earlier_of
 from dpsgd_cli.results.result import Stopped
 from dpsgd_cli.training import build_models
 from dpsgd_cli.training.assemble import EpochRecord
@@ -87,6 +92,7 @@ class Trials:
     test: Table
     dataset: data.Dataset
     init_seeds: list[int]
+    start: Earlier | None = None
     done: int = 0
     train_seconds: float = 0.0
     history: list[EpochRecord] = field(default_factory=list)
@@ -246,6 +252,7 @@ def start(
     ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
+    begun = earlier_of(loaded)
     dataset = _dataset(members, streams, earlier, team) if override is None else override.dataset
     for rows in (dataset.train_x, dataset.test_x):
         build_models.refuse_unknown_tokens(loaded, rows)
@@ -261,6 +268,9 @@ def start(
     outputs = build_models.outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     instrument = None if override is None else override.instrument
+    if begun is not None:
+        begun.check_records(loaded, dataset.sha256)
+        instrument = _from(begun, loaded, dataset)
     pack = build_models.make_pack(loaded, train.input_shape, outputs, init_seeds, place, instrument)
     rows = build_models.checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
@@ -282,7 +292,38 @@ def start(
         team=team,
         watcher=None if override is None else override.watcher,
     )
-    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds, begun)
+
+
+def _from(earlier: Earlier, loaded: SettledRecipe, dataset: data.Dataset) -> Callable[[models.Builder], models.Builder]:
+    """Return what makes builders of modules with the weights of an earlier result, which was checked.
+
+    Raises UsageError unless the recipe has the same model, and gives it the same inputs.
+    """
+    held = bundle.read(reading.checked(earlier.folder, earlier.document, bundle.NAME))
+    assert dataset.layout is not None
+    recipe = loaded.recipe
+    ours: dict[str, Any] = {"architecture": recipe.model, "preprocess": steps_of(recipe.data, loaded.base)}
+    ours |= {"layout": dataset.layout.plain(), "classes": dataset.classes}
+    other = [name for name, own in ours.items() if held.about.get(name) != json.loads(json.dumps(plain(own)))]
+    if held.cuts or dataset.released:
+        other.append("released preprocessing")
+    if other:
+        raise UsageError(
+            f"privacy.start: {earlier.folder} has another {' and '.join(other)} than the recipe, so its weights do not"
+            " fit; take the model, the columns and the classes from its recipe.yaml, without released preprocessing"
+        )
+    tensors = held.untrained | held.weights[0]
+
+    def instrument(build: models.Builder) -> models.Builder:
+        def built() -> nn.Module:
+            made = build()
+            load(made, tensors, str(earlier.folder))
+            return made
+
+        return built
+
+    return instrument
 
 
 def _dataset(
