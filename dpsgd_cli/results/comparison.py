@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Entry:
-    """One result: its method's label, the target epsilon (None: the recipe's own budget), and its document."""
+    """One result: its method's label, the target epsilon (None: the recipe's own budget), and its document.
+
+    `settings`: the keys by which a sweep told its cells apart.
+    """
 
     method: str
     target: float | None
     directory: Path
     document: Row
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def privacy(self) -> Row:
@@ -148,8 +152,9 @@ def read_entries(directory: Path) -> list[Entry]:
     if store.is_complete(directory):
         document = store.read_whole(directory)
         prices.refuse_false(directory, document)
-        return [Entry(document["name"], None, directory, document)]
-    labels = _labels_of_sweeps(directory)
+        name, settings = _cells_of_sweeps(directory.resolve().parent).get(directory.name, (document["name"], {}))
+        return [Entry(name, None, directory, document, settings)]
+    cells = _cells_of_sweeps(directory)
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
     if not with_results:
         raise DataError(f"{directory}: holds no results")
@@ -158,19 +163,20 @@ def read_entries(directory: Path) -> list[Entry]:
         document = store.read_document(found)
         reading.checked(found, document, "ledger.jsonl")
         prices.refuse_false(found, document)
-        entries.append(Entry(labels.get(found.name, found.name), None, found, document))
+        name, settings = cells.get(found.name, (found.name, {}))
+        entries.append(Entry(name, None, found, document, settings))
     return entries
 
 
-def _labels_of_sweeps(directory: Path) -> dict[str, str]:
-    """Map the directory name of each cell of a sweep to a label with its settings."""
-    labels = {}
+def _cells_of_sweeps(directory: Path) -> dict[str, tuple[str, Row]]:
+    """Map the directory name of each cell of the sweeps in `directory` to a label with its settings, and to these."""
+    found = {}
     for index in directory.glob(f"*{store.INDEX}"):
         for cell in files.read_json(index)["cells"]:
             settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in cell["settings"].items())
             name = cell["directory"].rpartition("-")[0]
-            labels[cell["directory"]] = f"{name} ({settings})" if settings else name
-    return labels
+            found[cell["directory"]] = (f"{name} ({settings})" if settings else name), cell["settings"]
+    return found
 
 
 @dataclass(frozen=True)
