@@ -395,9 +395,9 @@ def equal_budgets(a: Row, b: Row) -> bool:
 
 
 def _terms(privacy: Row) -> tuple[Any, ...]:
-    """Return the budget that a recipe names, what it covers, and the releases outside of it."""
+    """Return the budget that a recipe names, what it covers, and what is outside of it."""
     covers = privacy.get("budget_covers", "total")
     # if a method chooses its releases, `parts` is what it spent; its preprocessing is fixed all the same
     parts = privacy.get("parts") or (privacy.get("spent") or {}).get("parts", {})
     before = {label: part for label, part in parts.items() if label in PREPROCESS}
-    return privacy.get("budget"), covers, before if covers == "training" else {}
+    return privacy.get("budget"), covers, before if covers == "training" else {}, privacy.get("start")

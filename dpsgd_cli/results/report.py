@@ -95,7 +95,8 @@ def _advice(found: _Read) -> list[Block]:
         " the page and the code.",
         "`dpsgd account FOLDER` states the price by every accountant that applies.",
         *["`dpsgd account FOLDER --trials all` prices all trials."] * (len(found.document["trials"]) > 1),
-        *["`dpsgd audit FOLDER` attacks trainings of the same recipe."] * (not found.is_copy),
+        *["`dpsgd audit FOLDER` attacks trainings of the same recipe."]
+        * (not found.is_copy and found.privacy.get("start") is None),
     ]
     checks.append("Each hazard of NIST SP 800-226 has a row in `docs/checking-a-claim.md` of dpsgd, with its answer.")
     if not found.private:

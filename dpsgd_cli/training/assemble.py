@@ -82,11 +82,7 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
     seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
     bound = privacy is not None and privacy.clipping.plain
     own = _spendings(released.plan, released.ledgers, len(released.epochs))
-    spendings, start = own, None
-    if released.start is not None:
-        spendings = [_with_start(cost, released.start) for cost in own]
-        alone = {"epsilon": prices.largest([cost.epsilon for cost in own]), "delta": own[0].delta}
-        start = {**released.start, "own": alone}
+    spendings = own if released.start is None else [_with_start(cost, released.start) for cost in own]
     none: list[Row] = [{}] * len(seeds)
     claimed, measured = released.findings or none, unreleased.findings or none
     trials = together(
@@ -96,7 +92,7 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
     hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
     return ResultContent(
         name=released.loaded.recipe.name,
-        privacy=_privacy(released, spendings, start),
+        privacy=_privacy(released, spendings, own),
         metrics=summarise_columns({**released.metrics, **_columns(claimed)})
         | mark_nonprivate(summarise_columns({**unreleased.metrics, **_columns(measured)})),
         timing=released.timing | mark_nonprivate(unreleased.timing),
@@ -270,7 +266,8 @@ def _diagnostics(sums: dict[str, float], private: bool) -> Row:
     return row
 
 
-def _privacy(released: Released, spendings: Sequence[PrivacyCost], start: Row | None) -> Row:
+def _privacy(released: Released, spendings: Sequence[PrivacyCost], own: Sequence[PrivacyCost]) -> Row:
+    """Return the statement. `spendings` are those of trials with what they started from, `own` without it."""
     plan, recipe = released.plan, released.loaded.recipe
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
@@ -283,6 +280,10 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost], start: Row | 
         for name in released.loaded.own_code
     ]
     stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
+    start = released.start
+    if start is not None:
+        alone = {"epsilon": prices.largest([cost.epsilon for cost in own]), "delta": plan.delta}
+        start = {**start, "own": alone}
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta) if start is None else {}
     run = Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records, start is not None)
     return {

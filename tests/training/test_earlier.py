@@ -21,6 +21,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import reading, report, store
 from dpsgd_cli.results.book import BookTerms
+from dpsgd_cli.results.comparison import equal_budgets
 from tests.conftest import GRADIENT, OWN, Train, WriteRecipe, recipe_writer
 
 PRIVATE = {**OWN, "split": {"test": 0.25}, "evaluation": "private"}
@@ -75,6 +76,13 @@ def test_both_budgets_are_added(made: tuple[Path, Path, Path]) -> None:
     assert bundle.read(second / bundle.NAME).about["privacy"]["epsilon"] == privacy["epsilon"]
     assert bundle.read(second / bundle.NAME).about["privacy"]["delta"] == privacy["delta"]
     assert privacy["start"]["ledger_sha256"] == sha256(first / "ledger.jsonl")
+
+
+def test_a_sum_is_no_equal_budget_of_one_of_its_terms(made: tuple[Path, Path, Path], train: Train) -> None:
+    path, _, second = made
+    alone = train(path, "name=alone", "privacy.budget.epsilon=1", "privacy.budget.delta=1e-4")
+    one, both = (store.read_document(folder)["privacy"] for folder in (alone, second))
+    assert one["budget"] == both["budget"] and not equal_budgets(one, both) and equal_budgets(both, both)
 
 
 def test_the_training_starts_from_the_weights_of_the_earlier_result(made: tuple[Path, Path, Path]) -> None:
@@ -264,9 +272,13 @@ def test_a_book_has_both_or_refuses(tmp_path: Path, train: Train) -> None:
     other = train(path, "name=other", save_models=True)
     train(path, f"privacy.start={booked}", "privacy.book=a.book")
     assert [line["runs"][0].partition("-")[0] for line in books.read(tmp_path / "a.book").charges] == ["booked", "tiny"]
-    with pytest.raises(DpsgdError, match="was not charged for"):
+    with pytest.raises(DpsgdError, match="this result was not charged to"):
         train(path, "name=again", f"privacy.start={other}", "privacy.book=a.book")
     assert len(books.read(tmp_path / "a.book").charges) == 2
+    lines = (tmp_path / "a.book").read_text().splitlines(keepends=True)
+    (tmp_path / "a.book").write_text("".join(lines[:1]))
+    with pytest.raises(DpsgdError, match="an old copy of the book"):
+        train(path, "name=again", f"privacy.start={booked}", "privacy.book=a.book")
 
 
 def test_a_sweep_and_an_audit_refuse_a_start(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
