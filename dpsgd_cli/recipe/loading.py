@@ -187,10 +187,8 @@ def named_files(recipe: Recipe) -> list[str]:
         names.append(features.result)
     if isinstance(features, HuggingFaceFeatures):
         names.append(features.folder)
-    if recipe.privacy is not None and recipe.privacy.book is not None:
-        names.append(recipe.privacy.book)
-    if recipe.privacy is not None and recipe.privacy.start is not None:
-        names.append(recipe.privacy.start)
+    if recipe.privacy is not None:
+        names += filter(None, (recipe.privacy.book, recipe.privacy.start))
     return names + own_code(recipe) + own_weights(recipe)
 
 

@@ -41,8 +41,7 @@ class Chart:
     """One pair of axes with marks on them; `width` and `height` in pixels.
 
     `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it; `first_day`:
-    numbers are days since then. `span`: ends of the y axis, for charts that share them. `low_legend`: the legend is at
-    the bottom instead of the top.
+    numbers are days since then. `span`: ends of the y axis, for charts that share them.
     """
 
     width: float
@@ -52,7 +51,6 @@ class Chart:
     title: str = ""
     names: Sequence[str] = ()
     whole: bool = False
-    low_legend: bool = False
     first_day: date | None = None
     span: tuple[float, float] | None = None
     _marks: list[tuple[str, list[tuple[float, ...]], str]] = field(default_factory=list)
@@ -112,10 +110,10 @@ class Chart:
             yield _text(middle, self.height - 6, self.xlabel, "middle", 12)
         if self.ylabel:
             yield _text(13, (_TOP + y_end) / 2, self.ylabel, "middle", 12, turned=-90)
-        top = y_end - 14 * len(self._legend) - 8 if self.low_legend else _TOP + 8
         for row, (label, colour) in enumerate(self._legend):
-            yield _rule(x_end - 22, top + 14 * row, x_end - 6, top + 14 * row, colour, 2.5)
-            yield _text(x_end - 26, top + 4 + 14 * row, label, "end", 11)
+            at = _TOP + 8 + 14 * row
+            yield _rule(x_end - 22, at, x_end - 6, at, colour, 2.5)
+            yield _text(x_end - 26, at + 4, label, "end", 11)
 
 
 def beside(charts: Sequence[Chart], across: int) -> str:
