@@ -143,7 +143,7 @@ class Entry:
 
 
 def read_entries(directory: Path) -> list[Entry]:
-    """Read the result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
+    """Read the result in `directory`, or all results in it (a sweep's folder, in its order), by name and settings.
 
     For a folder of results, only each `result.json` and its ledger are checked here. The other files are checked when
     they are read, because there may be thousands. Raises DataError if there is no result, or if one claims less than
@@ -158,8 +158,8 @@ def read_entries(directory: Path) -> list[Entry]:
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
     if not with_results:
         raise DataError(f"{directory}: holds no results")
-    entries = []
-    for found in with_results:
+    entries, places = [], list(cells)  # in the order of the sweep
+    for found in sorted(with_results, key=lambda path: places.index(path.name) if path.name in cells else -1):
         document = store.read_document(found)
         reading.checked(found, document, "ledger.jsonl")
         prices.refuse_false(found, document)

@@ -149,10 +149,13 @@ def _by_setting(plt: Any, entries: Sequence[Entry], metric: str) -> Any:
     """Draw the metric over the one key that a sweep varied, if its values are numbers."""
     keys = {key for entry in entries for key in entry.settings}
     given = [value for entry in entries for value in entry.settings.values() if type(value) in (int, float)]
-    found = [entry.document["metrics"].get(metric) or {} for entry in entries]
-    if len(keys) != 1 or len(set(given)) < len(entries) or any(one.get("mean") is None for one in found):
+    if len(keys) != 1 or len(set(given)) < len(entries):
         return None
-    points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in zip(given, found, strict=True))
+    found = [entry.document["metrics"].get(metric) or {"mean": None} for entry in entries]
+    both = zip(given, found, strict=True)
+    points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in both if one["mean"] is not None)
+    if not points:
+        return None
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     axes.errorbar(*zip(*points, strict=True), capsize=3, markersize=5, marker="o", color=COLOURS[0])
     _scaled(plt, axes.xaxis, axes.set_xscale)

@@ -72,6 +72,10 @@ def test_a_metric_is_drawn_over_the_one_number_that_a_sweep_varied(plt: Any) -> 
     axes = _by_setting(plt, rates, "test_accuracy").axes[0]
     assert axes.get_xlabel() == "rate"
     assert axes.lines[0].get_xdata().tolist() == axes.lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3]
+    silent = replace(entry("silent", 1.0), settings={"rate": 0.4})
+    silent.document["metrics"]["test_accuracy"]["mean"] = None
+    assert _by_setting(plt, [*rates, silent], "test_accuracy").axes[0].lines[0].get_xdata().tolist() == [0.1, 0.2, 0.3]
+    assert _by_setting(plt, [silent], "test_accuracy") is None
     others: tuple[dict[str, Any], ...] = ({"rate": True}, {"rate": "0.4"}, {"rate": 0.1}, {"rate": 0.4, "size": 2}, {})
     for settings in others:
         assert _by_setting(plt, [*rates, replace(rates[0], settings=settings)], "test_accuracy") is None
