@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.batching.memory import keep_freed_memory, rows_that_fit
-from dpsgd_cli.clipping.compiling import Compiled
+from dpsgd_cli.clipping.compiling import Captured, Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import chacha, digits, models, precision
 from dpsgd_cli.engine.independence import check_model
@@ -280,11 +280,11 @@ def packed(task: Task, trials: int = 1) -> Pack:
     return Pack(task.model, range(trials), Placement(task.x.device), trusted=task.trusted)
 
 
-def private(task: Task, dtype: str = "float32", compiles: bool = False, trials: int = 1) -> Step:
-    return step_of(packed(task, trials), task, dtype, compiles)
+def private(task: Task, dtype: str = "float32", trials: int = 1, program: type[Compiled] | None = None) -> Step:
+    return step_of(packed(task, trials), task, dtype, program)
 
 
-def step_of(pack: Pack, task: Task, dtype: str = "float32", compiles: bool = False) -> Step:
+def step_of(pack: Pack, task: Task, dtype: str = "float32", program: type[Compiled] | None = None) -> Step:
     """What `methods/dp_sgd/run.py` does in a step: clipped sums, of as many rows as a GPU holds; noise; update."""
     device, trials = task.x.device, pack.trials
     most = rows_that_fit(pack, task.x[:4]) if device.type == "cuda" else len(task.x)
@@ -293,7 +293,7 @@ def step_of(pack: Pack, task: Task, dtype: str = "float32", compiles: bool = Fal
     clipping, seen = Clipping(torch.ones(1, trials, device=device)), Diagnostics(trials, device)
     scale, rate = torch.ones(trials, 1, device=device), torch.full((trials, 1), RATE, device=device)
     loss = made("next-token" if task.causal else None, "classification", LossOptions(), task.causal, False, Path())
-    function, steps = Compiled() if compiles else sum_clipped, itertools.count()
+    function, steps = sum_clipped if program is None else program(), itertools.count()
 
     def step() -> None:
         pack.sums.zero_()
@@ -343,13 +343,16 @@ MODES: dict[str, Callable[[Task], Step]] = {
     "plain": plain,
     "plain-compiled": partial(plain, compiles=True),
     "dpsgd": private,
-    "dpsgd-compiled": partial(private, compiles=True),
+    "dpsgd-captured": partial(private, program=Captured),
+    "dpsgd-compiled": partial(private, program=Compiled),
     "plain-tf32": partial(plain, dtype="tf32"),
     "dpsgd-tf32": partial(private, dtype="tf32"),
+    "dpsgd-tf32-captured": partial(private, dtype="tf32", program=Captured),
     "plain-bfloat16": partial(plain, dtype="bfloat16"),
     "plain-bfloat16-compiled": partial(plain, dtype="bfloat16", compiles=True),
     "dpsgd-bfloat16": partial(private, dtype="bfloat16"),
-    "dpsgd-bfloat16-compiled": partial(private, dtype="bfloat16", compiles=True),
+    "dpsgd-bfloat16-captured": partial(private, dtype="bfloat16", program=Captured),
+    "dpsgd-bfloat16-compiled": partial(private, dtype="bfloat16", program=Compiled),
     "opacus-hooks": partial(opacus, ghost=False),
     "opacus-ghost": partial(opacus, ghost=True),
 }
@@ -566,7 +569,7 @@ def main() -> int:
     names = settings.networks or [name for name in every if gpu or settings.tiny or name not in LARGE]
     modes = settings.modes or [mode for mode in MODES if gpu or settings.tiny or mode in USUAL]
     if settings.tiny and not settings.modes:
-        modes = [mode for mode in modes if "compiled" not in mode]  # which takes minutes
+        modes = [mode for mode in modes if "compiled" not in mode and "captured" not in mode]  # minutes, or a GPU only
     print(f"{torch.cuda.get_device_name(device) if gpu else 'CPU, one thread'}, torch {torch.__version__}\n")
     if settings.memory:
         compare_memory(names, modes)

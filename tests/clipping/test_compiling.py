@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from dpsgd_cli.clipping import compiling
-from dpsgd_cli.clipping.compiling import Compiled
+from dpsgd_cli.clipping import compiling, run
+from dpsgd_cli.clipping.compiling import Captured, Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d, base
@@ -369,8 +372,8 @@ def test_a_training_is_one_program(changes: tuple[str, ...], monkeypatch: pytest
     made: list[Compiled] = []
 
     class Counted(Compiled):
-        def __init__(self, required: bool) -> None:
-            super().__init__("eager", required)
+        def __init__(self) -> None:
+            super().__init__("eager")
             made.append(self)
 
     monkeypatch.setattr(compiling, "Compiled", Counted)
@@ -394,16 +397,20 @@ def test_what_need_not_be_compiled_runs_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("wanted", "device", "epochs", "found"),
     [
-        ("auto", "cuda", 1000, True), ("auto", "cuda", 999, False), ("auto", "cpu", 10**6, False),
+        ("auto", "cuda", 2, True), ("auto", "cuda", 1, False), ("auto", "cpu", 10**6, False),
         (True, "cpu", 1, True), (False, "cuda", 10**6, False),
     ],
 )  # fmt: skip
-def test_auto_compiles_long_trainings_on_a_gpu(wanted: Any, device: str, epochs: int, found: bool) -> None:
-    """Ten batches of 300 make an epoch of 3,000 records."""
+@pytest.mark.parametrize("size", [10**6, 10**8])
+def test_auto_captures_small_steps_on_a_gpu(size: int, wanted: Any, device: str, epochs: int, found: bool) -> None:
+    """Ten batches of 300 make an epoch of 3,000 records. Padding of rounded batches is there anyway."""
     recipe = load_recipe("quickstart", ("method.batch_size=300",)).recipe
     recipe = recipe.changed(runtime=recipe.runtime.changed(compile=wanted))
-    pack = SimpleNamespace(values=SimpleNamespace(is_cuda=device == "cuda"), rounded_products=False)
+    session = SimpleNamespace(rounds=False)
+    pack = SimpleNamespace(values=SimpleNamespace(is_cuda=device == "cuda"), session=session, size=size)
     context: Any = SimpleNamespace(recipes=[recipe], table=range(3000), team=SimpleNamespace(size=1), pack=pack)
+    assert compiles(context, epochs) is (found and (size < 10**8 or wanted is True))
+    session.rounds = True
     assert compiles(context, epochs) is found
 
 
@@ -429,3 +436,114 @@ def test_a_recipe_trains_the_same_weights(tmp_path: Path) -> None:
 def test_what_has_no_compiled_steps_is_refused(name: str, changes: tuple[str, ...], reason: str) -> None:
     with pytest.raises(RecipeError, match=reason):
         load_recipe(name, ("runtime.compile=true", *changes))
+
+
+class _Kernels(TorchDispatchMode):
+    """What CUDA captures: operations on given memory, without the code that asked for them; no look at a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asks = func == torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point()
+        if asks or func == torch.ops.aten.nonzero.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        out = func(*args, **(kwargs or {}))
+        if "empty" not in str(func):
+            self.ran.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.ran:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def _captured(step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    with _Kernels() as kernels:
+        found = step()
+    return found, kernels.replay
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """Graphs without a GPU; there, too, nobody asks whether rows are finite."""
+    monkeypatch.setattr(compiling, "_graph_of", _captured)
+    monkeypatch.setattr(run, "_surely_finite", lambda pack, x: False)
+    return Captured()
+
+
+@pytest.mark.parametrize("clips", ["flat", "per-layer", "none"])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_captured_steps_follow_new_batches_bounds_and_weights(
+    name: str, clips: str, dtype: torch.dtype | None, capturing: Captured
+) -> None:
+    build, shape = NETWORKS[name]
+    packs = [pack_of(build, torch.float64 if dtype is None else torch.float32) for _ in range(2)]
+    for pack in packs:
+        pack.work_in(dtype)
+    for seed in range(4):
+        x, y, mask = batch_of(shape, 4, seed, masked=True)
+        batch = (x.to(packs[0].values.dtype), y, mask)
+        clipping = None if clips == "none" else bounds(len(packs[0].layers), clips == "flat")
+        if clipping is not None:
+            norms = (clipping.norms / (1 + seed)).to(packs[0].values.dtype)
+            clipping = replace(clipping, norms=norms)
+        (losses, squares), (wanted, norms_wanted) = (
+            function(pack, batch, cross_entropy, clipping)
+            for function, pack in zip((capturing, sum_clipped), packs, strict=True)
+        )
+        torch.testing.assert_close(packs[0].sums, packs[1].sums, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(losses, wanted)
+        assert squares is None or torch.allclose(squares, norms_wanted, rtol=1e-4)
+        for pack in packs:
+            pack.values.sub_(0.5 * pack.sums)
+        assert bool(packs[1].sums.any())
+    assert [program is not None for program in capturing._programs.values()] == [True]
+
+
+@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS)
+def test_what_asks_for_a_number_is_not_captured(asks: Callable[[Any, Tensor], Tensor], capturing: Captured) -> None:
+    pack = pack_of(lambda: nn.Sequential(nn.Linear(4, 3), Of(asks)))
+    with pytest.raises(ModelError):
+        capturing._made(pack, batch_of((4,), 2, 0), cross_entropy, None)
+    assert not pack.sums.any()
+
+
+def test_a_graph_of_other_sums_is_not_used(capturing: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one forgot to read the rows that it is given."""
+    build, shape = NETWORKS["mlp"]
+    pack, other, batch = pack_of(build), pack_of(build), batch_of(shape, 4, 0)
+
+    def deaf(step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        before = pack.sums.clone()
+        found, moved = step(), pack.sums - before
+
+        def replay() -> None:
+            pack.sums.add_(moved)
+
+        return found, replay
+
+    monkeypatch.setattr(compiling, "_graph_of", deaf)
+    with pytest.raises(ModelError, match="adds other sums"):
+        capturing._made(pack, batch, cross_entropy, None)
+    capturing(pack, batch, cross_entropy, None)
+    sum_clipped(other, batch, cross_entropy, None)
+    assert torch.equal(pack.sums, other.sums)
+
+
+def test_what_a_failed_capture_has_recorded_is_not_added(capturing: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, shape = NETWORKS["mlp"]
+    pack, other, batch = pack_of(build), pack_of(build), batch_of(shape, 4, 0)
+
+    def stopped(step: Callable[[], Any]) -> Any:
+        run.record_pass(pack, batch[0], batch[1], cross_entropy)
+        raise RuntimeError("capturing ended")
+
+    monkeypatch.setattr(compiling, "_graph_of", stopped)
+    capturing(pack, batch, cross_entropy, None)
+    sum_clipped(other, batch, cross_entropy, None)
+    assert torch.equal(pack.sums, other.sums)

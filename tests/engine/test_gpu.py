@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.batching.run import AheadSampler, PoissonSampler
-from dpsgd_cli.clipping.compiling import Compiled
+from dpsgd_cli.clipping.compiling import Captured, Compiled
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
@@ -66,6 +66,9 @@ def trained(device: torch.device, function: SumClipped = sum_clipped, steps: int
 def test_steps_train_the_same_weights_as_on_a_cpu() -> None:
     wanted = trained(CPU)
     torch.testing.assert_close(trained(GPU), wanted, rtol=1e-3, atol=1e-4)
+    captured = Captured()
+    torch.testing.assert_close(trained(GPU, captured), wanted, rtol=1e-3, atol=1e-4)
+    assert any(program is not None for program in captured._programs.values())
     torch.testing.assert_close(trained(GPU, Compiled()), wanted, rtol=1e-3, atol=1e-4)
 
 
@@ -114,12 +117,12 @@ def test_an_accumulator_of_short_products_errs_no_more_than_is_assumed(terms: in
         assert float(((found - exact).abs() / sizes).max()) <= terms / 8 * 2**-23
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_short_products_keep_the_bound(compiled: bool) -> None:
+@pytest.mark.parametrize("program", [None, Captured, Compiled])
+def test_short_products_keep_the_bound(program: type[Compiled] | None) -> None:
     """Sharp: every gradient is far beyond the bound."""
     pack, rows = pack_on(GPU), table(GPU)
     pack.work_in(torch.bfloat16)
-    bounds, function = Clipping(torch.full((1, 2), 1e-3, device=GPU)), Compiled() if compiled else sum_clipped
+    bounds, function = Clipping(torch.full((1, 2), 1e-3, device=GPU)), sum_clipped if program is None else program()
     for row in range(10):
         pack.sums.zero_()
         part = (50 * rows.x[None, row : row + 1], rows.y[None, row : row + 1], None)

@@ -278,7 +278,7 @@ def test_one_more_record_leaves_the_others_as_they_were(width: int | None) -> No
 
 
 def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callable[..., Path]) -> None:
-    """Poisson batches of 12 of 48: the width is 12 + 6 isqrt(12) + 1 whoever is in them, and varies in float32."""
+    """Poisson batches of 12 of 48: the width is 12 + 3 isqrt(12) + 1 whoever is in them, and varies in float32."""
     widths = {}
     for dtype in ("bfloat16", "float32"):
         loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
@@ -286,7 +286,7 @@ def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callab
         method = start([Member(settled, loop.plan_recipe(settled)[0])]).method
         assert isinstance(method, DpSgd)
         widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method.batches.pieces(step)}
-    assert widths["bfloat16"] == {31}
+    assert widths["bfloat16"] == {22}
     assert len(widths["float32"]) > 3
 
 

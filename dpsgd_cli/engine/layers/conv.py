@@ -19,6 +19,7 @@ from dpsgd_cli.engine.layers.base import (
     EITHER,
     Layer,
     Session,
+    added,
     aligned,
     gram,
     gram_is_cheaper,
@@ -125,18 +126,30 @@ class Conv(Layer):
         return stacked(parts)
 
     def _patches(self, a: Tensor) -> Tensor:
-        """Extract patches (R or 1, B, groups, C / groups * kernel, L) from (R or 1, B, C, *size) by one copy."""
-        rows = F.pad(a.flatten(0, 1), [p for padding in reversed(self.padding) for p in (padding, padding)])
+        """Return patches (R or 1, B, groups, L, K) of (R or 1, B, C, *size): K = kernel x C / groups, channels last.
+
+        Positions come first and channels last in memory, so that one copy serves norms and sums as plain products.
+        """
+        pads = [p for padding in reversed(self.padding) for p in (padding, padding)]
+        rows = F.pad(a.flatten(0, 1).movedim(1, -1), [0, 0, *pads])
         spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(self.dilation, self.kernel, strict=True)]
-        sides = [(n - span) // step + 1 for n, span, step in zip(rows.shape[2:], spans, self.stride, strict=True)]
-        jumps = [gap * stride for gap, stride in zip(self.dilation, rows.stride()[2:], strict=True)]
-        moves = [step * stride for step, stride in zip(self.stride, rows.stride()[2:], strict=True)]
-        view = rows.as_strided((*rows.shape[:2], *self.kernel, *sides), (*rows.stride()[:2], *jumps, *moves))
-        return view.reshape(a.shape[0], a.shape[1], self.groups, -1, math.prod(sides))
+        sides = [(n - span) // step + 1 for n, span, step in zip(rows.shape[1:-1], spans, self.stride, strict=True)]
+        own, along, one = rows.stride()[0], rows.stride()[1:-1], rows.stride()[-1]
+        jumps = [gap * stride for gap, stride in zip(self.dilation, along, strict=True)]
+        moves = [step * stride for step, stride in zip(self.stride, along, strict=True)]
+        channels = rows.shape[-1] // self.groups
+        shape = len(rows), self.groups, *sides, *self.kernel, channels
+        view = rows.as_strided(shape, (own, channels * one, *moves, *jumps, one))
+        return view.reshape(*a.shape[:2], self.groups, math.prod(sides), -1)
+
+    def _add_weights(self, sums: Tensor) -> None:
+        """Add sums (R, groups, O / groups, K) of gradients by patches to those of the weight."""
+        total = self.sums["weight"]
+        total += sums.unflatten(-1, (*self.kernel, -1)).movedim(-1, 3).reshape(total.shape)
 
     def square_norms(self) -> Tensor:
         calls = self.stored()
-        chunks = [self._norms_of(calls, part) for part in self._chunks(calls)]
+        chunks = [self._norms_of(calls, part) for part in self.chunks(calls)]
         self.kept = None
         if all(kept is not None for _, kept in chunks):
             self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
@@ -150,23 +163,24 @@ class Conv(Layer):
         """Return each example's gradient for the bias, (R, B, O)."""
         return torch.stack([d.flatten(3).sum(dim=3, dtype=self.session.exact) for _, d in calls]).sum(dim=0)
 
-    def _sizes(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the sums (R, rows) of squared patches, or more, and of squared gradients of the output.
+    def factors(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return patches (R or 1, B, groups, T, K) and gradients (R, B, groups, O / groups, T), T positions of all."""
+        parts = [self._patches(a) for a, _ in calls]
+        widest = max(part.shape[0] for part in parts)
+        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-2)
+        return u, torch.cat([self._by_group(d) for _, d in calls], dim=-1)
+
+    def sizes(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the sums (R, B) of squared patches, or more, and (R, B, O) of squared gradients of the output.
 
         An input value is in at most ceil(kernel / stride) patches along each axis.
         """
-        exact = self.session.exact
+        exact, trials = self.session.exact, self.session.trials
         patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
-        every = [
-            (a.to(exact).flatten(2).square().sum(dim=2), d.to(exact).flatten(2).square().sum(dim=2)) for a, d in calls
-        ]
-        inputs, outputs = (
-            torch.stack([x.expand(self.session.trials, -1) for x in part]).sum(dim=0)
-            for part in zip(*every, strict=True)
-        )
-        return patches * inputs, outputs
+        inputs = added(a.to(exact).flatten(2).square().sum(dim=2).expand(trials, -1) for a, _ in calls)
+        return patches * inputs, added(d.to(exact).flatten(3).square().sum(dim=3) for _, d in calls)
 
-    def _chunks(self, calls: list[tuple[Tensor, Tensor]]) -> list[slice]:
+    def chunks(self, calls: list[tuple[Tensor, Tensor]]) -> list[slice]:
         """Return the parts of a batch whose patches, in all trials together, are made at once."""
         per_position = self.values["weight"][0, 0].numel() * self.groups
         of_a_row = self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
@@ -181,18 +195,16 @@ class Conv(Layer):
     def _norms_of(self, calls: list[tuple[Tensor, Tensor]], part: slice) -> tuple[Tensor, Tensor | None]:
         """Return squared norms (R, rows) of a part of the rows, and gradients (R, rows, groups, O, K) if small."""
         calls = [(a[:, part], d[:, part]) for a, d in calls]
-        parts = [self._patches(a) for a, _ in calls]
-        widest = max(part.shape[0] for part in parts)
-        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-1)
-        d = torch.cat([self._by_group(d) for _, d in calls], dim=-1)
-        inputs, outputs, positions, short = u.shape[-2], d.shape[-2], d.shape[-1], SHORT in (u.dtype, d.dtype)
+        u, d = self.factors(calls)
+        inputs, outputs, positions, short = u.shape[-1], d.shape[-2], d.shape[-1], SHORT in (u.dtype, d.dtype)
 
         if gram_is_cheaper(positions, inputs, outputs):
             width = max(inputs, outputs)
-            return gram_squares(gram(u.transpose(-1, -2)), gram(d.transpose(-1, -2)), width, short).sum(dim=-1), None
-        gradients = product(d, u.transpose(-1, -2))
+            return gram_squares(gram(u), gram(d.mT), width, short).sum(dim=-1), None
+        gradients = product(d, u)
         norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
-        norms = instantiated_squares(norms, *self._sizes(calls), short * positions)
+        sizes, slopes = self.sizes(calls)
+        norms = instantiated_squares(norms, sizes, slopes.sum(dim=2), short * positions)
         return norms, gradients if gradients.numel() <= u.numel() else None
 
     def zero_nonfinite(self, bad: Tensor) -> None:
@@ -206,7 +218,8 @@ class Conv(Layer):
         if self.has_bias:
             self.add("bias", factors, self._shifts(self.stored()) if self.shifts is None else self.shifts)
         if self.kept is not None:
-            self.add("weight", factors, self.kept)
+            sums = torch.bmm(factors.unsqueeze(1), self.kept.flatten(2).to(factors.dtype))
+            self._add_weights(sums.view(len(sums), *self.kept.shape[2:]))
             return
         for a, gradient in self.stored():
             d = gradient * aligned(factors, gradient)
@@ -223,9 +236,7 @@ class Conv(Layer):
 
     def _add_by_patches(self, a: Tensor, d: Tensor) -> None:
         """Add the weight gradient from rescaled `d`: PyTorch's convolutions would round it to the dtype of `a`."""
-        total = self.sums["weight"]
-        for part in self._chunks([(a, d)]):
+        for part in self.chunks([(a, d)]):
             u, own = self._patches(a[:, part]), self._by_group(d[:, part])
             # (R, groups, O / groups, B L) times (R or 1, groups, B L, K)
-            found = product(own.permute(0, 2, 3, 1, 4).flatten(3), u.permute(0, 2, 1, 4, 3).flatten(2, 3))
-            total += found.view(total.shape)
+            self._add_weights(product(own.permute(0, 2, 3, 1, 4).flatten(3), u.transpose(1, 2).flatten(2, 3)))

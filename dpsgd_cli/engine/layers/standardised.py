@@ -13,13 +13,9 @@ own square, so
 
     |g s P G|^2 = sum_o (g_o s_o)^2 (|G_o|^2 - <G_o, 1>^2 / K - q_o t_o^2).
 
-The first term is the norm that the rule of plain convolutions computes for output gradients rescaled by g_o s_o.
-<G_o, 1> is the sum over positions of d_o times the sum of the patch: a convolution with one filter of ones. t_o is the
-sum of d_o times the layer's output without gain and bias, which is kept from the forward pass. The clipped sum is the
-linear map applied to the plain rule's clipped sum of G.
-
-In rounded passes the map uses the exact weights, for norms and sums alike. t_o then comes from another convolution of
-the recorded inputs, because the output of the forward pass is rounded.
+Every G_o is computed, a few rows at a time, and all three terms are read from it. The clipped sum is the linear map
+applied to the plain rule's clipped sum of G. In rounded passes the map uses the exact weights, for norms and sums
+alike.
 """
 
 from __future__ import annotations
@@ -28,11 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.engine.layers.base import EITHER, Layer, Session
+from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Layer, Session, instantiated_squares
 from dpsgd_cli.engine.layers.conv import Conv
-
-# A gain that training brought near zero counts as this much where a norm is divided by it.
-_LEAST_GAIN = 1e-4
+from dpsgd_cli.engine.precision import SHORT, product
 
 
 def centred(weight: Tensor, axes: int) -> Tensor:
@@ -69,28 +63,26 @@ class Standardised(Layer):
     """Rule for `WeightStandardisedConv2d`. Weight (R, O, C, *kernel), bias and gain (R, O).
 
     Guarantee: norms are no less than the true ones. Subtraction leaves rounding errors relative to the first term,
-    which is at most (sum_l |d_l| |u_l|)^2 over positions l with patches u_l; 16 machine epsilons of that are added.
-    Filters with a gain below 1e-4 count as if it were 1e-4.
+    which is at most sum_l |g s d_l|^2 times sum_l |u_l|^2 over positions l with patches u_l; 16 machine epsilons of
+    that are added.
     """
 
     kinds = (WeightStandardisedConv2d,)
-    clipped = EITHER
+    clipped = OWN_GRADIENTS
     holds_gradients = True
     rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
         assert isinstance(source, WeightStandardisedConv2d)
+        plain = Conv(_plain(source), session)
+        plain.inputs, plain.gradients = self.inputs, self.gradients
         # in a list, so that it is not registered as a clipping group of its own
-        self.plain = [Conv(_plain(source), session)]
-        self.box = (source.stride, source.padding, source.dilation)
-        self.kernel = source.kernel_size
+        self.plain = [plain]
         self.floor = source.floor
         self.exact: dict[str, Tensor] = {}
         # the plain rule's sums, allocated once: programs of torch.compile may write there
         self.own: Tensor | None = None
-        self.units: list[Tensor] = []
-        self.rescaled = False
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
@@ -103,10 +95,7 @@ class Standardised(Layer):
 
     def forget(self) -> None:
         super().forget()
-        self.plain[0].forget()
-        self.units.clear()
-        self.rescaled = False
-        self.kept = None
+        self.plain[0].kept = self.kept = None
 
     def _filters(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return s c (R, O, K), s (R, O) and q (R, O), bool, for the exact weights."""
@@ -116,86 +105,51 @@ class Standardised(Layer):
         return centre * scale.unsqueeze(-1), scale, squares > self.floor
 
     def compute(self, a: Tensor) -> Tensor:
-        unit = self._unit(a)
-        if self.session.recording:
-            self.units.append(unit)
-        gain, bias = (self.values[name][:, None, :, None, None] for name in ("gain", "bias"))
-        return torch.addcmul(bias, unit, gain)
-
-    def _unit(self, a: Tensor) -> Tensor:
-        """Return the output without gain and bias, in the dtype of `a`."""
         filters = self._filters()[0].view_as(self.exact["weight"])
         self.plain[0].values = {"weight": filters.to(a.dtype)}
-        return self.plain[0].compute(a)
+        gain, bias = (self.values[name][:, None, :, None, None] for name in ("gain", "bias"))
+        return torch.addcmul(bias, self.plain[0].compute(a), gain)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         return self.plain[0].input_gradient(a, d * self.values["gain"][:, None, :, None, None])
 
-    def _strengths(self, scale: Tensor) -> Tensor:
-        """Return the factors |g| s (R, O), never zero, by which output gradients are rescaled for the plain rule."""
-        return self.exact["gain"].abs().clamp_min(_LEAST_GAIN) * scale
-
-    def _rescale(self) -> None:
-        """Pass this layer's calls to the plain rule, and replace the recorded gradients with rescaled ones."""
-        if self.rescaled:
-            return
-        by = self._strengths(self._filters()[1])[:, None, :, None, None]
-        self.gradients[:] = [None if d is None else self.session.stored(d * by) for d in self.gradients]
-        self.plain[0].inputs, self.plain[0].gradients = self.inputs, self.gradients
-        self.rescaled = True
-
     def square_norms(self) -> Tensor:
-        self._rescale()
-        _, scale, above = self._filters()
-        strength = self._strengths(scale).unsqueeze(1)
-        along_ones, along_units, shifts, most = self._inner_products()
-        # the sums of gain and bias use the same gradients as their norms
-        self.kept = self.session.stored(along_units / strength), self.session.stored(shifts / strength)
-        # divided before squaring, so that it is finite if the plain norm is
-        mean = along_ones / self.exact["weight"][0, 0].numel() ** 0.5
-        taken = mean.square() + above.unsqueeze(1) * along_units.square()
-        margin = most.square() * (16 * torch.finfo(most.dtype).eps)
-        weights = (self.plain[0].square_norms() - taken.sum(dim=2)).clamp_min_(0.0) + margin
+        plain, calls = self.plain[0], self.stored()
+        found = [self._norms_of([(a[:, part], d[:, part]) for a, d in calls]) for part in plain.chunks(calls)]
+        weights, along, shifts = (torch.cat(parts, dim=1) for parts in zip(*(part[:3] for part in found), strict=True))
+        gradients = [part[3] for part in found if part[3] is not None]
+        plain.kept = torch.cat(gradients, dim=1) if gradients else None
+        self.kept = self.session.stored(along), self.session.stored(shifts)
         return weights + sum(part.square().sum(dim=2) for part in self.kept)
 
-    def _inner_products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return sums over all positions of all calls, for rescaled gradients d of the output.
-
-        Three are (R, B, O): of d times the sum of the patch, which is <G, 1>; of d times the output without gain and
-        bias; and of d. The last is (R, B): of |d| times the norm of the patch.
-        """
-        used = [unit for unit, d in zip(self.units, self.gradients, strict=True) if d is not None]
-        units = [part for unit in used for part in self.by_copy(unit)]
-        found = []
-        for (a, d), rough in zip(self.recorded(), units, strict=True):
-            unit = self._unit(a) if self.session.rounds else rough
-            by_place = d.flatten(3)
-            sizes = self._boxes(a.square()).clamp_min_(0.0).sqrt_()
-            found.append(
-                (
-                    torch.matmul(by_place, self._boxes(a).unsqueeze(-1)).squeeze(-1),
-                    (by_place * unit.flatten(3)).sum(dim=3),
-                    by_place.sum(dim=3),
-                    (torch.linalg.vector_norm(by_place, dim=2) * sizes).sum(dim=2),
-                )
-            )
-        ones, along, shifts, most = (torch.stack(parts).sum(dim=0) for parts in zip(*found, strict=True))
-        return ones, along, shifts, most
-
-    def _boxes(self, a: Tensor) -> Tensor:
-        """Return the sum of every patch of `a` (R or 1, B, C, H, W), shape (R or 1, B, L)."""
-        flat = a.sum(dim=2).flatten(0, 1).unsqueeze(1)
-        stride, padding, dilation = self.box
-        sums = F.conv2d(flat, flat.new_ones(1, 1, *self.kernel), None, stride, padding, dilation)
-        return sums.view(*a.shape[:2], -1)
+    def _norms_of(self, calls: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return squared norms (R, B) of weight gradients, gradients (R, B, O) for gain and bias, and G if small."""
+        filters, scale, above = self._filters()
+        turned = filters.view_as(self.exact["weight"]).movedim(2, -1).flatten(2)  # as patches are: channels last
+        u, d = self.plain[0].factors(calls)
+        plain = product(d, u)
+        gradients = plain.squeeze(2)
+        along = torch.einsum("rbok,rok->rbo", gradients, turned.to(gradients.dtype))
+        along_ones = gradients.sum(dim=3) / gradients.shape[3] ** 0.5
+        # multiplied before squaring, so that squares are finite if the norm is
+        strength = (self.exact["gain"] * scale).unsqueeze(1)
+        whole, ones, units = (
+            (strength * part).square().sum(dim=2)
+            for part in (torch.linalg.vector_norm(gradients, dim=3), along_ones, above.unsqueeze(1) * along)
+        )
+        inputs, outputs = self.plain[0].sizes(calls)
+        outputs = (outputs * strength.square()).sum(dim=2)
+        margin = inputs * outputs * (16 * torch.finfo(inputs.dtype).eps)
+        short = d.shape[-1] * (SHORT in (u.dtype, d.dtype))
+        weights = instantiated_squares((whole - ones - units).clamp_min(0.0) + margin, inputs, outputs, short)
+        shifts = d.squeeze(2).sum(dim=3, dtype=along.dtype)
+        return weights, along, shifts, plain if plain.numel() <= u.numel() else None
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        self._rescale()
         total = self.plain[0].sums["weight"].zero_()
         self.plain[0].add_clipped_sums(factors)
         filters, scale, above = self._filters()
-        strength = self._strengths(scale)
-        sums = total.flatten(2) / strength.unsqueeze(-1)
+        sums = total.flatten(2)
         gains = (sums * filters).sum(dim=2)
         part = centred(sums, 1) - (above * gains).unsqueeze(-1) * filters
         part *= (self.exact["gain"] * scale).unsqueeze(-1)
@@ -210,8 +164,6 @@ class Standardised(Layer):
         self.plain[0].zero_nonfinite(bad)
         if self.kept is not None:
             self.kept = tuple(part.masked_fill(bad.unsqueeze(-1), 0.0) for part in self.kept)  # type: ignore[assignment]
-        if self.plain[0].gradients is not self.gradients:
-            super().zero_nonfinite(bad)
 
 
 def _plain(source: WeightStandardisedConv2d) -> nn.Conv2d:

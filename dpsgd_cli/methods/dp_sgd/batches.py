@@ -34,22 +34,29 @@ from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.users.run import UnitTable
 
-WORTH_COMPILING = 10_000
-"""Steps of a training from which `runtime.compile: auto` compiles them on a GPU.
-
-Measured on an H100: compiling took 20 s for a network of two layers, and saved 2.2 to 2.6 ms a step. Prototypes of
-BERT-base and of a wide residual network took 40 and 60 s, and saved 24 and 230 ms.
-"""
+WORTH_CAPTURING = 20
+"""Steps of a training from which `runtime.compile: auto` captures them on a GPU; to capture one takes about four."""
+_MOST_PADDED = 1 << 30
+"""Most padded rows times parameters for `auto`: small products, which take a GPU less time than kernels to start."""
 
 
 def compiles(context: Context, epochs: int) -> bool:
-    """Return True if steps are compiled: as the recipe says, or for `auto` by what is public of the training."""
+    """Return True if steps are programs: as the recipe says, or for `auto` by what is public of the training."""
     recipe, batch = context.recipes[0], section_of(context.recipes[0]).batch
     if recipe.runtime.compile != "auto":
         return recipe.runtime.compile
-    long = epochs * (1 if batch is None else -(-len(context.table) // batch)) >= WORTH_COMPILING
+    long = epochs * (1 if batch is None else -(-len(context.table) // batch)) >= WORTH_CAPTURING
     alone = context.team.size == 1 and not isinstance(context.table, UnitTable)
-    return long and alone and context.pack.values.is_cuda and not context.pack.rounded_products
+    small = context.pack.session.rounds or (width_of(batch or 0) - (batch or 0)) * context.pack.size <= _MOST_PADDED
+    return long and alone and context.pack.values.is_cuda and small
+
+
+def width_of(batch: int) -> int:
+    """Return the public width of padded batches of random size: three standard deviations above the mean size.
+
+    A batch in 700 needs a second piece.
+    """
+    return batch + 3 * math.isqrt(batch) + 1
 
 
 class Batches:
@@ -94,8 +101,7 @@ def _most_rows(context: Context, compiled: bool, varies: bool) -> int:
     most = max(1, context.most_rows // (beside if augment is None else augment.copies))
     if not (context.pack.session.rounds or compiled) or settings.batch is None:
         return most
-    # six standard deviations above the mean of a random size, so that almost every batch is one piece
-    return min(most, settings.batch + varies * (6 * math.isqrt(settings.batch) + 1))
+    return min(most, width_of(settings.batch) if varies else settings.batch)
 
 
 def _wrapped(sampler: Sampler, context: Context, most_rows: int, compiled: bool) -> Sampler:

@@ -101,9 +101,9 @@ class GradientMethod(Method):
         self.around += [] if watching is None else [watching]
         self.sum_clipped: SumClipped = sum_clipped
         if self.batches.compiled:
-            from dpsgd_cli.clipping.compiling import Compiled  # takes a while to import
+            from dpsgd_cli.clipping.compiling import Captured, Compiled  # takes a while to import
 
-            self.sum_clipped = Compiled(required=context.recipes[0].runtime.compile is True)
+            self.sum_clipped = Compiled() if context.recipes[0].runtime.compile is True else Captured()
 
     @abstractmethod
     def spend(self, epoch: int, trial: int) -> None:
