@@ -20,7 +20,6 @@ from dpsgd_cli.accounting.tradeoff import Attacker, strongest
 from dpsgd_cli.common.terminal import waiting
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
-from dpsgd_cli.results.earlier import total
 
 NOISE = "noise multiplier"
 FALSE_POSITIVES = "false-positives"
@@ -74,9 +73,9 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
     priced, start = None, case.start
     if start is not None and at_epsilon is None and (case.together, case.group, case.choice) == (None, 1, None):
         row = price(replace(case, start=None), accountant)
-        epsilon, delta = total(row.epsilon, row.delta, start)
         if row.epsilon is None:
             return replace(row, case=case)
+        epsilon, delta = row.epsilon + start["epsilon"], row.delta + start["delta"]
         terms = f"{epsilon_text(row.epsilon)} + {epsilon_text(start['epsilon'])} of the earlier result"
         return replace(row, case=case, epsilon=epsilon, delta=delta, note=f"{row.note}; {terms}")
     with waiting(accountant.name):
