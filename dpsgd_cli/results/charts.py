@@ -41,7 +41,8 @@ class Chart:
     """One pair of axes with marks on them; `width` and `height` in pixels.
 
     `names` label the places 0, 1, ... of the x axis instead of numbers; `whole`: only whole numbers on it; `first_day`:
-    numbers are days since then. `span`: ends of the y axis, for charts that share them.
+    numbers are days since then. `span`: ends of the y axis, for charts that share them. `low_legend`: the legend is at
+    the bottom instead of the top.
     """
 
     width: float
@@ -51,6 +52,7 @@ class Chart:
     title: str = ""
     names: Sequence[str] = ()
     whole: bool = False
+    low_legend: bool = False
     first_day: date | None = None
     span: tuple[float, float] | None = None
     _marks: list[tuple[str, list[tuple[float, ...]], str]] = field(default_factory=list)
@@ -110,8 +112,9 @@ class Chart:
             yield _text(middle, self.height - 6, self.xlabel, "middle", 12)
         if self.ylabel:
             yield _text(13, (_TOP + y_end) / 2, self.ylabel, "middle", 12, turned=-90)
+        top = y_end - 14 * len(self._legend) - 8 if self.low_legend else _TOP + 8
         for row, (label, colour) in enumerate(self._legend):
-            at = _TOP + 8 + 14 * row
+            at = top + 14 * row
             yield _rule(x_end - 22, at, x_end - 6, at, colour, 2.5)
             yield _text(x_end - 26, at + 4, label, "end", 11)
 
