@@ -52,13 +52,13 @@ C, up to float32 rounding, although it is a rounded gradient:
 - *Products.* The product of two 8-bit significands is exact in float32, so a GPU's tensor cores may multiply them.
   Assumed of their accumulators: they add up at least 8 exact products at a time, each time with an error of at most
   2^-23 of the sum of magnitudes so far. So a sum of n products errs by at most n / 8 times 2^-23 of the sum of their
-  magnitudes. Norms are raised by that much (`layers/base.py`). No GPU has run this since; `tests/engine/test_gpu.py`
-  measures it where there is one.
+  magnitudes. Norms are raised by that much (`layers/base.py`). `tests/engine/test_gpu.py` measures it where there is a
+  GPU; it held on an H200.
 - *Factors.* A clip factor f times d has 24 bits. `product` splits e = f d into hi + lo of 8 bits each. If e has
   exponent k, then |e - hi| <= 2^(k - 8). The difference is exact, and rounding it to lo errs by at most 2^(k - 17),
   which is at most 2^-17 |e|. With S = sum_t |a_t| |d_t|, a part of the sum errs by at most (2^-17 + 2^-24) f S in norm.
-  Where a rule rescaled d beforehand, its norm errs by 2^-17 S, too. Hence factors are computed from |g| + `LOST` S
-  instead of |g|. Then what an example adds has norm at most f |g| + f LOST S <= C.
+  `LOST` is twice that. Factors are computed from |g| + `LOST` S instead of |g|. Then what an example adds has norm at
+  most f |g| + f LOST S <= C.
 
 The price also requires that the other examples' parts of a sum do not change when one example is added or removed. In
 float32 this holds up to rounding. In rounded passes a part would change by 8-bit rounding if a library computes a row

@@ -214,14 +214,15 @@ class Runtime(Section):
     dtype: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
         "float32",
         description="Of passes through a model; parameters, norms, sums and noise stay float32. bfloat16: for large"
-        " models on an A100, H100 or a later GPU, whose tensor cores then also multiply for norms and sums (no GPU has"
-        " run this yet). tf32: rounds products of passes alone, on the same GPUs. On a CPU and on older GPUs: float32.",
+        " models on an A100, H100 or a later GPU, whose tensor cores then also multiply for norms and sums. tf32:"
+        " rounds products of passes alone, on the same GPUs. On a CPU and on older GPUs: float32.",
     )
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Run steps as programs that torch.compile makes (needs a C++ compiler; not with tf32). On an H100,"
-        " compiling a small network took 20 s and made its steps 4 to 9 times as fast; bfloat16 was not yet compiled"
-        " there. auto: on a GPU, for at least 10,000 steps of a model that can be compiled; never on a CPU.",
+        description="auto: on a GPU, start the kernels of a step together, as a CUDA graph, from 20 steps of a model"
+        " that draws nothing at random; its Python code then runs only once. true: make one program of a step by"
+        " torch.compile, for long trainings (needs a C++ compiler; not with tf32): on an H100, compiling a small"
+        " network took 20 s and made its steps 4 to 9 times as fast. false: neither, as auto on a CPU.",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads; torch's own choice when left out."

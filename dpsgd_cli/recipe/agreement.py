@@ -258,7 +258,7 @@ def _compiling(recipe: Experiment) -> Problems:
         kind = recipe.method.kind
         yield f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
     if recipe.runtime.dtype == "tf32":
-        yield "runtime.compile: a program cannot round the products of passes alone, as tf32; use bfloat16 or float32"
+        yield "runtime.compile: a program cannot round products of passes alone, as tf32; use auto, bfloat16 or float32"
 
 
 def _unit(recipe: Experiment) -> Problems:

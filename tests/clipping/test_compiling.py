@@ -430,7 +430,7 @@ def test_a_recipe_trains_the_same_weights(tmp_path: Path) -> None:
     ("name", "changes", "reason"),
     [
         ("lee2018/dp-agd", (), "not those of dp-agd"),
-        ("quickstart", ("runtime.dtype=tf32",), "use bfloat16 or float32"),
+        ("quickstart", ("runtime.dtype=tf32",), "use auto, bfloat16 or float32"),
     ],
 )
 def test_what_has_no_compiled_steps_is_refused(name: str, changes: tuple[str, ...], reason: str) -> None:

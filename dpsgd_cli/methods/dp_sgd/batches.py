@@ -95,13 +95,15 @@ def _watched(watcher: AuditHook, step: int, batch: Batch) -> Batch:
 
 
 def _most_rows(context: Context, compiled: bool, varies: bool) -> int:
-    """Return the examples of a piece: as many as fit in memory; of padded batches at most a public number."""
+    """Return the examples of a piece: as many as fit in memory; padded batches have equal pieces of a public width."""
     settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
     beside = context.table.members.shape[1] if isinstance(context.table, UnitTable) else 1
     most = max(1, context.most_rows // (beside if augment is None else augment.copies))
     if not (context.pack.session.rounds or compiled) or settings.batch is None:
         return most
-    return min(most, width_of(settings.batch) if varies else settings.batch)
+    wide = width_of(settings.batch) if varies else settings.batch
+    pieces = -(-wide // min(most, wide))
+    return -(-wide // pieces)
 
 
 def _wrapped(sampler: Sampler, context: Context, most_rows: int, compiled: bool) -> Sampler:
