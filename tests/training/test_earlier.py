@@ -22,7 +22,7 @@ from dpsgd_cli.results import book as books
 from dpsgd_cli.results import reading, report, store
 from dpsgd_cli.results.book import BookTerms
 from dpsgd_cli.results.comparison import equal_budgets
-from tests.conftest import GRADIENT, OWN, Train, WriteRecipe, recipe_writer
+from tests.conftest import GRADIENT, OWN, StopAt, Train, WriteRecipe, recipe_writer
 
 PRIVATE = {**OWN, "split": {"test": 0.25}, "evaluation": "private"}
 METHOD = {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5, "preconditioner": None}
@@ -279,6 +279,14 @@ def test_a_book_has_both_or_refuses(tmp_path: Path, train: Train) -> None:
     (tmp_path / "a.book").write_text("".join(lines[:1]))
     with pytest.raises(DpsgdError, match="an old copy of the book"):
         train(path, "name=again", f"privacy.start={booked}", "privacy.book=a.book")
+
+
+def test_a_training_that_was_stopped_goes_on_from_the_same_start(tmp_path: Path, train: Train, stop_at: StopAt) -> None:
+    path = write(tmp_path, epochs=4)
+    start = train(path, "name=start", save_models=True)
+    with pytest.raises(DpsgdError, match="kept"):
+        train(path, f"privacy.start={start}", progress=stop_at(2, KeyboardInterrupt()))
+    assert store.read_document(train(path, f"privacy.start={start}", resume=True))["privacy"]["epsilon"] > 7.9
 
 
 def test_a_sweep_and_an_audit_refuse_a_start(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
