@@ -62,6 +62,7 @@ def train(
     resume: bool = False,
     finish: bool = False,
     book: str | Path | None = None,
+    start: Result | str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train a model, as `dpsgd train` does, and open its result.
@@ -85,6 +86,8 @@ def train(
         out: The folder in which the result directory is written; a complete one is reused.
         resume, finish: Continue an interrupted run, or make a result of its last checkpoint.
         book: The budget book of the table, which is charged before anything is released (`dpsgd budget`).
+        start: An own private result, or its folder, whose weights the training starts from: the statement is then of
+            both, and their epsilons and deltas add up (`results/earlier.py` has the proof).
         say: Receives the lines that the command prints on stderr.
 
     Raises the errors of `dpsgd_cli.errors`. A fifth of the records are held out and measured in private, at no further
@@ -94,7 +97,9 @@ def train(
     options = loop.Options(Path(out), resume, say=say or loop.silence, save_models=True)
     lists = (missing or {}, drop, fitted_before, columns or {})
     stated = StatedFacts(bounds, categories or {}, classes, target_bounds, *lists)
-    charged = () if book is None else assignments({"privacy.book": str(Path(book).resolve())})
+    folder = start.directory if isinstance(start, Result) else start
+    beside = {"privacy.book": book, "privacy.start": folder}
+    charged = assignments({key: str(Path(one).resolve()) for key, one in beside.items() if one is not None})
     if isinstance(recipe, str | Path) or (isinstance(recipe, Mapping) and not memory.are_columns(recipe)):
         if stated != StatedFacts() or (target, model, epsilon, delta) != (None, None, None, None):
             raise UsageError("train: a recipe has its own data and budget; give records, or set keys with overrides")

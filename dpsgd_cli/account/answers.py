@@ -18,6 +18,7 @@ from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import Composition, warnings_of
 from dpsgd_cli.accounting.tradeoff import Attacker, strongest
 from dpsgd_cli.common.terminal import waiting
+from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 
 NOISE = "noise multiplier"
@@ -48,7 +49,7 @@ class Row:
 
     @property
     def rho(self) -> float | None:
-        return None if self.priced is None or self.epsilon is None else self.priced.rho()
+        return None if self.priced is None or self.epsilon is None or self.case.start else self.priced.rho()
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,14 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 
     Returns a row without epsilon if the accountant does not cover the case. A terminal shows what takes long.
     """
-    priced = None
+    priced, start = None, case.start
+    if start is not None and at_epsilon is None and (case.together, case.group, case.choice) == (None, 1, None):
+        row = price(replace(case, start=None), accountant)
+        if row.epsilon is None:
+            return replace(row, case=case)
+        epsilon, delta = row.epsilon + start["epsilon"], row.delta + start["delta"]
+        terms = f"{epsilon_text(row.epsilon)} + {epsilon_text(start['epsilon'])} of the earlier result"
+        return replace(row, case=case, epsilon=epsilon, delta=delta, note=f"{row.note}; {terms}")
     with waiting(accountant.name):
         try:
             priced = case.composition

@@ -22,7 +22,7 @@ from dpsgd_cli.accounting.search import NOISE, Interval, gap_of, solve_at_limit
 from dpsgd_cli.accounting.statement import Composition, epsilon_at_least
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism, UsageError
-from dpsgd_cli.results.guarantee import ASSUMED, FIXED
+from dpsgd_cli.results.guarantee import ASSUMED, FIXED, SUM
 
 BATCH_SIZE = "batch-size"
 DEFAULT_DELTA = 1e-5
@@ -96,6 +96,8 @@ class Case:
     - `is_budget`: releases are chosen during a trial, so that the price is the budget of its filter.
     - `parameters` may be solved for; True if a larger value costs more. `free` is the one that was left out. `changed`
       returns the case with another value; `plans` solves where the planner of a recipe does.
+    - `start`: the earlier result that the training starts from (`results/earlier.py`). Only the sum of both epsilons is
+      stated, by `answers.price`; everything else is refused.
     - `together`: number of published trials that are priced jointly; None prices one, the most expensive. `group` and
       `choice`: as in `Composition`.
     """
@@ -122,6 +124,7 @@ class Case:
     changed: Callable[[str, float], Case] | None = None
     plans: Callable[[str, Target, Accountant, int], float] | None = None
     assumed: str = FIXED
+    start: Mapping[str, Any] | None = None
     together: int | None = None
     group: int = 1
     choice: Choice | None = None
@@ -159,6 +162,8 @@ class Case:
         """Return why no accountant can state a guarantee for the case; None if one may."""
         if self.refused is not None:
             return self.refused
+        if self.start is not None:
+            return "of a training and the earlier result that it starts from, only epsilon at a delta is stated"
         if self.together is None and self.choice is None:
             return None
         reason = self.apart(self.together or 2)
@@ -184,7 +189,8 @@ class Case:
         """Return all conditions of the statement, and remarks on it."""
         several = (self.together or 1) > 1 and self.no_statement() is None
         joint = [f"{count(self.together or 1, 'trial')} together: {self.assumed}"] if several else []
-        return [*self.told, *joint, *self.missing, *self.uncovered]
+        both = [] if self.start is None else [f"with the earlier result that the training starts from. {SUM}"]
+        return [*self.told, *both, *joint, *self.missing, *self.uncovered]
 
     def with_value(self, parameter: str, value: float) -> Case:
         """Return the case with `parameter` set to `value`; UsageError if the case has no such parameter."""

@@ -18,6 +18,7 @@ from dpsgd_cli.common.text_format import count, epsilon_text
 from dpsgd_cli.errors import DpsgdError, RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results import prices, report, store
+from dpsgd_cli.results.earlier import earlier_of
 from dpsgd_cli.results.result import Row
 
 FORGERY = (
@@ -50,6 +51,8 @@ def verdicts(directory: Path) -> list[Verdict]:
         ("page", lambda: _page(directory)),
         ("code", lambda: _code(directory, document)),
     ]
+    if privacy.get("start") is not None:
+        checks.insert(1, ("start", lambda: _start(directory, document)))
     for what, check in checks:
         try:
             wrong, told = check()
@@ -63,7 +66,17 @@ def _claim(privacy: Row) -> str:
     if privacy["accountant"] is None:
         return "no privacy is claimed"
     epsilon = "no finite epsilon" if privacy["epsilon"] is None else f"epsilon {epsilon_text(privacy['epsilon'])}"
-    return f"{epsilon} at delta {privacy['delta']:g} is what the ledger costs ({privacy['accountant']})"
+    both = "" if privacy.get("start") is None else ", with the earlier result that it started from"
+    return f"{epsilon} at delta {privacy['delta']:g} is what the ledger costs ({privacy['accountant']}){both}"
+
+
+def _start(directory: Path, document: Row) -> tuple[list[str], str]:
+    """Return where the earlier result, which is checked whole, is not what this one says that it started from."""
+    earlier = earlier_of(load_recipe(str(directory / "recipe.yaml")))
+    assert earlier is not None, "the claim was compared with the recipe"
+    told = document["privacy"]["start"]
+    wrong = [f"{name} is {own}, and {told[name]} is told" for name, own in earlier.record.items() if told[name] != own]
+    return wrong, f"{earlier.folder.name} is the earlier result whose epsilon and delta are added"
 
 
 def _ledger(directory: Path, document: Row) -> tuple[list[str], str]:

@@ -14,12 +14,13 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
-from dpsgd_cli.results.reading import RESULT, data_and_folds, recipe_text_of
+from dpsgd_cli.results.reading import RESULT, data_and_folds, hides_start, recipe_text_of
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 
 LEDGER = "ledger.jsonl"
 ALONE = "nothing vouches for this ledger: there is no result.json beside it that says how many lines it had, and which"
+STARTED = "one of these results starts from an earlier one, and only the sum of their epsilons is proved; give it alone"
 GONE = "the sweep lists this cell, which has neither a result nor a record that it failed"
 
 
@@ -44,7 +45,10 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
         path for place in places if place.is_dir() for path in sorted(place.rglob("*.result.json")) if _chooses(path)
     ]
     label = " and ".join(dict.fromkeys(place.name or str(place) for place in places))
-    delta = delta or min((float(privacy["delta"]) for privacy in vouched), default=DEFAULT_DELTA)
+    starts = [privacy.get("start") for privacy in vouched]
+    own = [privacy if start is None else start["own"] for privacy, start in zip(vouched, starts, strict=True)]
+    delta = delta or min((float(one["delta"]) for one in own), default=DEFAULT_DELTA)
+    of_several = STARTED if any(starts) and len(paths) > 1 else None
     by_ledger = [[trials[trial] for trial in sorted(trials)] for trials in map(read_entries, paths)]
     trials = [trial for own in by_ledger for trial in own]
     entries = [entry for trial in trials for entry in trial]
@@ -81,7 +85,8 @@ def read_ledgers(sources: Sequence[str], delta: float | None) -> Case | None:
         unit=unit,
         own_trials=len(trials),
         recorded=True,
-        refused=_shared_noise(paths, by_ledger, alone),
+        refused=of_several or _shared_noise(paths, by_ledger, alone),
+        start=starts[0] if len(paths) == 1 and starts else None,
         told=(
             *([f"{label}: {ADAPTIVE}"] if is_budget else []),
             *([f"{label}: {EXPERIMENT}"] if seeded else []),
@@ -149,6 +154,8 @@ def _document(ledger: Path) -> Row | None:
     document = read_whole(ledger.parent)
     if document["privacy"]["accountant"] is None:
         raise DataError(f"{ledger.parent}: was trained without privacy, so there is nothing to account for")
+    if hides_start(ledger.parent, document):
+        raise DataError(f"{ledger.parent}: does not say what it started from; `dpsgd check` has all verdicts")
     return document
 
 
@@ -160,4 +167,5 @@ def _run(ledger: Path, document: Row | None, adjacency: str | None) -> Run:
     from dpsgd_cli.results.evaluated import identities_in, records_of  # recipes; most ledgers have none
 
     data, folds = data_and_folds(recipe_text_of(ledger.parent / "recipe.yaml"))
-    return Run(name, seeds, adjacency, records_of(data, folds, identities_in(document["provenance"])))
+    records = records_of(data, folds, identities_in(document["provenance"]))
+    return Run(name, seeds, adjacency, records, document["privacy"].get("start") is not None)

@@ -196,7 +196,7 @@ def rows_of(asked: Asked, cases: Sequence[Case]) -> list[answers.Row]:
         else:
             found = [answers.price(case, accountant, asked.at_epsilon) for accountant in named]
             priced = next((row.priced for row in found if row.priced is not None), None)
-            attack = priced.attack() if asked.attacker and priced is not None else None
+            attack = priced.attack() if asked.attacker and priced is not None and case.start is None else None
             rows += [dataclasses.replace(row, attack=attack) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
         reasons = answers.reasons_of(rows).items()

@@ -26,6 +26,7 @@ from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.results.earlier import earlier_of
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.guarantee import ADAPTIVE, EXPERIMENT, unit_words
 from dpsgd_cli.schedules.settings import NoiseSchedule, Schedule
@@ -94,6 +95,7 @@ def of_recipe(loaded: LoadedRecipe, delta: float | None = None) -> Case:
         told=(f"{recipe.name}: {EXPERIMENT}",) if recipe.seed is not None else (),
         uncovered=tuple(uncovered_steps(recipe.data, recipe.adjacency, loaded.base)),
         is_budget=is_budget,
+        start=None if (earlier := earlier_of(loaded)) is None else earlier.record,
         budget=Target(own.epsilon) if isinstance(own, EpsilonBudget) else Target(rho=None if own is None else own.rho),
         parameters=_parameters(recipe, privacy.schedule),
         changed=lambda parameter, value: of_recipe(_changed(loaded, parameter, value, stated), delta),

@@ -43,13 +43,14 @@ class Run:
     """Trials of one recipe, with the facts that their ledgers do not contain.
 
     `seeds` has one entry a trial, None for noise of the operating system. `adjacency` is None without privacy. `seeds`
-    or `records` is None if it is not known.
+    or `records` is None if it is not known. `started`: from an earlier result, whose price is in each trial's own.
     """
 
     name: str
     seeds: Sequence[int | None] | None
     adjacency: str | None
     records: Records | None
+    started: bool = False
 
 
 def why_apart(runs: Sequence[Run], trials: int | None = None) -> str | None:
@@ -62,6 +63,11 @@ def why_apart(runs: Sequence[Run], trials: int | None = None) -> str | None:
         trials = sum(2 if run.seeds is None else len(run.seeds) for run in runs)
     if trials < 2:
         return None
+    if started := next((run.name for run in runs if run.started), None):
+        return (
+            f"{started} starts from an earlier result, and of both only the sum of their epsilons is proved; ask about"
+            " one trial at a time"
+        )
     return _noise(runs) or why_records_apart(runs) or _adjacency(runs)
 
 

@@ -61,6 +61,8 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
         options = dataclasses.replace(options, reads_file=False)
         recipe = recipe.changed(privacy=recipe.privacy.changed(book=None))
         loaded = dataclasses.replace(loaded, recipe=recipe)
+    if recipe.privacy is not None and recipe.privacy.start is not None:
+        raise UsageError(f"{loaded.source}: audit its own releases without the earlier result: privacy.start=null")
     if recipe.privacy is None:
         raise UsageError(f"{loaded.source}: trains without privacy, so it claims nothing that an audit could refute")
     outline = data.outline(recipe.data, loaded.base)

@@ -53,10 +53,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @BOOK
 @click.option("--plot", is_flag=True, help="Draw pictures, as PNG and SVG.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained HTML page.")
-@click.option("--with-nonprivate", is_flag=True,
-              help="Also draw values computed on training records without noise. Do not publish them.")  # fmt: skip
 def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, metric: str | None, plot: bool,
-            report: Path | None, with_nonprivate: bool, book: Path | None, **terms: Any) -> None:  # fmt: skip
+            report: Path | None, book: Path | None, **terms: Any) -> None:  # fmt: skip
     """Compare recipes and results on equal budgets, seeds and test records.
 
     Recipes without a result are trained; result directories (also the folder of a sweep) are read as they are.
@@ -70,8 +68,7 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
       dpsgd compare mine.yaml lee2018/dp-agd --data-of mine.yaml --epsilon 0.5,1,3 --report mine.html
     """
     sources = with_book(sources, book)
-    shared = report is not None and not with_nonprivate
-    _check_public(metric, shared)
+    _check_public(metric, report)
     overrides = tuple(source for source in sources if "=" in source and not Path(source).exists())
     places = [Path(source) for source in sources if source not in overrides and Path(source).is_dir()]
     recipes = [source for source in sources if source not in overrides and not Path(source).is_dir()]
@@ -97,11 +94,11 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
         for entry in entries
     ]
     found = comparisons.compare(named, metric, baseline)
-    _check_public(found.metric, shared)
+    _check_public(found.metric, report)
     click.echo(comparison_report.to_markdown(found), nl=False)
     place = results / found.folder if out is None else out
     written = comparison_report.write(found, place)
-    pictures = draw(found, place, with_nonprivate) if plot or report is not None else {}
+    pictures = draw(found, place) if plot or report is not None else {}
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(report, comparison_report.page(found, pictures))
@@ -109,10 +106,7 @@ def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, me
     click.echo(f"written to {place}: {names}{'' if report is None else f'; the page is {report}'}", err=True)
 
 
-def _check_public(metric: str | None, shared: bool) -> None:
-    """Raise UsageError for a non-private metric if the comparison becomes a page to be `shared`."""
-    if shared and metric is not None and metric.startswith("nonprivate_"):
-        raise UsageError(
-            f"{metric} is computed on training records without noise: choose another --metric, or give"
-            " --with-nonprivate, and do not publish the page"
-        )
+def _check_public(metric: str | None, report: Path | None) -> None:
+    """Raise UsageError for a non-private metric if the comparison becomes a page, which is made to be shared."""
+    if report is not None and metric is not None and metric.startswith("nonprivate_"):
+        raise UsageError(f"{metric} is computed on training records without noise; choose another --metric for a page")

@@ -19,7 +19,8 @@ from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.common.text_format import count, visible
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.results import report, store, summary
+from dpsgd_cli.results import guarantee, report, store, summary
+from dpsgd_cli.results.earlier import earlier_of, total
 from dpsgd_cli.training.plans import declared_by_model, resolve_auto
 
 
@@ -90,6 +91,12 @@ def _rehearse(loaded: LoadedRecipe) -> None:
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
+    if (earlier := earlier_of(settled)) is not None:
+        price = plan.guarantee()
+        both = {**earlier.record, "own": {"epsilon": price.epsilon, "delta": plan.delta}}
+        epsilon, delta = total(price.epsilon, plan.delta, both)
+        stated = guarantee.epsilon_words({"epsilon": epsilon, "delta": delta, "bound": price.bound})
+        click.echo(f"with the result that it starts from: epsilon {stated}: {guarantee.start_words(both)}")
     click.echo(
         summary.plan_text(plan, settled.recipe, [*outline.declarations, *declared_by_model(settled)], settled.chosen)
     )

@@ -522,7 +522,10 @@ def _of_texts(name: str, texts: list[str], rows: int, coded: bool) -> Use:
         return use
     kind = "codes" if coded else "category"
     if different <= MOST_CATEGORIES:
-        return Use(kind, "category", "its values, read from the file", values=tuple(sorted(texts)))
+        spelt = Counter(one.strip().casefold() for one in texts)
+        alike = sorted(repr(one) for one in texts if spelt[one.strip().casefold()] > 1)
+        apart = f"; told apart, though they look alike: {', '.join(alike)}" if alike else ""
+        return Use(kind, "category", f"its values, read from the file{apart}", values=tuple(sorted(texts)))
     near = "that it names no person: nearly each row has its own" if rows < 1.5 * different else ""
     told = near or "nothing: no value of it is in the recipe or the model"
     return Use(f"{kind}, {different} different", "hash", told)

@@ -430,6 +430,7 @@ class _OddRow(_Unreadable):
     def __init__(self, number: int, cells: int, names: int) -> None:
         more = " Or are they row names, as R writes them (data.format: {extra: first}), or a separator at the end of"
         more = f"{more} each line (extra: last)?" if cells == names + 1 else ""
+        more = " Or is it a total or a note, which is no record? Take it out of the file." if cells < names else more
         super().__init__(f"row {number} has {cells} cells, not {names}; is data.format.separator right?{more}")
 
 

@@ -156,6 +156,12 @@ class Privacy(Section):
         " run may release is charged to it before the run starts.",
         examples=["patients.book"],
     )
+    start: str | None = Field(
+        None,
+        description="Folder of a private result, relative to the recipe, whose weights the training starts from. The"
+        " statement is then of both: their epsilons and their deltas add up.",
+        examples=["results/first-1a2b3c4d"],
+    )
     noise: Noise | None = Field(
         None, description="Correlation of the noise between steps; left out, all noise is independent."
     )

@@ -98,6 +98,17 @@ def _updates(recipe: Experiment) -> Problems:
             yield f"method.{key}: {method.kind} makes updates of its own; use dp-sgd with larger batches"
 
 
+def _start(recipe: Experiment) -> Problems:
+    """Refuse to start from a result where a method has a start of its own, or where test records are trained on."""
+    method, privacy = recipe.method, recipe.privacy
+    if privacy is None or privacy.start is None:
+        return
+    if not isinstance(method, DpSgdMethod | DpGdMethod) or method.one_by_one:
+        yield f"privacy.start: {method.kind} does not start from given weights in this way; use dp-sgd or dp-gd"
+    if recipe.folds is not None:
+        yield "folds: each record is tested in one fold and trained on in others; with privacy.start, leave them out"
+
+
 def _several(recipe: Experiment) -> Problems:
     """Refuse labels that are arrays, and losses, where a method, a unit or a measurement is of one label a record."""
     data, method, model = recipe.data, recipe.method, recipe.model
@@ -304,6 +315,8 @@ def preconditioner_problems(recipe: Experiment) -> Problems:
     """Yield the unmet needs of a preconditioner, and what is not proved or defined in combination with one."""
     method, model, privacy = recipe.method, recipe.model, recipe.privacy
     where = "method.preconditioner"
+    if privacy is not None and privacy.start is not None:
+        yield f"{where}: maps the rows, and privacy.start has weights for rows as they are; give null"
     if privacy is not None and privacy.budget is None:
         yield f"{where}: gets a share of privacy.budget, which is missing; give it, or leave this out"
     if privacy is not None and privacy.budget_covers == "training":
@@ -481,5 +494,5 @@ def _folds(recipe: Experiment) -> Problems:
 
 _CHECKS: tuple[Callable[[Experiment], Problems], ...] = (
     *(_privacy, _epochs, _model, _folds, _validation, _public, _augment, _rounding, _compiling, _unit, _off_grid),
-    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _rows, _inference, calibration_problems),
+    *(_on_disk, _weights, _discovery, _evaluation, _several, _updates, _rows, _start, _inference, calibration_problems),
 )

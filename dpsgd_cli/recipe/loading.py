@@ -177,8 +177,8 @@ def named_files(recipe: Recipe) -> list[str]:
     features = recipe.data.features
     if isinstance(features, PretrainedFeatures):
         names.append(features.result)
-    if recipe.privacy is not None and recipe.privacy.book is not None:
-        names.append(recipe.privacy.book)
+    if recipe.privacy is not None:
+        names += filter(None, (recipe.privacy.book, recipe.privacy.start))
     return names + own_code(recipe) + own_weights(recipe)
 
 

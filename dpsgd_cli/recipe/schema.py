@@ -31,10 +31,10 @@ class Recipe(Experiment):
             problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
         if privacy is not None and privacy.noise_source == "seeded" and self.seed is None:
             problems.append("privacy.noise_source: seeded needs a seed")
-        if privacy is not None and privacy.book is not None and self.seed is not None:
+        if privacy is not None and (privacy.book or privacy.start) and self.seed is not None:
             problems.append(
-                "seed: noise from a seed can be computed again, so it is no private release, which a book counts; leave"
-                " seed out (seed=null), or leave privacy.book out of an experiment"
+                "seed: noise from a seed can be computed again, so it is no private release, which a book counts and"
+                " privacy.start adds; leave seed out (seed=null), or leave both out of an experiment"
             )
         if privacy is not None and self.data.coins is not None:
             problems.append("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")

@@ -114,8 +114,9 @@ class Chart:
             yield _text(13, (_TOP + y_end) / 2, self.ylabel, "middle", 12, turned=-90)
         top = y_end - 14 * len(self._legend) - 8 if self.low_legend else _TOP + 8
         for row, (label, colour) in enumerate(self._legend):
-            yield _rule(x_end - 22, top + 14 * row, x_end - 6, top + 14 * row, colour, 2.5)
-            yield _text(x_end - 26, top + 4 + 14 * row, label, "end", 11)
+            at = top + 14 * row
+            yield _rule(x_end - 22, at, x_end - 6, at, colour, 2.5)
+            yield _text(x_end - 26, at + 4, label, "end", 11)
 
 
 def beside(charts: Sequence[Chart], across: int) -> str:

@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Entry:
-    """One result: its method's label, the target epsilon (None: the recipe's own budget), and its document."""
+    """One result: its method's label, the target epsilon (None: the recipe's own budget), and its document.
+
+    `settings`: the keys by which a sweep told its cells apart.
+    """
 
     method: str
     target: float | None
     directory: Path
     document: Row
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def privacy(self) -> Row:
@@ -125,8 +129,9 @@ class Entry:
         records = records_of(*self._tested)
         adjacency = self.privacy["adjacency"]
         return joint_composition.Run(
-            self.directory.name, seeds, adjacency and adjacency_label(adjacency, self.privacy.get("unit")), records
-        )
+            self.directory.name, seeds, adjacency and adjacency_label(adjacency, self.privacy.get("unit")), records,
+            self.privacy.get("start") is not None,
+        )  # fmt: skip
 
     def sample(self, metric: str) -> Sample | None:
         """Return the metric of every trial; None if a trial has no value."""
@@ -138,7 +143,7 @@ class Entry:
 
 
 def read_entries(directory: Path) -> list[Entry]:
-    """Read the result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
+    """Read the result in `directory`, or all results in it (a sweep's folder, in its order), by name and settings.
 
     For a folder of results, only each `result.json` and its ledger are checked here. The other files are checked when
     they are read, because there may be thousands. Raises DataError if there is no result, or if one claims less than
@@ -147,29 +152,31 @@ def read_entries(directory: Path) -> list[Entry]:
     if store.is_complete(directory):
         document = store.read_whole(directory)
         prices.refuse_false(directory, document)
-        return [Entry(document["name"], None, directory, document)]
-    labels = _labels_of_sweeps(directory)
+        name, settings = _cells_of_sweeps(directory.resolve().parent).get(directory.name, (document["name"], {}))
+        return [Entry(name, None, directory, document, settings)]
+    cells = _cells_of_sweeps(directory)
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
     if not with_results:
         raise DataError(f"{directory}: holds no results")
-    entries = []
-    for found in with_results:
+    entries, places = [], list(cells)  # in the order of the sweep
+    for found in sorted(with_results, key=lambda path: places.index(path.name) if path.name in cells else -1):
         document = store.read_document(found)
         reading.checked(found, document, "ledger.jsonl")
         prices.refuse_false(found, document)
-        entries.append(Entry(labels.get(found.name, found.name), None, found, document))
+        name, settings = cells.get(found.name, (found.name, {}))
+        entries.append(Entry(name, None, found, document, settings))
     return entries
 
 
-def _labels_of_sweeps(directory: Path) -> dict[str, str]:
-    """Map the directory name of each cell of a sweep to a label with its settings."""
-    labels = {}
+def _cells_of_sweeps(directory: Path) -> dict[str, tuple[str, Row]]:
+    """Map the directory name of each cell of the sweeps in `directory` to a label with its settings, and to these."""
+    found = {}
     for index in directory.glob(f"*{store.INDEX}"):
         for cell in files.read_json(index)["cells"]:
             settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in cell["settings"].items())
             name = cell["directory"].rpartition("-")[0]
-            labels[cell["directory"]] = f"{name} ({settings})" if settings else name
-    return labels
+            found[cell["directory"]] = (f"{name} ({settings})" if settings else name), cell["settings"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -388,9 +395,9 @@ def equal_budgets(a: Row, b: Row) -> bool:
 
 
 def _terms(privacy: Row) -> tuple[Any, ...]:
-    """Return the budget that a recipe names, what it covers, and the releases outside of it."""
+    """Return the budget that a recipe names, what it covers, and what is outside of it."""
     covers = privacy.get("budget_covers", "total")
     # if a method chooses its releases, `parts` is what it spent; its preprocessing is fixed all the same
     parts = privacy.get("parts") or (privacy.get("spent") or {}).get("parts", {})
     before = {label: part for label, part in parts.items() if label in PREPROCESS}
-    return privacy.get("budget"), covers, before if covers == "training" else {}
+    return privacy.get("budget"), covers, before if covers == "training" else {}, privacy.get("start")

@@ -20,8 +20,8 @@ from dpsgd_cli.results.guarantee import percent, price_terms, setting_terms, tog
 from dpsgd_cli.results.result import NONPRIVATE, Row
 
 TITLES = {
+    "metric-by-setting": "{metric} by what the sweep varied",
     "metric-by-epsilon": "{metric} by budget",
-    "nonprivate_objective-by-epsilon": "Training objective by budget (computed without privacy: do not publish)",
     "metric-by-epoch": "{metric} by epoch",
     "noise-by-epoch": "Noise multiplier by epoch",
     "budget-by-epoch": "Budget spent by epoch",

@@ -12,7 +12,7 @@ import yaml
 
 from dpsgd_cli import __version__
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
-from dpsgd_cli.results.guarantee import neighbours, outside
+from dpsgd_cli.results.guarantee import SUM, neighbours, outside, start_words
 from dpsgd_cli.results.result import Row
 
 NAME = "deployment.yaml"
@@ -29,6 +29,7 @@ def deployment(document: Row) -> str:
     privacy, unit = document["privacy"], document["privacy"].get("unit")
     hidden = NEIGHBOURS[privacy["adjacency"]]
     stated = {name: privacy[name] for name in ("epsilon", "delta", "rho") if privacy[name] is not None}
+    began = "" if (start := privacy.get("start")) is None else f" Of both results: {start_words(start)}. {SUM}."
     about: dict[str, Any] = {
         "basic": {
             "name": document["name"],
@@ -69,7 +70,7 @@ def deployment(document: Row) -> str:
         },
         "accounting": {
             "post_processing": "Predictions, reports and explanations are computed from the released weights alone.",
-            "composition": f"All releases of the ledger together. Scope: {privacy['scope']}.",
+            "composition": f"All releases of the ledger together. Scope: {privacy['scope']}.{began}",
         },
         "implementation": {
             "preprocessing_and_hyperparameter_tuning": f"{_FORM}what was tried on the same data, at what price",

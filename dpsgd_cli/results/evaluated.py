@@ -197,6 +197,11 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
     return Records(tested.source, f"{how} on {tested.records}{public_validation(data)}{read}", folds)
 
 
+def protects_all(data: Mapping[str, Any]) -> bool:
+    """Return whether a private recipe's statement is of every record of its `data:` section, held out or not."""
+    return data.get("evaluation") == "private" and data.get("public") is None and not public_validation(data)
+
+
 def _read_as(data: Mapping[str, Any]) -> str:
     """Return words for the settings by which records are read, if coins of their content as read cut them; else "".
 
@@ -218,4 +223,5 @@ def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     data = tested_section(resolved(recipe))
     places = {file: str((loaded.base / file).resolve()) for file in read_from(data)}
     adjacency = None if recipe.privacy is None else adjacency_label(recipe.adjacency, recipe.privacy.unit)
-    return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))
+    started = recipe.privacy is not None and recipe.privacy.start is not None
+    return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places), started)

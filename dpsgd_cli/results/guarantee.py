@@ -26,6 +26,10 @@ NOT_HIDDEN = (
     "The guarantee does not hide what the data say about people in general, which is what a model is for. That may"
     " reveal something even about people who are not in the data."
 )
+SUM = (
+    "The sum holds for a further budget that was fixed before the earlier result was seen; if it was chosen later, for"
+    " every limit that was fixed before and that the sum keeps"
+)
 SEVERAL_TRIALS = "`dpsgd account --trials all` on the folder that holds these results prices all of them together."
 
 
@@ -40,6 +44,15 @@ def epsilon_words(stated: Privacy) -> str:
 def book_words(charged: Mapping[str, str]) -> str:
     """Return which book a result was charged to (`privacy.book`), by random ids."""
     return f"budget book {charged['book']}, entry {charged['charge']}"
+
+
+def start_words(start: Mapping[str, Any]) -> str:
+    """Return the terms of a sum: the price of a training, and of the earlier result that it started from."""
+    own, earlier = (
+        f"{'not finite' if one['epsilon'] is None else epsilon_text(one['epsilon'])} at delta {one['delta']:g}"
+        for one in (start["own"], start)
+    )
+    return f"{own} of this training, and {earlier} of the earlier result (ledger {start['ledger_sha256'][:8]}...)"
 
 
 def neighbours(privacy: Privacy) -> str:
@@ -57,6 +70,7 @@ def price_terms(privacy: Privacy) -> Terms:
     if privacy["accountant"] is None:
         return [("privacy", f"none: {NO_PRIVACY}")]
     found = [("epsilon", f"{epsilon_words(privacy)}{_rho_words(privacy['rho'], ', rho ')}")]
+    found += [("of both", f"{start_words(start)}. {SUM}.")] if (start := privacy.get("start")) is not None else []
     found += _part_terms(privacy.get("parts", {}))
     if (spent := privacy.get("spent")) is not None:
         epsilon = "none" if spent["epsilon"] is None else metric_text(spent["epsilon"])
@@ -183,6 +197,11 @@ def meaning(privacy: Privacy) -> list[str]:
     ]
     if privacy["bound"] != "upper":
         found[0] = found[0].replace("Proved", "Estimated, not proved,")
+    if (start := privacy.get("start")) is not None:
+        found.append(
+            f"The training started from an earlier result on private records, and the statement is of both: epsilon"
+            f" {start_words(start)}. {SUM}."
+        )
     return found + ([f"{ADAPTIVE.capitalize()}."] if privacy.get("spent") is not None else [])
 
 

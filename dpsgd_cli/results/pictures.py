@@ -24,7 +24,6 @@ from dpsgd_cli.results.result import NONPRIVATE, summarise
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _MOST = 1 << 53
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
 MOST_PANELS = 4
 MOST_NAMES = 60
 ONE_BUDGET = 1.01
@@ -97,11 +96,8 @@ def draw_curves(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
     return beside(charts, len(charts))
 
 
-def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> dict[str, Path]:
-    """Draw every picture for which there is data. Returns the PNG files by name; each has an SVG beside it.
-
-    Values computed from training records without noise are drawn only `with_nonprivate`, or if they are the metric.
-    """
+def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
+    """Draw every picture for which there is data. Returns the PNG files by name; each has an SVG beside it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,17 +108,17 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
     histories = {id(entry): read_history(entry.file("history.csv")) for entry in comparison.entries}
     metric = comparison.metric
     figures = {
-        "metric-by-epsilon": _by_budget(plt, comparison, styles, metric, in_words(metric)),
-        "nonprivate_objective-by-epsilon": _objective(plt, comparison, styles) if with_nonprivate else None,
+        "metric-by-setting": _by_setting(plt, comparison.entries, metric),
+        "metric-by-epsilon": _by_budget(plt, comparison, styles),
         "metric-by-epoch": _by_epoch(plt, comparison, styles, histories, metric),
         "noise-by-epoch": _by_epoch(plt, comparison, styles, histories, "noise_multiplier"),
         "budget-by-epoch": _by_epoch(plt, comparison, styles, histories, "epsilon"),
     }
     made: dict[str, Path] = {}
+    hidden = metric.startswith(NONPRIVATE)
     for name, figure in figures.items():
         if figure is None:
             continue
-        hidden = name.startswith(NONPRIVATE) or metric.startswith(NONPRIVATE)
         for ending, metadata in (("svg", {"Date": None}), ("png", {})):
             drawn = io.BytesIO()
             figure.savefig(drawn, format=ending, dpi=150, metadata=metadata)
@@ -149,8 +145,29 @@ def _styles(comparison: Comparison) -> Styles:
     return styles
 
 
-def _by_budget(plt: Any, comparison: Comparison, styles: Styles, metric: str, words: str) -> Any:
+def _by_setting(plt: Any, entries: Sequence[Entry], metric: str) -> Any:
+    """Draw the metric over the one key that a sweep varied, if its values are numbers."""
+    keys = {key for entry in entries for key in entry.settings}
+    given = [value for entry in entries for value in entry.settings.values() if type(value) in (int, float)]
+    if len(keys) != 1 or len(set(given)) < len(entries):
+        return None
+    found = [entry.document["metrics"].get(metric) or {"mean": None} for entry in entries]
+    both = zip(given, found, strict=True)
+    points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in both if one["mean"] is not None)
+    if not points:
+        return None
+    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    axes.errorbar(*zip(*points, strict=True), capsize=3, markersize=5, marker="o", color=COLOURS[0])
+    _scaled(plt, axes.xaxis, axes.set_xscale)
+    axes.set_xlabel(keys.pop())
+    axes.set_ylabel(f"{in_words(metric)} (mean, 95% interval)")
+    _within_accuracies(axes.get_ylim, axes.set_ylim, metric)
+    return figure
+
+
+def _by_budget(plt: Any, comparison: Comparison, styles: Styles) -> Any:
     """Draw the metric by epsilon; by method if all budgets are equal."""
+    metric = comparison.metric
     entries = [e for e in comparison.entries if (e.document["metrics"].get(metric) or {}).get("mean") is not None]
     budgets = sorted({_budget(entry) for entry in entries if entry.epsilon})
     if not budgets:
@@ -159,10 +176,8 @@ def _by_budget(plt: Any, comparison: Comparison, styles: Styles, metric: str, wo
     only = f" ({comparison.adjacencies[0]})" if len(comparison.adjacencies) == 1 else ""
     at = f"at delta {', '.join(f'{delta:g}' for delta in deltas)}{only}"
     same = budgets[-1] / budgets[0] < ONE_BUDGET
-    figure: Any = (_by_method if same else _by_epsilon)(
-        plt, entries, styles, metric, f"{words} (mean, 95% interval)", at
-    )
-    return figure
+    words = f"{in_words(metric)} (mean, 95% interval)"
+    return (_by_method if same else _by_epsilon)(plt, entries, styles, metric, words, at)
 
 
 def _budget(entry: Entry) -> float:
@@ -235,14 +250,6 @@ def _legend(axes: Any, styles: Styles) -> None:
     unique = dict(zip(labels, handles, strict=True))
     if 0 < len(unique) <= 2 * len(COLOURS):
         axes.legend(unique.values(), unique.keys(), fontsize=8, framealpha=0.9)
-
-
-def _objective(plt: Any, comparison: Comparison, styles: Styles) -> Any:
-    """Draw what all entries have: the objective, which includes each recipe's own penalties, or else the loss."""
-    for name, words in OBJECTIVES.items():
-        if all(name in entry.document["metrics"] for entry in comparison.entries):
-            return _by_budget(plt, comparison, styles, name, f"{words}, not private")
-    return None
 
 
 def _by_epoch(plt: Any, comparison: Comparison, styles: Styles, histories: dict[int, Any], column: str) -> Any:

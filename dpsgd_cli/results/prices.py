@@ -23,6 +23,7 @@ from dpsgd_cli.accounting.statement import Composition
 from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.errors import DataError, DpsgdError
+from dpsgd_cli.results import reading
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.users.settings import PERSON
 
@@ -116,6 +117,8 @@ def problems_of(directory: Path, document: Row) -> list[str]:
     privacy, ledger = document["privacy"], directory / "ledger.jsonl"
     if privacy["accountant"] is None:
         return []
+    if reading.hides_start(directory, document):
+        return ["its recipe and its claim do not agree on whether it started from an earlier result"]
     trials = read_entries(ledger)
     entries = [entry for own in trials.values() for entry in own]
     found = [
@@ -137,12 +140,18 @@ def problems_of(directory: Path, document: Row) -> list[str]:
 
 def _of_prices(document: Row, trials: dict[int, list[LedgerEntry]]) -> list[str]:
     privacy = document["privacy"]
-    name, delta = privacy["accountant"], privacy["delta"]
+    name, start = privacy["accountant"], privacy.get("start")
+    delta = privacy["delta"] if start is None else start["own"]["delta"]
     found = []
     if privacy["bound"] != accountants.get(name).bound:
         found.append(f"the epsilon is claimed as {privacy['bound']}; {name} states {accountants.get(name).bound}")
     parts = {trial: [[unscaled(r) for r in part] for part in priced_parts(own)] for trial, own in trials.items()}
     costs = {trial: max(epsilon(name, part, delta) for part in own) for trial, own in parts.items()}
+    if start is not None:
+        # what is proved together with the earlier result is a sum, and nothing else (`results/earlier.py`)
+        if privacy["delta"] < start["delta"] + delta or (privacy["rho"], privacy.get("attacker")) != (None, None):
+            found.append("delta is not the sum of both, or more than the sum is claimed of both together")
+        costs = {trial: start["epsilon"] + cost for trial, cost in costs.items()}
     claims = [("epsilon", privacy["epsilon"], max(costs.values()))]
     claims += [
         (f"epsilon of trial {row['trial']}", row.get("epsilon"), costs[row["trial"]]) for row in document["trials"]

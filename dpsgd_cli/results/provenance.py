@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import dpsgd_cli
-from dpsgd_cli.common.package_files import files_of
+from dpsgd_cli.common.package_files import MODEL, files_of
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.memory import is_there
 from dpsgd_cli.engine.settings import PythonModel
@@ -71,8 +71,16 @@ def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
 
 
 def weights_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """Return the SHA-256 of the file of `model.weights`, or of each file of `model.folder`, by name in the recipe."""
-    return {name: sha256(loaded.base / name) for name in _weights(loaded)}
+    """Return the SHA-256 of the file of `model.weights`, or of each file of `model.folder`, by name in the recipe.
+
+    With `privacy.start`, also that of the model that the training starts from.
+    """
+    return {name: sha256(loaded.base / name) for name in [*_weights(loaded), *_start(loaded)]}
+
+
+def _start(loaded: LoadedRecipe) -> list[str]:
+    privacy = loaded.recipe.privacy
+    return [] if privacy is None or privacy.start is None else [f"{privacy.start.rstrip('/')}/{MODEL}"]
 
 
 def _weights(loaded: LoadedRecipe) -> list[str]:
@@ -86,7 +94,7 @@ def model_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     """Return the SHA-256 of all files of a user's own model; empty for built-in models."""
     model = loaded.recipe.model
     code = {model.file: sha256(loaded.base / model.file)} if isinstance(model, PythonModel) else {}
-    return code | weights_sha256(loaded)
+    return code | {name: sha256(loaded.base / name) for name in _weights(loaded)}
 
 
 def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
@@ -103,7 +111,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
-    files = {name: loaded.base / name for name in [*named, *_weights(loaded)]} | loaded.own_code
+    files = {name: loaded.base / name for name in [*named, *_weights(loaded), *_start(loaded)]} | loaded.own_code
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if is_there(path)]

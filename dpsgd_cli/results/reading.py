@@ -12,10 +12,11 @@ write new hashes, too. You must trust the person from whom you have the result.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -81,8 +82,11 @@ WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
 
 
 def claim_of(result: ResultContent) -> Row:
-    """Return what `model.safetensors` says of its privacy: epsilon, delta, who is protected, the ledger's SHA-256."""
-    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "bound")
+    """Return what `model.safetensors` says of its privacy: epsilon, delta, who is protected, the ledger's SHA-256.
+
+    With an earlier result that the training started from (`results/earlier.py`), epsilon and delta are of both.
+    """
+    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "bound", "start")
     ledger = hashlib.sha256(_lines_of(result)).hexdigest()
     return {name: result.privacy.get(name) for name in names} | {"ledger_sha256": ledger}
 
@@ -116,6 +120,20 @@ class _Attacker(BaseModel):
     proved_by: str
 
 
+class _Price(BaseModel):
+    epsilon: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(ge=0, le=1)]
+
+
+class _Start(BaseModel):
+    """The statement of the result that a training started from, and the price of the training by itself."""
+
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(ge=0, le=1)]
+    ledger_sha256: Sha256
+    own: _Price
+
+
 class _Privacy(BaseModel):
     """The privacy statement; all fields are null without privacy."""
 
@@ -132,6 +150,7 @@ class _Privacy(BaseModel):
     parts: dict[str, _Part] = {}
     spent: _Spent | None = None
     attacker: _Attacker | None = None
+    start: _Start | None = None
     budget: dict[str, float] | None = None
     budget_covers: Literal["total", "training"] | None = None
     uncovered_steps: list[str] | None = None
@@ -329,6 +348,21 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
 
+@contextlib.contextmanager
+def _of_this_version() -> Iterator[None]:
+    """Turn what goes wrong with a recipe that is no resolved one into DataError."""
+    try:
+        yield
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        told = f"recipe.yaml: is no resolved recipe of this version ({type(error).__name__})"
+        raise DataError(f"{told}; restore the result, or remove it and train again") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _recipe(recipe_text: str) -> Any:
+    return yaml.load(recipe_text, Loader=_Loader)
+
+
 @functools.lru_cache(maxsize=256)
 def data_and_folds(recipe_text: str) -> tuple[Mapping[str, Any], int | None]:
     """Return the `data:` section of a resolved recipe, in the form of `tested_section`, and its number of folds.
@@ -337,12 +371,16 @@ def data_and_folds(recipe_text: str) -> tuple[Mapping[str, Any], int | None]:
     """
     from dpsgd_cli.results.evaluated import tested_section  # recipes, which most readers do without
 
-    try:
-        recipe = yaml.load(recipe_text, Loader=_Loader)
+    with _of_this_version():
+        recipe = _recipe(recipe_text)
         folds = recipe.get("folds")
         if not isinstance(folds, int | None):
             raise TypeError("folds")
         return tested_section(recipe), folds
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        told = f"recipe.yaml: is no resolved recipe of this version ({type(error).__name__})"
-        raise DataError(f"{told}; restore the result, or remove it and train again") from None
+
+
+def hides_start(directory: Path, document: Row) -> bool:
+    """Return whether a result and its recipe differ in whether it started from an earlier one. Raises DataError."""
+    with _of_this_version():
+        named = (_recipe(recipe_text_of(directory / "recipe.yaml")).get("privacy") or {}).get("start")
+    return (named is None) != (document["privacy"].get("start") is None)

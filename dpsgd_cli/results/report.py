@@ -17,6 +17,7 @@ from dpsgd_cli.accounting.statement import Composition
 from dpsgd_cli.accounting.tradeoff import LEAST_ERROR, Attacker, strongest
 from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
+from dpsgd_cli.engine.settings import MOST_NAMED
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
 from dpsgd_cli.results.document import Block, Bullets, Cards, Folded, Heading, Picture, TableBlock, Text, html, markdown
@@ -94,8 +95,10 @@ def _advice(found: _Read) -> list[Block]:
         " the page and the code.",
         "`dpsgd account FOLDER` states the price by every accountant that applies.",
         *["`dpsgd account FOLDER --trials all` prices all trials."] * (len(found.document["trials"]) > 1),
-        *["`dpsgd audit FOLDER` attacks trainings of the same recipe."] * (not found.is_copy),
+        *["`dpsgd audit FOLDER` attacks trainings of the same recipe."]
+        * (not found.is_copy and found.privacy.get("start") is None),
     ]
+    checks.append("Each hazard of NIST SP 800-226 has a row in `docs/checking-a-claim.md` of dpsgd, with its answer.")
     if not found.private:
         return [Heading("Before you publish"), Text("Keep it to yourself, unless the training data are public.")]
     hidden = (
@@ -132,6 +135,8 @@ def _read(directory: Path) -> _Read:
     private = document["privacy"]["accountant"] is not None
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
+    if document["privacy"].get("start") is not None:
+        attacker = "of a training and the earlier result that it started from, only epsilon at a delta is proved."
     origin = summary.origin(document, directory)
     is_copy = not document[f"{NONPRIVATE}files"]
     return _Read(name, public(document), rows, is_copy, attacker, origin, store.read_audit(directory))
@@ -273,6 +278,8 @@ def _privately_measured(found: _Read) -> list[Block]:
         " release in parallel with the training. It costs nothing more. The intervals hold the metric on new records"
         f" with probability 95%, noise included.{means}{clamp}{positive}"
     )
+    if first["kind"] == "classes" and not first["constants"]:
+        told += f" There is no baseline: it follows from a confusion matrix, which is for at most {MOST_NAMED} classes."
     table = TableBlock(("metric", "model", "95% interval", "baseline (best constant answer)"), rows)
     return [Heading("How good the model is"), Text(told), table, *by_part, *_confusion(first), *_by_group(first)]
 

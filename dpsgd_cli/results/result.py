@@ -88,6 +88,7 @@ class Released:
     - `declarations`, `uncovered_steps`, `warnings`: those of the data set.
     - `discovered`: bounds and categories that were released, a line for each column, by trial (R); or empty.
     - `stopped`: None if the whole plan was trained.
+    - `start`: the statement of the earlier result that the trials started from, which is added to theirs.
     - `measured`: what was released of the held-out records, by trial, if they are private (`data.evaluation`).
     """
 
@@ -107,6 +108,7 @@ class Released:
     stopped: Stopped | None = None
     discovered: Sequence[Sequence[str]] = ()
     measured: Sequence[Measured] = ()
+    start: Row | None = None
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ def public_copy(directory: Path, out: Path) -> Path:
     if out.exists():
         raise UsageError(f"{out}: is there already; choose a new folder, in which nothing else lies")
     document = read_whole(directory)
-    _check_may_be_published(directory, document)
+    check_may_be_published(directory, document)
     from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, own_code  # slow; only a copy needs recipes
 
     loaded = load_recipe(str(directory / "recipe.yaml"))
@@ -256,7 +256,7 @@ def public_copy(directory: Path, out: Path) -> Path:
     return out
 
 
-def _check_may_be_published(directory: Path, document: Row) -> None:
+def check_may_be_published(directory: Path, document: Row) -> None:
     privacy = document["privacy"]
     if privacy["accountant"] is None:
         raise PrivacyError(f"{directory}: was trained without privacy, so nothing of it may be published")

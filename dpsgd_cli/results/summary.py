@@ -39,6 +39,8 @@ def brief_text(document: Row, directory: Path) -> str:
         apart = "" if len(document["trials"]) == 1 else "; each trial on its own"
         seeded = "" if privacy["noise_source"] == "secure" else f"; {guarantee.EXPERIMENT}"
         lines.append(f"  epsilon     {guarantee.epsilon_words(privacy)}{apart}{seeded}")
+    if (begun := privacy.get("start")) is not None:
+        lines.append(f"  of both     {guarantee.start_words(begun)}")
     if (attacker := privacy.get("attacker")) is not None:
         lines.append(f"  attacks     {guarantee.rates_words(attacker['true_positives'])}")
     lines += [f"  NOT covered {step}" for step in privacy.get("uncovered_steps", [])]

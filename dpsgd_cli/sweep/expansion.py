@@ -16,7 +16,7 @@ from typing import Any
 
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.yaml_tree import Node, Problem, SourceLocation, from_plain, read_tree, undotted
-from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
+from dpsgd_cli.errors import DpsgdError, PrivacyError, RecipeError, UsageError
 from dpsgd_cli.recipe import loading
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides, write
@@ -67,6 +67,10 @@ class Cell:
 def cell_of(number: int, loaded: loading.LoadedRecipe, settings: dict[str, Any]) -> Cell:
     """Return the cell of a recipe with every `auto` setting resolved, or with the error of doing so."""
     try:
+        if loaded.recipe.privacy is not None and loaded.recipe.privacy.start is not None:
+            raise PrivacyError(
+                "privacy.start: the price of several results with one start is not proved; train each alone"
+            )
         return Cell(number, resolve_auto(loaded), settings)
     except DpsgdError as error:
         if interrupts.stops_everything(error):

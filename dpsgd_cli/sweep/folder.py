@@ -20,7 +20,7 @@ from dpsgd_cli.engine.metrics import in_words, is_of_class, less_is_better, usua
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
-from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html, markdown
+from dpsgd_cli.results.document import Bullets, Heading, TableBlock, Text, html
 from dpsgd_cli.results.guarantee import sweep_lines
 from dpsgd_cli.results.result import NONPRIVATE, Row
 from dpsgd_cli.results.store import FAILED, INDEX
@@ -122,9 +122,6 @@ def write_tables(
     }
     hidden = any(key.startswith(NONPRIVATE) for row in rows for key in row)
     files.write_whole(place.file(".table.csv"), files.to_csv(rows), owner_only=hidden)
-    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(_LEFT_OUT)))
-    table = TableBlock(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
-    files.write_whole(place.file(".table.md"), markdown([table]))
     files.write_whole(place.file(".report.html"), _page(result, rows, sweep_lines(privacy)))
     files.write_whole(place.file(RESULT), files.to_json(result))
     return result

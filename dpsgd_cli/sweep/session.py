@@ -174,7 +174,7 @@ class SweepSession:
     def told(self, result: dict[str, Any]) -> list[str]:
         """Return lines that describe the result of `finish`."""
         chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {folder.chosen_line(result['chosen'])}"]
-        tables = "" if self.secret else ".table.csv, .table.md, .report.html and "
+        tables = "" if self.secret else ".table.csv, .report.html and "
         written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
         return [*sweep_lines(result["privacy"]), *chosen, written]
 

@@ -12,7 +12,7 @@ Training itself is in `training/loop.py`, files are in `store.py`, versions and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import rho_of
@@ -27,6 +27,7 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.results import prices, provenance
+from dpsgd_cli.results.earlier import total
 from dpsgd_cli.results.evaluated import read_from, records_of, tested_section
 from dpsgd_cli.results.files import finite
 from dpsgd_cli.results.guarantee import scope
@@ -80,7 +81,8 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
         _close(ledger, released.plan, released.stopped)
     seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
     bound = privacy is not None and privacy.clipping.plain
-    spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
+    own = _spendings(released.plan, released.ledgers, len(released.epochs))
+    spendings = own if released.start is None else [_with_start(cost, released.start) for cost in own]
     none: list[Row] = [{}] * len(seeds)
     claimed, measured = released.findings or none, unreleased.findings or none
     trials = together(
@@ -90,7 +92,7 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
     hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
     return ResultContent(
         name=released.loaded.recipe.name,
-        privacy=_privacy(released, spendings),
+        privacy=_privacy(released, spendings, own),
         metrics=summarise_columns({**released.metrics, **_columns(claimed)})
         | mark_nonprivate(summarise_columns({**unreleased.metrics, **_columns(measured)})),
         timing=released.timing | mark_nonprivate(unreleased.timing),
@@ -169,7 +171,8 @@ def _warnings(released: Released, spendings: Sequence[PrivacyCost]) -> list[str]
         told.append(f"training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}")
     if plan is not None:
         epsilon = prices.largest([spent.epsilon for spent in spendings])
-        told += warnings_of(epsilon, plan.delta, plan.sampling.records)
+        assert spendings[0].delta is not None
+        told += warnings_of(epsilon, spendings[0].delta, plan.sampling.records)
     return told + warnings_of_training(released)
 
 
@@ -185,6 +188,14 @@ def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> lis
             known[released] = _spending(plan, ledger, released)
         spendings.append(known[released])
     return spendings
+
+
+def _with_start(cost: PrivacyCost, start: Row) -> PrivacyCost:
+    """Return the cost of a trial with the earlier result that it started from: a sum (`results/earlier.py`)."""
+    assert cost.delta is not None
+    epsilon, delta = total(cost.epsilon, cost.delta, start)
+    epochs = [row | {"rho": None, "epsilon": total(row["epsilon"], cost.delta, start)[0]} for row in cost.epochs]
+    return replace(cost, epsilon=epsilon, delta=delta, rho=None, epochs=epochs)
 
 
 def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
@@ -255,7 +266,8 @@ def _diagnostics(sums: dict[str, float], private: bool) -> Row:
     return row
 
 
-def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
+def _privacy(released: Released, spendings: Sequence[PrivacyCost], own: Sequence[PrivacyCost]) -> Row:
+    """Return the statement. `spendings` are those of trials with what they started from, `own` without it."""
     plan, recipe = released.plan, released.loaded.recipe
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
@@ -268,10 +280,15 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         for name in released.loaded.own_code
     ]
     stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
-    of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
+    start = released.start
+    if start is not None:
+        alone = {"epsilon": prices.largest([cost.epsilon for cost in own]), "delta": plan.delta}
+        start = {**start, "own": alone}
+    of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta) if start is None else {}
+    run = Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records, start is not None)
     return {
         "epsilon": prices.largest([spent.epsilon for spent in spendings]),
-        "delta": plan.delta,
+        "delta": spendings[0].delta,
         "rho": prices.largest([spent.rho for spent in spendings]),
         **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
@@ -280,8 +297,9 @@ def _privacy(released: Released, spendings: Sequence[PrivacyCost]) -> Row:
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
-        "attacker": prices.attacker(released.ledgers),
-        "scope": scope(Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records)),
+        "attacker": prices.attacker(released.ledgers) if start is None else None,
+        **({} if start is None else {"start": start}),
+        "scope": scope(run),
         "budget": None if plan.budget is None else plan.budget.model_dump(exclude_none=True),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,

@@ -27,6 +27,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, resolved
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import prices, store
 from dpsgd_cli.results.book import Book, BookedRun
+from dpsgd_cli.results.earlier import earlier_of
 from dpsgd_cli.results.evaluated import run_of, tested_section
 from dpsgd_cli.training.start import Member
 
@@ -131,8 +132,8 @@ def check_charged(loaded: LoadedRecipe, directory: Path) -> None:
     found, charged = books.read(path), store.read_document(directory)["privacy"].get("book") or {}
     if charged.get("book") != found.identity:
         raise RunError(
-            f"{directory}: this result was not charged to {path}; choose another place with --out, or remove the"
-            " directory to train again"
+            f"{directory}: this result was not charged to {path}; to train it again, choose another place with --out or"
+            " remove the directory; to start from a result (privacy.start), give one that was charged"
         )
     if charged.get("charge") not in [line["id"] for line in found.charges]:
         raise RunError(
@@ -153,6 +154,8 @@ def check_covered(book: Book, loaded: LoadedRecipe) -> None:
             f"privacy.book: {book.path} is of another table ({', '.join(terms.data)}): the recipe's files must have the"
             " hashes that the book was created with, all of them and no others"
         )
+    if (earlier := earlier_of(loaded)) is not None:
+        check_charged(loaded, earlier.folder)
     apart = why_records_apart([run_of(loaded)])
     steps = preparation.uncovered_steps(recipe.data, recipe.adjacency, loaded.base)
     if apart is not None or steps:

@@ -359,7 +359,7 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         loaded=member.loaded,
         plan=member.plan,
         ledgers=context.ledgers[span],
-        declarations=dataset.declarations,
+        declarations=[*dataset.declarations, *(() if trials.start is None else trials.start.declarations)],
         uncovered_steps=dataset.nonprivate,
         warnings=(*dataset.warnings, *told, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
@@ -372,6 +372,7 @@ def finished(trials: Trials, member: Member, span: slice, final: Final) -> tuple
         stopped=trials.stopped,
         discovered=[found.lines for found in discovered],
         measured=final.measured[span],
+        start=None if trials.start is None else trials.start.record,
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],

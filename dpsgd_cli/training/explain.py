@@ -159,6 +159,8 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     why = None
     if privacy is None:
         why = "the training had no noise"
+    elif privacy.start is not None:
+        why = "the weights also hold the noise of the earlier result"
     elif trained.data.labels_are_arrays:
         why = "its law is known for one class or number a record"
     elif not (isinstance(method, Preconditioned) and method.batching == "full" and isinstance(recipe.model, OneLayer)):

@@ -31,6 +31,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.experiment import Runtime
 from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash, resolved
 from dpsgd_cli.results import mlflow, provenance, reading, store
+from dpsgd_cli.results.earlier import earlier_of
 from dpsgd_cli.training import charging, checkpoint, evaluation, inference, plans
 from dpsgd_cli.training.build_models import check_without_data
 from dpsgd_cli.training.start import Member, Snapshot, Trials, start
@@ -67,6 +68,7 @@ def plan_recipe(loaded: SettledRecipe) -> tuple[Plan | None, data.Outline]:
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         if loaded.recipe.runtime.track is not None:
             mlflow.check_installed()
+        earlier_of(loaded)  # what cannot be started from is refused before anything is charged
         with loaded.locating_errors():
             outline = data.outline(loaded.recipe.data, loaded.base)
         return plans.plan_of(loaded, outline), outline

@@ -23,6 +23,7 @@ Not here: models, tables and devices (`training/build_models.py`), the loop over
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,24 +31,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import keep_freed_memory
-from dpsgd_cli.engine import models, precision
+from dpsgd_cli.data.preparation import steps_of
+from dpsgd_cli.engine import bundle, models, precision
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import RunError
+from dpsgd_cli.engine.weights import load
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods.base import Method, create
 from dpsgd_cli.methods.context import Context
 from dpsgd_cli.noise.run import gaussian
-from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import SettledRecipe, dump_recipe, plain, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results import provenance
+from dpsgd_cli.results import provenance, reading
+from dpsgd_cli.results.earlier import Earlier, earlier_of
 from dpsgd_cli.results.result import Stopped
 from dpsgd_cli.training import build_models
 from dpsgd_cli.training.assemble import EpochRecord
@@ -87,6 +92,7 @@ class Trials:
     test: Table
     dataset: data.Dataset
     init_seeds: list[int]
+    start: Earlier | None = None
     done: int = 0
     train_seconds: float = 0.0
     history: list[EpochRecord] = field(default_factory=list)
@@ -146,7 +152,7 @@ class Trials:
 
         The ledgers are charged for the checkpoint's releases, through the filter of the budget. These must be the
         releases of its finished epochs, according to the plan or, if the method chooses, to the method's own state.
-        Raises RunError if they are not, or if the checkpoint is damaged or belongs to another run.
+        Raises RunError if they are not, or if the checkpoint belongs to another run.
         """
         came_from = (content["hash"], content["data"], content["code"])
         hashes = [member.hash for member in self.members]
@@ -164,15 +170,8 @@ class Trials:
                 raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
-        damaged = f"{saved}: damaged checkpoint (its state is not that of this method); remove it and train again"
-        if not _alike(content["method"], self.method.state()):
-            raise RunError(damaged)
-        try:
-            self.method.load_state(content["method"])
-            charged = self.method.charged_for(done)
-        except _UNFIT as error:
-            raise RunError(damaged) from error
-        if not charged:
+        self.method.load_state(content["method"])
+        if not self.method.charged_for(done):
             raise RunError(disagree)
         self.done, self.train_seconds = done, content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
@@ -182,28 +181,6 @@ class Trials:
         return {
             k: v for one in loaded for k, v in (provenance.code_sha256(one) | provenance.weights_sha256(one)).items()
         }
-
-
-_UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
-
-
-def _alike(found: Any, like: Any) -> bool:
-    """Return True if a loaded state has the same parts, types and tensor shapes as a method's own state.
-
-    A part that is empty or None in the method's own state may hold anything, because it grows as trials train.
-    """
-    if like is None or (isinstance(like, list | tuple | dict) and not like):
-        return True
-    if isinstance(like, torch.Tensor):
-        same = isinstance(found, torch.Tensor) and found.dtype == like.dtype
-        return same and (not like.numel() or found.shape == like.shape)
-    if type(found) is not type(like):
-        return isinstance(like, float) and type(found) is int
-    if isinstance(like, dict):
-        return found.keys() == like.keys() and all(_alike(found[key], like[key]) for key in like)
-    if isinstance(like, list | tuple):
-        return len(found) != len(like) or all(map(_alike, found, like))
-    return True
 
 
 @dataclass(frozen=True)
@@ -246,6 +223,7 @@ def start(
     ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
+    begun = earlier_of(loaded)
     dataset = _dataset(members, streams, earlier, team) if override is None else override.dataset
     for rows in (dataset.train_x, dataset.test_x):
         build_models.refuse_unknown_tokens(loaded, rows)
@@ -261,6 +239,9 @@ def start(
     outputs = build_models.outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     instrument = None if override is None else override.instrument
+    if begun is not None:
+        begun.check_records(loaded, dataset.sha256)
+        instrument = _from(begun, loaded, dataset)
     pack = build_models.make_pack(loaded, train.input_shape, outputs, init_seeds, place, instrument)
     rows = build_models.checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
@@ -282,7 +263,38 @@ def start(
         team=team,
         watcher=None if override is None else override.watcher,
     )
-    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds, begun)
+
+
+def _from(earlier: Earlier, loaded: SettledRecipe, dataset: data.Dataset) -> Callable[[models.Builder], models.Builder]:
+    """Return what makes builders of modules with the weights of an earlier result, which was checked.
+
+    Raises UsageError unless the recipe has the same model, and gives it the same inputs.
+    """
+    held = bundle.read(reading.checked(earlier.folder, earlier.document, bundle.NAME))
+    assert dataset.layout is not None
+    recipe = loaded.recipe
+    ours: dict[str, Any] = {"architecture": recipe.model, "preprocess": steps_of(recipe.data, loaded.base)}
+    ours |= {"layout": dataset.layout.plain(), "classes": dataset.classes}
+    other = [name for name, own in ours.items() if held.about.get(name) != json.loads(json.dumps(plain(own)))]
+    if held.cuts or dataset.released:
+        other.append("released preprocessing")
+    if other:
+        raise UsageError(
+            f"privacy.start: {earlier.folder} has another {' and '.join(other)} than the recipe, so its weights do not"
+            " fit; take the model, the columns and the classes from its recipe.yaml, without released preprocessing"
+        )
+    tensors = held.untrained | held.weights[0]
+
+    def instrument(build: models.Builder) -> models.Builder:
+        def built() -> nn.Module:
+            made = build()
+            load(made, tensors, str(earlier.folder))
+            return made
+
+        return built
+
+    return instrument
 
 
 def _dataset(
@@ -302,12 +314,7 @@ def _dataset(
         return data.prepare(recipe.data, base, len(streams), noised, adjacency, released, out)
 
     charged = member.plan is not None and member.plan.preprocessing_releases
-    try:
-        return _prepared(prepare, released, team) if charged else prepare(released)
-    except _UNFIT as error:
-        if not released:
-            raise
-        raise RunError("the preprocessing in the checkpoint does not fit; remove it and train again") from error
+    return _prepared(prepare, released, team) if charged else prepare(released)
 
 
 def _prepared(

@@ -117,12 +117,11 @@ def test_tests_on_other_records_of_the_same_data_are_refused_before_training(her
     assert "paired" in verdicts(run("mine.yaml", folded, "--folds", "3"))[1]
 
 
-def test_a_page_of_a_metric_that_is_not_private_needs_the_flag(here: Path) -> None:
+def test_no_page_is_of_a_metric_that_is_not_private(here: Path) -> None:
     arguments = ("mine.yaml", "--metric", "nonprivate_train_loss", "--report", "page.html")
     done = run(*arguments)
     assert (done.exit_code, Path("page.html").exists(), Path("results").exists()) == (2, False, False)
-    assert "--with-nonprivate" in done.stderr
-    assert run(*arguments, "--with-nonprivate").exit_code == 0
+    assert "choose another --metric" in done.stderr
 
 
 def test_the_table_names_the_accountant_of_each_epsilon(here: Path) -> None:

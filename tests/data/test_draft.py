@@ -56,6 +56,17 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
+def test_a_draft_tells_spellings_of_one_value_and_rows_that_are_no_records(tmp_path: Path) -> None:
+    smokers = ["yes", "Yes ", "no", "maybe"] * 10
+    lines = [f"{smoker},{number % 7},{number % 2}" for number, smoker in enumerate(smokers)]
+    (tmp_path / "t.csv").write_text("\n".join(["smoker,n,y", *lines]) + "\n")
+    told = command("recipe", "new", tmp_path / "t.csv", "--target", "y").stderr
+    assert "told apart, though they look alike: 'Yes ', 'yes'\n" in told
+    (tmp_path / "t.csv").write_text("\n".join(["smoker,n,y", *lines, "total,40"]) + "\n")
+    told = command("recipe", "new", tmp_path / "t.csv", "--target", "y").stderr
+    assert "row 42 has 2 cells, not 3" in told and "a total or a note, which is no record" in told
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
 def test_a_draft_is_refused_until_it_is_filled_in_and_then_trains(tmp_path: Path, kind: str) -> None:
     """The same of every kind of file; `no` stays text, and nothing in it is a least or largest value."""

@@ -142,6 +142,10 @@ def test_a_sweeps_folder_is_read_with_the_settings_as_names(tmp_path: Path) -> N
     fast = ["epochs=1", "repeats=2"]
     assert CliRunner().invoke(main, ["sweep", str(sweep), *fast, "--out", str(tmp_path / "cells")]).exit_code == 0
     entries = read_entries(tmp_path / "cells")
+    assert [one.settings["method.learning_rate"] for one in entries] == [1, 2]
+    alone = [one for cell in entries for one in read_entries(cell.directory)]
+    assert [(one.method, one.settings) for one in alone] == [(one.method, one.settings) for one in entries]
+    assert [one.settings for one in entries] == [{"method.learning_rate": float(one.method[-2])} for one in entries]
     assert {entry.method for entry in entries} == {
         "quickstart (method.learning_rate=1)", "quickstart (method.learning_rate=2)",
     }  # fmt: skip

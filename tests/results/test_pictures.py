@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.pictures import _by_budget, _styles, by_epoch
+from dpsgd_cli.results.pictures import _by_budget, _by_setting, _styles, by_epoch
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def entry(method: str, epsilon: float | None, target: float | None = None, mean:
 
 def drawn(plt: Any, *entries: Entry) -> Any:
     comparison = Comparison(entries, "test_accuracy", entries[0].method)
-    figure = _by_budget(plt, comparison, _styles(comparison), "test_accuracy", "test accuracy")
+    figure = _by_budget(plt, comparison, _styles(comparison))
     figure.canvas.draw()
     return figure.axes[0]
 
@@ -64,3 +65,17 @@ def test_a_trial_that_has_ended_keeps_what_it_reached() -> None:
         1: [0.1], 2: [0.2, 0.2], 3: [0.2, 0.3], 4: [0.2, 0.4]
     }  # fmt: skip
     assert by_epoch(history, "noise_multiplier") == {1: [2, 2], 2: [2, 2], 3: [2], 4: [2]}
+
+
+def test_a_metric_is_drawn_over_the_one_number_that_a_sweep_varied(plt: Any) -> None:
+    rates = [replace(entry(f"rate {rate}", 1.0, mean=rate), settings={"rate": rate}) for rate in (0.3, 0.1, 0.2)]
+    axes = _by_setting(plt, rates, "test_accuracy").axes[0]
+    assert axes.get_xlabel() == "rate"
+    assert axes.lines[0].get_xdata().tolist() == axes.lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3]
+    silent = replace(entry("silent", 1.0), settings={"rate": 0.4})
+    silent.document["metrics"]["test_accuracy"]["mean"] = None
+    assert _by_setting(plt, [*rates, silent], "test_accuracy").axes[0].lines[0].get_xdata().tolist() == [0.1, 0.2, 0.3]
+    assert _by_setting(plt, [silent], "test_accuracy") is None
+    others: tuple[dict[str, Any], ...] = ({"rate": True}, {"rate": "0.4"}, {"rate": 0.1}, {"rate": 0.4, "size": 2}, {})
+    for settings in others:
+        assert _by_setting(plt, [*rates, replace(rates[0], settings=settings)], "test_accuracy") is None
