@@ -302,6 +302,26 @@ def below_limit(text: str) -> str | None:
     return None if read is None else read[1]
 
 
+_PARTS = (
+    (1, 60, 3600, re.compile(r"(\d{1,4}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)),
+    (1, 60, 3600, re.compile(r"(\d{1,4}) ?h(?:(?: ?([0-5]?\d) ?m(?:in)?)(?: ?([0-5]?\d) ?s)?)?", re.ASCII)),
+    (1, 12, 12, re.compile(r"(\d{1,2}) ?(?:'|\u2032|ft) ?(\d|1[01])? ?(?:\"|''|\u2033|in)?()", re.ASCII)),
+)
+"""What each part of a number is divided by, and its form: of hours, minutes and seconds, or of feet and inches."""
+
+
+def _of_parts(text: str) -> float | None:
+    """Return the hours or feet that a text is, None for something else.
+
+    >>> _of_parts("22:15"), _of_parts("2h 30m"), _of_parts("5'6"), _of_parts("50m")
+    (22.25, 2.5, 5.5, None)
+    """
+    for *divided, form in _PARTS:
+        if (read := form.fullmatch(text)) is not None:
+            return sum(int(part or 0) / by for part, by in zip(read.groups(), divided, strict=True))
+    return None
+
+
 def number_of(text: str | None, written: TableFormat) -> float | None:
     """Return the number that a text is, NaN for a gap, and None for something else; -0 is 0, and true is 1.
 
@@ -314,7 +334,8 @@ def number_of(text: str | None, written: TableFormat) -> float | None:
         return number if number is None or written.below == "limit" else number / 2
     read = _number_form(written.decimal, written.thousands, tuple(written.symbols)).fullmatch(_sign_first(text.strip()))
     if read is None:
-        return _TRUTHS.get(text.strip().casefold())
+        parts = _of_parts(text.strip()) if written.parts else None
+        return _TRUTHS.get(text.strip().casefold()) if parts is None else parts
     signs = (read[1] + read[2]).replace("\u2212", "-")
     if len(signs) > 1:
         return None

@@ -53,6 +53,9 @@ class TableFormat(Section):
     below: Literal["limit", "half"] | None = Field(
         None, description="A cell as <0.2, below a detection limit, is read as the limit, or as half of it."
     )
+    parts: bool = Field(
+        False, description="22:20 and 2h 50m are numbers of hours (22.33, 2.83), and 5'11 of feet (5.92)."
+    )
     header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
     skip: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Lines above the header, or the first record.")
     extra: Literal["first", "last"] | None = Field(

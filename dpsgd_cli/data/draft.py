@@ -324,13 +324,14 @@ def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
     signs = sorted({sign for texts in odd for sign in _signs(texts)})
     best, most = written, _fit(columns, written)
     for decimal, thousands in sorted(_WRITTEN, key=lambda pair: (pair[0] == ",") != (written.separator == ";")):
-        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS))
+        tried = written.changed(decimal=decimal, thousands=thousands, symbols=signs, missing=list(_MARKS), parts=True)
         if odd and (found := _fit(columns, tried)) > most:
             fitting = [texts for texts in columns if _are_numbers(texts, tried)]
             seen = {text for texts in fitting for text in texts}
             symbols = [one for one in signs if any(text.startswith(one) or text.endswith(one) for text in seen)]
             marks = [one for one in _MARKS if one in seen]
-            best, most = tried.changed(symbols=symbols, missing=marks or None), found
+            plain = tried.changed(symbols=symbols, missing=marks or None, parts=False)
+            best, most = plain if _fit(columns, plain) == found else plain.changed(parts=True), found
     dated = {one for texts in odd if date_form([t for t in texts if t not in _MARKS]) for one in texts if one in _MARKS}
     return best.changed(missing=[one for one in _MARKS if one in {*best.marks, *dated}] or None)
 
@@ -433,7 +434,7 @@ def use_of(cells: Cells, written: TableFormat, told_text: bool = False) -> Use:
 
 
 def _read_as(texts: Sequence[str], written: TableFormat) -> str:
-    """Return how the first number with a unit or a mark is read, "" if none has."""
+    """Return how the first number with a unit, a mark or several parts is read, "" if none has."""
     found = ((one, number_of(one, written)) for one in texts if number_of(one, PLAIN) is None)
     return next((f" ({quoted(one.strip())} is read as {number:g})" for one, number in found if number is not None), "")
 

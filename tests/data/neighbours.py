@@ -93,12 +93,12 @@ def told(draw: random.Random) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         "symbols": ["$"] * draw.randrange(2),
         "missing": marks,
     }
-    written |= {"below": draw.choice([None, "limit", "half"])}
+    written |= {"below": draw.choice([None, "limit", "half"]), "parts": draw.random() < 0.5}
     mark = thousands or ""
     numbers = [one.replace(".", decimal) if isinstance(one, str) else one for one in PLAIN]
     numbers = [one for one in numbers if not isinstance(one, float) or decimal == "."]  # as a text file would have it
     numbers += [f"1{mark}234{decimal}50", f"12{mark}345", *marks, *GAPS, *["$5", "-$ 7"] * bool(written["symbols"])]
-    numbers += ["<5", "\u2264 7"] * bool(written["below"])
+    numbers += ["<5", "\u2264 7"] * bool(written["below"]) + ["7:15", "2h 30m", "5'6"] * bool(written["parts"])
     classes, labels = draw.choice(CLASSES)
     cells: dict[str, list[Any]] = {
         "n": numbers,

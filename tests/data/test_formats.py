@@ -52,6 +52,12 @@ GERMAN = TableFormat(decimal=",", thousands=".", symbols=["€", "%"], missing=[
         ("<<3", TableFormat(below="limit"), "bad"),
         ("<", TableFormat(below="limit"), "bad"),
         ("22:15", TableFormat(), "bad"),
+        ("22:15", TableFormat(parts=True), 22.25),
+        ("0:30:36", TableFormat(parts=True), 0.51),
+        ("22:75", TableFormat(parts=True), "bad"),
+        ("2h 45m", TableFormat(parts=True), 2.75),
+        ("5'6\"", TableFormat(parts=True), 5.5),
+        ("5'12", TableFormat(parts=True), "bad"),
     ],
 )
 def test_a_number_is_what_the_format_says_and_nothing_else(text: str, written: TableFormat, number: Any) -> None:
@@ -100,6 +106,7 @@ def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes,
         (["B10", "B11", "B12", "B13", "B14"], {}),
         (["007B", "011B", "012B", "013B", "014B"], {}),
         (["1,000+", "10,000+", "100,000+"], {"thousands": ",", "symbols": ["+"]}),
+        (["22:20", "06:05", "0:59"], {"parts": True}),
         ([*(f"{k}.5" for k in range(11)), "<0.2"], {}),
     ],
 )
