@@ -387,7 +387,7 @@ def _tokens(card: Card, data: Data, base: Path) -> Instead:
 
 
 def _with_rows(card: Card, own: Instead) -> Card:
-    made = card.model_copy()
+    made = Card.model_validate(card.model_dump(exclude_unset=True))  # a copy would keep the layout of the card's rows
     made._instead = own
     return made
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
@@ -25,6 +27,33 @@ from dpsgd_cli.results.files import write_whole
 VERSION = f"checkpoint 8, dpsgd {__version__}"
 ENDING = ".checkpoint"
 _AGAIN = "remove it and train again"
+Sums = dict[str, list[float]]
+COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
+"""Keys of `Diagnostics.sums`, summed over every epoch."""
+
+
+class _Content(BaseModel):
+    """Releases of the finished epochs of R trials, and the state after them.
+
+    `hash`, `recipes` (resolved) and `trials` have one entry per recipe that trains together; `ledgers` has one per
+    trial, in lines of `ledger.jsonl`. `data` has the SHA-256 of each file. The code that restores `method` and
+    `released` checks their tensors.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    hash: list[str]
+    recipes: list[str]
+    trials: list[Annotated[int, Field(ge=1)]]
+    data: dict[str, str]
+    code: dict[str, str]
+    done: Annotated[int, Field(ge=1)]
+    epochs: Annotated[int, Field(ge=1)]
+    ledgers: Annotated[list[list[str]], Field(min_length=1)]
+    released: dict[str, Any]
+    init_seeds: list[int]
+    train_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    method: dict[str, Any]
+    history: list[tuple[int, Sums, Sums]]
 
 
 def place(directory: Path) -> Path:
@@ -33,7 +62,7 @@ def place(directory: Path) -> Path:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path` by `content` (`start.Trials.checkpoint`).
+    """Replace the checkpoint at `path` by `content`, the fields of `_Content`.
 
     Raises an OSError that names the file on failure; the old checkpoint then stays.
     """
@@ -65,7 +94,21 @@ def load(path: Path) -> dict[str, Any] | None:
     if hashlib.sha256(state).hexdigest().encode() != digest:
         raise damaged("changed since it was written")
     try:
-        content: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        _Content.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except Exception as error:
         raise damaged(type(error).__name__) from error
-    return content
+    recipes, own = len(content["hash"]), sum(content["trials"])
+    per_trial = {len(content["ledgers"]), len(content["init_seeds"])}
+    per_trial |= {len(column) for _, *both in content["history"] for one in both for column in one.values()}
+    fits = {len(content["recipes"]), len(content["trials"])} == {recipes} and per_trial == {own}
+    fits = fits and len(content["history"]) == content["done"]
+    if not fits or any(not counts.keys() >= set(COUNTS) for _, _, counts in content["history"]):
+        raise damaged(f"its lists are not of {recipes} recipes, {own} trials and {content['done']} epochs")
+    if not all(isinstance(held, torch.Tensor) for held in content["released"].values()):
+        raise damaged("released preprocessing is no tensor")
+    found: dict[str, Any] = content
+    return found

@@ -152,7 +152,7 @@ class Trials:
 
         The ledgers are charged for the checkpoint's releases, through the filter of the budget. These must be the
         releases of its finished epochs, according to the plan or, if the method chooses, to the method's own state.
-        Raises RunError if they are not, or if the checkpoint belongs to another run.
+        Raises RunError if they are not, or if the checkpoint is damaged or belongs to another run.
         """
         came_from = (content["hash"], content["data"], content["code"])
         hashes = [member.hash for member in self.members]
@@ -170,8 +170,15 @@ class Trials:
                 raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
-        self.method.load_state(content["method"])
-        if not self.method.charged_for(done):
+        damaged = f"{saved}: damaged checkpoint (its state is not that of this method); remove it and train again"
+        if not _alike(content["method"], self.method.state()):
+            raise RunError(damaged)
+        try:
+            self.method.load_state(content["method"])
+            charged = self.method.charged_for(done)
+        except _UNFIT as error:
+            raise RunError(damaged) from error
+        if not charged:
             raise RunError(disagree)
         self.done, self.train_seconds = done, content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
@@ -181,6 +188,28 @@ class Trials:
         return {
             k: v for one in loaded for k, v in (provenance.code_sha256(one) | provenance.weights_sha256(one)).items()
         }
+
+
+_UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+
+
+def _alike(found: Any, like: Any) -> bool:
+    """Return True if a loaded state has the same parts, types and tensor shapes as a method's own state.
+
+    A part that is empty or None in the method's own state may hold anything, because it grows as trials train.
+    """
+    if like is None or (isinstance(like, list | tuple | dict) and not like):
+        return True
+    if isinstance(like, torch.Tensor):
+        same = isinstance(found, torch.Tensor) and found.dtype == like.dtype
+        return same and (not like.numel() or found.shape == like.shape)
+    if type(found) is not type(like):
+        return isinstance(like, float) and type(found) is int
+    if isinstance(like, dict):
+        return found.keys() == like.keys() and all(_alike(found[key], like[key]) for key in like)
+    if isinstance(like, list | tuple):
+        return len(found) != len(like) or all(map(_alike, found, like))
+    return True
 
 
 @dataclass(frozen=True)
@@ -314,7 +343,12 @@ def _dataset(
         return data.prepare(recipe.data, base, len(streams), noised, adjacency, released, out)
 
     charged = member.plan is not None and member.plan.preprocessing_releases
-    return _prepared(prepare, released, team) if charged else prepare(released)
+    try:
+        return _prepared(prepare, released, team) if charged else prepare(released)
+    except _UNFIT as error:
+        if not released:
+            raise
+        raise RunError("the preprocessing in the checkpoint does not fit; remove it and train again") from error
 
 
 def _prepared(

@@ -9,6 +9,7 @@ import pytest
 from dpsgd_cli.common.package_files import shipped
 from dpsgd_cli.data import cards
 from dpsgd_cli.data.cards import read_card
+from dpsgd_cli.data.settings import Data, TextInput
 from dpsgd_cli.errors import DataError, UsageError
 
 
@@ -53,3 +54,11 @@ def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"unknown data set 'mnits'; did you mean 'mnist'\?"):
         cards.load_card("mnits")
+
+
+def test_a_recipe_that_takes_texts_otherwise_is_not_given_the_layout_of_the_card() -> None:
+    """Whoever asked for it before."""
+    card, told = cards.load_card("sst2"), TextInput(column="sentence", length=24, words=1024)
+    assert card.layout.shape != (24,)
+    layout = cards.card_of(Data(name="sst2", text=told), Path()).layout
+    assert layout.shape == (24,) and layout.integers

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.methods.base import create
@@ -94,5 +95,5 @@ def test_a_single_record_that_is_not_there_adds_nothing() -> None:
     assert steps, "one of 46 places is empty"
     for step in steps[:3]:
         own.pack.sums.fill_(7.0)
-        trained.add_sums(0, step, None)
-        assert not own.pack.sums[short].any() and own.pack.sums[(short + 1) % FOLDS].any()
+        trained.add_sums(0, step, Diagnostics(FOLDS, torch.device("cpu")))
+        assert (own.pack.sums[short] == 7.0).all() and (own.pack.sums[(short + 1) % FOLDS] != 7.0).any()

@@ -20,7 +20,7 @@ CONTENT: dict[str, Any] = {
     "hash": ["0123abcd"], "recipes": ["name: toy\n"], "trials": [1], "data": {}, "code": {},
     "done": 1, "epochs": 9, "ledgers": [[LINE]],
     "released": {}, "init_seeds": [7], "train_seconds": 0.5, "method": {"values": torch.arange(4.0)},
-    "history": [(0, {"accuracy": [0.5]}, {"loss": [0.0]})],
+    "history": [(0, {"accuracy": [0.5]}, {name: [0.0] for name in checkpoint.COUNTS})],
 }  # fmt: skip
 
 
@@ -76,6 +76,20 @@ def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path, changed: dict[s
     version, digest, _ = path.read_bytes().split(b"\n", 2)
     path.write_bytes(b"\n".join([version, digest, state_of(CONTENT | changed)]))
     with pytest.raises(RunError, match=r"changed since it was written\); remove it and train again"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"done": 2}, {"done": 1.0}, {"ledgers": [[], []]}, {"trials": [2]}, {"more": None}, {"recipes": []},
+        {"released": {"pca": [1.0]}}, {"history": [(0, {}, {"loss": [0.0]})]}, {"init_seeds": [7, 8]},
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_is_of_no_run_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = tmp_path / "c"
+    checkpoint.save(path, CONTENT | changed)
+    with pytest.raises(RunError, match=r"damaged checkpoint \(.*\); remove it and train again"):
         checkpoint.load(path)
 
 
