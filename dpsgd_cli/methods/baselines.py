@@ -104,10 +104,10 @@ class NonPrivate(OneShot):
         import torch
 
         from dpsgd_cli.methods.risks.optimum import optimum
-        from dpsgd_cli.methods.risks.problem import l2_of, linear_risk
+        from dpsgd_cli.methods.risks.problem import l2_of, merged_risk
         from dpsgd_cli.methods.risks.risk import LinearRisk
 
-        risk = linear_risk(self.context)
+        risk = merged_risk(self.context)
         known: dict[bytes, np.ndarray] = {}
         for trial, recipe in enumerate(self.context.recipes):
             assert isinstance(recipe.method, NonPrivateMethod)

@@ -108,10 +108,20 @@ class MethodSection(Section):
         """Return the expected or exact size of a batch; None for all records."""
         return None
 
-    def settled(self, name: str) -> Any:
-        """Return the setting `name`; None where the method has none, or while it is `auto`."""
-        own = getattr(self, name, None)
-        return None if own == "auto" else own
+    @property
+    def conditioned(self) -> Preconditioner | None:
+        """Return the preconditioner, which is released before training; None without one or while it is `auto`."""
+        return None
+
+    @property
+    def inferred(self) -> float | None:
+        """Return the share of the budget for the rounds of `intervals/price.py`; None without them."""
+        return None
+
+    @property
+    def calibrated(self) -> Calibration | None:
+        """Return the settings of calibration; None without it or while they are `auto`."""
+        return None
 
 
 class FullBatch(MethodSection):
@@ -272,21 +282,18 @@ class Experiment(Section):
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """Return the method's preconditioner, which is released before training; None without one, or while `auto`."""
-        found: Preconditioner | None = self.method.settled("preconditioner")
-        return found
+        """Return the method's preconditioner, which is released before training; None if there is none."""
+        return self.method.conditioned
 
     @property
     def inference_share(self) -> float | None:
         """Return the share of the budget that the rounds of `intervals/price.py` get; None without them."""
-        share: float | None = self.method.settled("inference_share")
-        return None if self.method.settled("inference") is None else share
+        return self.method.inferred
 
     @property
     def calibration(self) -> Calibration | None:
-        """Return the settings of calibration; None without it, or while they are `auto`."""
-        found: Calibration | None = self.method.settled("calibration")
-        return found
+        """Return the settings of calibration; None without it."""
+        return self.method.calibrated
 
     @property
     def trials(self) -> int:

@@ -247,12 +247,12 @@ class OutputPerturbation(OneShot):
     """Output perturbation for R trials with the same number of steps."""
 
     def __init__(self, context: Context) -> None:
-        from dpsgd_cli.methods.risks.problem import linear_risk
+        from dpsgd_cli.methods.risks.problem import merged_risk
         from dpsgd_cli.methods.risks.risk import LinearRisk
 
         super().__init__(context)
         self.constants = [problem_constants(recipe, context.feature_bound) for recipe in context.recipes]
-        risk = linear_risk(context)
+        risk = merged_risk(context)
         self.risk = LinearRisk(risk.rows.exact().shrunk(self.constants[0].feature_bound), risk.loss)
 
     def solve(self) -> None:

@@ -75,10 +75,10 @@ class PrivGene(OneShot):
     """PrivGene for R trials, one after the other, each with its own population."""
 
     def __init__(self, context: Context) -> None:
-        from dpsgd_cli.methods.risks.problem import linear_risk
+        from dpsgd_cli.methods.risks.problem import merged_risk
 
         super().__init__(context)
-        risk = linear_risk(context)
+        risk = merged_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
         model = context.recipes[0].model
         if not isinstance(model, ConvexModel) or model.known.residual:

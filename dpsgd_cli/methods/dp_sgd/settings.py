@@ -184,6 +184,21 @@ class Preconditioned(Gradient):
         examples=[{"share": 0.05}],
     )
 
+    @property
+    def conditioned(self) -> Preconditioner | None:
+        """Return the preconditioner; None while it is `auto`."""
+        return None if self.preconditioner == "auto" else self.preconditioner
+
+    @property
+    def inferred(self) -> float | None:
+        """Return the share of the budget for the rounds of `intervals/price.py`; None without them."""
+        return None if self.inference is None else self.inference_share
+
+    @property
+    def calibrated(self) -> Calibration | None:
+        """Return the settings of calibration; None while they are `auto`."""
+        return None if self.calibration == "auto" else self.calibration
+
 
 class SgdMethod(Gradient):
     """SGD without clipping, noise or privacy, for comparison."""
@@ -230,7 +245,7 @@ class DpSgdMethod(Preconditioned):
             single = "dpsgd_cli.methods.lectures.run:LectureSgd"
             return replace(self.descriptor, runs=single, distributable=False, auto_tunable=False, by_unit=False)
         # these look at all rows, and no sum over processes makes that
-        alone = any(self.settled(name) is not None for name in ("preconditioner", "inference", "calibration"))
+        alone = any(one is not None for one in (self.conditioned, self.inference, self.calibrated))
         return replace(self.descriptor, distributable=False) if alone else self.descriptor
 
 

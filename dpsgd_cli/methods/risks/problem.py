@@ -63,10 +63,16 @@ def linear_risk(context: Context) -> LinearRisk:
     return LinearRisk(rows_of(model, context.table), loss_of(model))
 
 
+def merged_risk(context: Context) -> LinearRisk:
+    """Return the linear risk on merged rows: equal records are one weighted row, and sums over records are equal."""
+    risk = linear_risk(context)
+    return LinearRisk(risk.rows.merged(), risk.loss)
+
+
 def risk_of(context: Context) -> Risk:
     """Return the risk of any model: linear for a convex model on shared rows, else by forward passes."""
     if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
-        return linear_risk(context)
+        return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
 
 

@@ -7,7 +7,7 @@ have rows for active trials only. Regularisation reads no data and is not part o
 
 `LinearRisk` takes two matrix products per iteration. The margin of trial r is t = z.w_r (`rows.py`). One record's
 gradient is phi'(t) z, of norm |phi'(t)| |z|. So clipping to C means clamping phi'(t) to [-C/|z|, C/|z|]. All trials
-share one matrix of rows; weights encode folds. Margins (N, R) are stored, and `advance`
+share one matrix of rows; weights encode folds and merged equal records. Margins (N, R) are stored, and `advance`
 updates them without another product: on a line, margins are t - a s with s = z.direction.
 """
 
@@ -156,7 +156,7 @@ class LinearRisk(Risk):
     def gradient_sums_at(self, values: Tensor, norms: Tensor, seen: Diagnostics | None = None) -> Tensor:
         """Return `gradient_sums` (R, P) at any `values` (R, P), with both products in one pass; no state changes.
 
-        NON-PRIVATE sums go to `seen`, if given.
+        NON-PRIVATE sums go to `seen`, if given; it counts records one by one, so rows must not be merged then.
         """
         sums = torch.zeros_like(values, dtype=PRECISION)
         bound = _shared(norms)
@@ -200,28 +200,30 @@ class LinearRisk(Risk):
         bound = _shared(bounds)
         for chunk in self._chunks(len(spacing)):
             t, s = self._part(self.margins, chunk, active), self._part(self.along, chunk, active)
-            evaluate((t, s * spacing, self._weights(chunk, active)), bound, totals)
+            evaluate((t, s * spacing, self._weights(chunk, active)), bound, totals, self.rows.all_single(chunk))
         return totals.T
 
-    def _line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor) -> None:
+    def _line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool) -> None:
         t, s, weights = where
         # so that no difference is NaN
         t, s = t.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0), s.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0)
         for i in range(len(totals)):
             losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound, least=0.0)
-            if weights is not None:
+            if single and weights is not None:
                 losses.mul_(weights)
-            totals[i] += losses.sum(dim=0, dtype=PRECISION)
+            totals[i] += _weighted_sum(losses, None if single else weights)
 
-    def _logistic_line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor) -> None:
+    def _logistic_line(
+        self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool
+    ) -> None:
         """Add logistic losses on a line to `totals`, with e^(-t + i s) by repeated multiplication.
 
-        It takes the log of a product instead of a sum of logs. Each record contributes log(min(1 + e^(-t + i s),
-        e^bound)), which is in [0, bound] for any rounding.
+        If weights are 0 and 1, it takes the log of a product instead of a sum of logs. Each record contributes
+        log(min(1 + e^(-t + i s), e^bound)), which is in [0, bound] for any rounding.
         """
         t, s, weights = where
         odds = t.clamp(-_LOG_LARGEST, _LOG_LARGEST).neg_().exp_().nan_to_num_(nan=0.0)
-        if weights is not None:
+        if weights is not None and single:
             odds.mul_(weights)
         ratio = s.clamp(-_LOG_LARGEST, _LOG_LARGEST).exp_().nan_to_num_(nan=1.0)
         largest = float(bound.max())
@@ -230,7 +232,10 @@ class LinearRisk(Risk):
         factors = torch.empty_like(odds)
         for i in range(len(totals)):
             _at_most(torch.add(odds, 1.0, out=factors), ceiling)
-            totals[i] += _log_of_product(factors, folds)
+            if single or weights is None:
+                totals[i] += _log_of_product(factors, folds)
+            else:
+                totals[i] += _weighted_sum(factors.log_(), weights)
             odds.mul_(ratio)
 
     def advance(self, lengths: Tensor) -> None:
@@ -241,8 +246,9 @@ class LinearRisk(Risk):
         """Return the number of records with t <= 0 at `values` (A, P), for each trial; (A,) float64, sensitivity 1."""
         missed = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         for chunk in self._chunks(len(values)):
-            wrong, weights = (self.rows.z[chunk] @ values.T) <= 0, self._weights(chunk)
-            missed += (wrong if weights is None else wrong & (weights > 0)).sum(dim=0)
+            wrong = (self.rows.z[chunk] @ values.T) <= 0
+            weights = self._weights(chunk)
+            missed += _weighted_sum(wrong, weights)
         return missed
 
     def loss_sums(self, values: Tensor) -> Tensor:
@@ -262,6 +268,11 @@ class LinearRisk(Risk):
 def _shared(norms: Tensor) -> Tensor:
     """Return `norms` as (1,) if all trials clip at the same norm, which broadcasts faster; unchanged on a GPU."""
     return norms[:1] if not norms.is_cuda and bool((norms == norms[0]).all()) else norms
+
+
+def _weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return sums (A,), float64, of `values` (n, A) times `weights` (n, A or 1); weights may be large counts."""
+    return values.sum(dim=0, dtype=PRECISION) if weights is None else (values.to(PRECISION) * weights).sum(dim=0)
 
 
 def _at_most(values: Tensor, bound: Tensor, least: float | None = None) -> Tensor:
