@@ -118,8 +118,8 @@ class Compiled:
 class Captured(Compiled):
     """Replacement for `sum_clipped` that starts all kernels of an uncompiled step at once, as a CUDA graph.
 
-    A step of a small network takes as long as its kernels take to start. A graph is captured in about the time of
-    three steps. It runs the kernels of the uncompiled step on the same memory, so what `precision.py` says of
+    A step of a small network takes as long as its kernels take to start. To capture one takes
+    about as long as four. It runs the kernels of the uncompiled step on the same memory, so what `precision.py` says of
     uncompiled steps holds, in all precisions. While kernels are captured, CUDA refuses every look at a number, so the
     first batch cannot influence how later ones are processed. A graph is used only if it adds the sums of an
     uncompiled step for a batch that it was not captured with. Steps that cannot be captured run as they are.

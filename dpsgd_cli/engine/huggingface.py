@@ -42,38 +42,40 @@ def library(name: str) -> Any:
         raise UsageError(f"model.kind: huggingface needs {name}; run `pip install 'dpsgd[transformers]'`") from None
 
 
-def configuration(folder: Path, key: str = "model.folder") -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raises DataError, naming `key`, for a folder that has none."""
+def configuration(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's config.json. Raises DataError for a folder that has none."""
     if not folder.is_dir():
         raise DataError(
-            f"{key}: {folder} is no folder; it is relative to the recipe, and holds what save_pretrained writes"
+            f"model.folder: {folder} is no folder; it is relative to the recipe, and holds what save_pretrained writes"
             " (nothing is downloaded)"
         )
     if not (folder / "config.json").is_file():
-        raise DataError(f"{key}: {folder} has no config.json; save a model there with save_pretrained(folder)")
+        raise DataError(f"model.folder: {folder} has no config.json; save a model there with save_pretrained(folder)")
     try:
         found = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{key}: {folder / 'config.json'} cannot be read: {error}") from None
+        raise DataError(f"model.folder: {folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(found, dict) or "model_type" not in found:
-        raise DataError(f"{key}: {folder / 'config.json'} names no model_type; save it with save_pretrained(folder)")
+        raise DataError(
+            f"model.folder: {folder / 'config.json'} names no model_type; save it with save_pretrained(folder)"
+        )
     if "auto_map" in found:
-        raise DataError(f"{key}: {folder} is a model with code of its own, which is not run; use kind: python")
+        raise DataError(f"model.folder: {folder} is a model with code of its own, which is not run; use kind: python")
     return found
 
 
-def check_folder(folder: Path, key: str = "model.folder") -> None:
-    """Raise DataError, naming `key`, for a folder without a configuration, or without weights in safetensors."""
-    configuration(folder, key)
+def check_folder(folder: Path) -> None:
+    """Raise DataError for a folder without a configuration, or without weights in safetensors."""
+    configuration(folder)
     if any(folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
     if pickled:
         raise DataError(
-            f"{key}: {folder} has its weights in {pickled[0]}, which may run code when it is read; load it where"
+            f"model.folder: {folder} has its weights in {pickled[0]}, which may run code when it is read; load it where"
             " you trust it, and save it with save_pretrained(folder, safe_serialization=True)"
         )
-    raise DataError(f"{key}: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
+    raise DataError(f"model.folder: {folder} has no weights (*.safetensors); save them with save_pretrained(folder)")
 
 
 def vocabulary(folder: Path) -> int | None:
@@ -199,23 +201,21 @@ def _checked_class(transformers: Any, settings: HuggingFaceModel, folder: Path) 
 
 
 def _loaded(make: Any, outputs: int, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the model of class `make` in a folder, with new layers where it has none, and what was not there."""
+    """Return the model of class `make` in a folder, with new layers where it has none, and what was not there.
+
+    Raises DataError if it cannot be loaded.
+    """
     how = {} if make.__name__ == CLASSES["causal-lm"] else {"num_labels": outputs}
     how |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    found: tuple[Any, dict[str, Any]] = _from_pretrained(make, folder, "model.folder", **how)
-    return found
-
-
-def _from_pretrained(make: Any, folder: Path, key: str, **how: Any) -> Any:
-    """Return what `make` loads from a folder. Raises DataError, naming `key`, if it cannot."""
     with _quiet(library("transformers")):
         try:
-            return make.from_pretrained(
+            found: tuple[Any, dict[str, Any]] = make.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **how
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"{key}: {folder} cannot be loaded: {said}") from error
+            raise DataError(f"model.folder: {folder} cannot be loaded: {said}") from error
+    return found
 
 
 def _require_causal(model: Any, folder: Path) -> None:

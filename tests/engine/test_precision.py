@@ -168,8 +168,9 @@ BOUNDS = torch.linspace(0.1, 0.2, 60)
         (lambda: nn.Conv1d(8, 16, 1, bias=False), torch.ones(8, 9)),
         (lambda: nn.Conv2d(8, 16, 3, bias=False), torch.ones(8, 4, 4)),
         (table, torch.ones(4, dtype=torch.long)),
+        (lambda: WeightStandardisedConv2d(8, 16, 1), torch.tensor([1.0, -1.0]).repeat_interleave(36).view(8, 3, 3)),
     ],
-    ids=["dense", "gram", "instantiated", "kept", "instantiated conv", "gram conv", "tied"],
+    ids=["dense", "gram", "instantiated", "kept", "instantiated conv", "gram conv", "tied", "standardised"],
 )
 def test_what_a_split_factor_adds_to_an_example_is_in_its_norm(build: Callable[[], nn.Module], x: Tensor) -> None:
     """Every number of a gradient is one clip factor times a power of two: all are rounded in one direction."""
