@@ -514,23 +514,24 @@ def of_a_device(device: torch.device, tiny: bool, rounds: int) -> Iterator[tuple
             1,
         )
     count = 1 << (16 if tiny else 22)
-    out, blocks = torch.empty(count, dtype=torch.int64, device=device), chacha.blocks
+    out = torch.empty(count, dtype=torch.int64, device=device)
 
     def fetched() -> None:
         here = torch.empty(count, dtype=torch.int64)
         digits.fill(here, digits.fresh())
         out.copy_(here.pin_memory() if device.type == "cuda" else here, non_blocking=True)
 
-    def drawn(own: Callable[[Tensor, Tensor], Tensor]) -> None:
-        chacha.blocks = own  # type: ignore[assignment]
+    def drawn() -> None:
         digits.fill(out, digits.fresh(), chacha.ChaCha(device))
-        chacha.blocks = blocks
+
+    def drawn_compiled() -> None:
+        chacha.ChaCha.computed = chacha.WORTH_COMPILING
+        drawn()
 
     yield "a number of noise, on the host by AES", fetched, count
-    yield "a number of noise, on the device by ChaCha20", partial(drawn, blocks), count
+    yield "a number of noise, on the device by ChaCha20", drawn, count
     if device.type == "cuda":
-        compiled = torch.compile(blocks, fullgraph=True, dynamic=False)
-        yield "the same, compiled", partial(drawn, compiled), count
+        yield "the same, compiled", drawn_compiled, count
 
 
 def _each(keep: Callable[[Tensor], object], held: list[Tensor]) -> None:

@@ -20,7 +20,7 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import WORTH_A_KEYSTREAM, SecureStreams
 from tests.engine.conftest import Of, weighted_output
-from tests.engine.elsewhere import installed
+from tests.engine.elsewhere import Rule, installed
 
 ROWS = 5
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -135,6 +135,35 @@ def test_rounded_products_are_of_short_numbers(name: str, monkeypatch: pytest.Mo
             found[device] = clip(pack, x).cpu()
     torch.testing.assert_close(found[GPU], found[CPU], rtol=0.01, atol=0.01)
     assert sum(short) > 2
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("large", [1, 1 << 28], ids=["one by one", "side by side"])
+@pytest.mark.parametrize("build", [images, standardised])
+def test_short_images_have_channels_last(
+    build: Callable[[], nn.Module], large: int, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images, weights and gradients of each convolution of one group, on a GPU; elsewhere they are as they were."""
+    monkeypatch.setattr(conv, "LARGE", large)
+    torch.manual_seed(0)
+    x, found, run, last = torch.randn(1, ROWS, 2, 6, 6), {}, Rule.run, list[tuple[bool, ...]]()
+
+    def watched(self: Rule, func: Any, args: Any, kwargs: Any) -> Any:
+        parts, groups = args[:2], args[8] if func is torch.ops.aten.convolution.default else 0
+        if func is torch.ops.aten.convolution_backward.default and args[10][0]:
+            parts, groups = (args[0], args[2]), args[9]
+        if groups == 1 and parts[0].dim() == 4:
+            last.append(tuple(p.numbers.is_contiguous(memory_format=torch.channels_last) for p in parts))
+        return run(self, func, args, kwargs)
+
+    monkeypatch.setattr(Rule, "run", watched)
+    for device in (CPU, GPU):
+        with installed(monkeypatch) if device == GPU else nullcontext():
+            pack = made(build, 1, device)
+            pack.work_in(torch.bfloat16 if short else None)
+            found[device] = clip(pack, x).cpu()
+    torch.testing.assert_close(found[GPU], found[CPU], rtol=0.01, atol=0.01)
+    assert last and {*last} == {(short, short)}
 
 
 class Counted(TorchDispatchMode):
