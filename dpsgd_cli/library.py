@@ -24,9 +24,10 @@ from dpsgd_cli.common.plugins import IN_MEMORY, InMemory, content_of, standing_f
 from dpsgd_cli.data import memory
 from dpsgd_cli.data.cells import Table
 from dpsgd_cli.engine import huggingface
+from dpsgd_cli.engine.packing import refuse_unfinished
 from dpsgd_cli.engine.settings import HuggingFaceModel
 from dpsgd_cli.engine.weights import digest, held, redrawn
-from dpsgd_cli.errors import DpsgdError, RunError, UsageError
+from dpsgd_cli.errors import DpsgdError, ModelError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_mapping, load_recipe
 from dpsgd_cli.recipe.of_records import LABELS, StatedFacts, recipe_of_arrays, recipe_of_table
 from dpsgd_cli.recipe.overrides import assignments
@@ -158,7 +159,11 @@ def own_model(model: Any, weights: str | None) -> tuple[dict[str, Any] | None, d
     if not is_module:
         needs = any(one.default is one.empty and one.kind < 2 for one in inspect.signature(model).parameters.values())
         return section, {name: InMemory(model if needs else lambda *_: model(), content_of([model]))}
-    module, parts = copy.deepcopy(model), [*model.modules()]
+    refuse_unfinished(model)
+    try:
+        module, parts = copy.deepcopy(model), [*model.modules()]
+    except RuntimeError:  # torch's, for a tensor of a graph
+        raise ModelError("train: model: keeps a tensor that a pass computed; give a function that builds it") from None
     plain = [str({k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in parts]
     sha256 = content_of([str(module), *plain, *(v for one in parts for v in (type(one), *vars(one).values()))])
     if weights == "drawn":

@@ -256,6 +256,12 @@ def test_numbers_of_a_module_are_drawn_anew_or_declared(tmp_path: Path) -> None:
 TRAINED = nn.Linear(3, 2)
 
 
+def holding_a_pass() -> nn.Module:
+    made = network()
+    made.seen = made(torch.zeros(1, 3))
+    return made
+
+
 class Gained(nn.Module):
     """A gain that nothing draws anew, or something else is drawn."""
 
@@ -278,6 +284,9 @@ class Gained(nn.Module):
         ({"model": Gained(resets=True), "weights": "drawn"}, r"Gained has no reset_parameters\(\) that draws all"),
         ({"model": network, "weights": "public"}, "a function that builds a module, or"),
         ({"model": lambda: copy.deepcopy(TRAINED)}, "is the same for every seed and no constant.*weights='public'"),
+        ({"model": nn.LazyLinear(2), "weights": "drawn"}, "LazyLinear learns its sizes"),
+        ({"model": holding_a_pass(), "weights": "drawn"}, "keeps a tensor that a pass computed"),
+        ({"model": lambda input_shape, outputs: nn.Linear(input_shape, outputs)}, "line .* is math.prod"),
         ({"weights": "public"}, "a function that builds a module, or"),
         ({"target": Y}, "the labels came with the features"),
     ],

@@ -166,15 +166,24 @@ class Kept(TorchFunctionMode):
         self.note(args, kwargs, found)
         return found
 
-    def refuse_kept(self) -> None:
-        """Raise ModelError if a tensor that was noted still exists."""
+    def refuse_kept(self, module: nn.Module | None = None) -> None:
+        """Raise ModelError if a tensor that was noted still exists; name the attribute of `module` that holds it."""
         self._seen = [one for one in self._seen if one() is not None]
         if self._seen:
             gc.collect()  # takes .4 s, and only cycles need it
         if any(one() is not None for one in self._seen):
+            kept = [one() for one in self._seen]
+            held = [
+                f"{name}.{own}".strip(".")
+                for name, part in (nn.Module() if module is None else module).named_modules()
+                for own, value in vars(part).items()
+                if any(leaf is one for leaf in tree_leaves(value) for one in kept if one is not None)
+            ]
+            where = held[0] if held else "a list, a global, a closure"
             raise ModelError(
-                "a tensor is kept after the pass that computed it (in a list, a global, a closure), so a later"
-                " example's gradient may depend on this one; keep nothing of what a function is called with"
+                f"a tensor is kept after the pass that computed it (in {where}), so a later example's"
+                " gradient may depend on this one; keep nothing of what a function is called with, and return what a"
+                " loss needs as an output"
             )
 
 

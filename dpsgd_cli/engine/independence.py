@@ -273,7 +273,7 @@ def _recorded(pack: Pack, x: Tensor) -> tuple[Tensor, list[dict[str, Tensor]], T
     try:
         with _explained(pack.template, x):
             found = _pass(pack, x)
-        passes.kept.refuse_kept()
+        passes.kept.refuse_kept(pack.template)
         return found
     finally:
         passes.kept = None
@@ -385,7 +385,7 @@ def _check_questions(pack: Pack, module: Written, x: Tensor, like: Tensor) -> No
         raise ModelError(
             f"{unknown[0]}: the model asks for a number of its input (an `if`, float() or .item()), and nobody knows"
             " whether the answer matters, since it was no for all rows that were tried; use torch.where, or operations"
-            " on each example"
+            " on each example. Leave out a check for NaN: examples that are not finite add nothing to a step"
         )
 
 

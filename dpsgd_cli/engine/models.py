@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.engine import huggingface, packing, weights
+from dpsgd_cli.engine.apart import where_in
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.named_inputs import NamedInputs
 from dpsgd_cli.engine.settings import (
@@ -28,7 +29,7 @@ from dpsgd_cli.engine.settings import (
     PythonModel,
     WrnModel,
 )
-from dpsgd_cli.errors import ModelError
+from dpsgd_cli.errors import DpsgdError, ModelError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 Builder = Callable[[], nn.Module]
@@ -157,7 +158,7 @@ def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builde
     """Return a builder that calls the user's factory in the Python file named in the recipe.
 
     The builder loads `model.weights.file` into each module. Raises ModelError if the factory cannot be called with the
-    recipe's arguments; the builder raises it if the result is not a module.
+    recipe's arguments; the builder raises it if the factory fails, or if the result is not a module.
     """
     factory = load_attribute(base / model.file, model.factory)
     given = {"input_shape": shape, "outputs": outputs}
@@ -169,7 +170,16 @@ def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builde
     tensors = {} if file is None else weights.read(base / file)
 
     def build() -> nn.Module:
-        made = factory(shape, outputs, **model.arguments)
+        try:
+            made = factory(shape, outputs, **model.arguments)
+        except DpsgdError:
+            raise
+        except Exception as error:
+            size = "; input_shape is a tuple, whose size is math.prod(input_shape)" * isinstance(error, TypeError)
+            raise ModelError(
+                f"{where_in(error, nn.Module())}{model.factory}(input_shape={shape}, outputs={outputs}) failed:"
+                f" {type(error).__name__}: {error}{size}"
+            ) from error
         if not isinstance(made, nn.Module):
             raise ModelError(
                 f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module"

@@ -15,6 +15,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves
 
 from dpsgd_cli.engine.apart import HOOKED
@@ -413,7 +416,7 @@ def _refuse_hooks(module: nn.Module, name: str) -> None:
 
 
 def refuse_unfinished(module: nn.Module) -> None:
-    """Raise ModelError if a layer has no sizes yet (lazy) or is hidden by a compiler."""
+    """Raise ModelError if a layer has no sizes yet (lazy), is hidden by a compiler or is normalised by a hook."""
     for name, inner in module.named_modules():
         _refuse_unfinished(inner, f"layer {name!r}" if name else "the model")
 
@@ -422,6 +425,18 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
     if isinstance(module, _LAZY):
         raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm | SpectralNorm):
+            new = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm, and .eval() on the module"
+            raise ModelError(
+                f"{name}: {hook.name} is normalised by a hook, which keeps the result after each pass; use"
+                f" torch.nn.utils.parametrizations.{new}"
+            )
+    if isinstance(module, _SpectralNorm) and module.training:
+        raise ModelError(
+            f"{name}: spectral_norm updates its vectors in each pass in training mode, which nothing clips; call"
+            " .eval() on the module in the code that builds it, and they stay as they were drawn"
+        )
     compiled = kind == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
     if compiled or isinstance(module, torch.jit.ScriptModule):
         raise ModelError(

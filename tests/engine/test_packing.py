@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from dpsgd_cli.engine.packing import Pack, Placement, elements_per_row
 from dpsgd_cli.errors import ModelError
@@ -108,6 +109,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.LazyLinear(4)),
         "layer '0': LazyLinear learns its sizes from data .* give them",
     ),
+    "old weight norm": (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4))), "by a hook.*parametrizations"),
+    "old spectral norm": (lambda: Holder(nn.utils.spectral_norm(nn.Linear(4, 4))), "by a hook.*parametrizations"),
+    "spectral norm": (lambda: spectral_norm(nn.Linear(4, 4)), r"updates its vectors .* call \.eval\(\)"),
     "synchronised": (lambda: nn.Sequential(nn.SyncBatchNorm(4)), "layer '0': SyncBatchNorm mixes"),
     "random slope": (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU()), "layer '1': RReLU draws"),
     "running statistics": (
