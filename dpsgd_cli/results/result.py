@@ -205,21 +205,22 @@ def diverged(released: Released) -> list[int]:
     return [trial for trial in range(len(released.finite)) if _why_diverged(released, trial) is not None]
 
 
-def warnings_of_training(released: Released) -> list[str]:
-    """Return warnings that follow from published weights and metrics of public records."""
+def warnings_of_training(released: Released, advice: str) -> list[str]:
+    """Return warnings that follow from published weights and metrics of public records. `advice` is for divergence."""
     bad, told = diverged(released), []
     if bad:
         several = f"{len(bad)} of {len(released.finite)} trials diverged (trial {', '.join(map(str, bad))})"
         who = several if len(released.finite) > 1 else "the training diverged"
         reasons = dict.fromkeys(filter(None, (_why_diverged(released, trial) for trial in bad)))
-        told.append(f"{who}: {' or '.join(reasons)}; lower method.learning_rate")
+        told.append(f"{who}: {' or '.join(reasons)}; {advice}")
     return told + (_no_gain(released.measured[0]) if released.measured else _no_better(released.metrics))
 
 
-def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool) -> list[str]:
+def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool, advice: str) -> list[str]:
     """Return warnings that reveal something about the training rows (non-private).
 
-    `bound`: whether the clipping leaves gradients as they are within a bound that the recipe states.
+    `bound`: whether the clipping leaves gradients as they are within a bound that the recipe states. `advice` is for
+    losses that are not finite.
     """
     told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
@@ -230,12 +231,12 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool
         if well and not all(math.isfinite(values[trial]) for values in unreleased.metrics.values())
     ]
     if lost:
-        told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
+        told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); {advice}")
     clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
     if bound and seen and clipped >= NEARLY_ALL * seen:
         told.append(
             f"{clipped / seen:.0%} of the gradients were clipped; if that is not intended, raise privacy.clipping.norm"
-            " and lower method.learning_rate by the same factor"
+            + " and lower method.learning_rate by the same factor" * ("learning_rate" in advice)
         )
     return told
 

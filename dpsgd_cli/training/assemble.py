@@ -102,7 +102,7 @@ def result(released: Released, unreleased: Unreleased) -> ResultContent:
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         evaluation=[measured.record() for measured in released.measured],
         warnings=[*released.warnings, *_warnings(released, spendings)],
-        nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound),
+        nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound, _advice(released)),
         diverged=diverged(released),
     )
 
@@ -173,7 +173,14 @@ def _warnings(released: Released, spendings: Sequence[PrivacyCost]) -> list[str]
         epsilon = prices.largest([spent.epsilon for spent in spendings])
         assert spendings[0].delta is not None
         told += warnings_of(epsilon, spendings[0].delta, plan.sampling.records)
-    return told + warnings_of_training(released)
+    return told + warnings_of_training(released, _advice(released))
+
+
+def _advice(released: Released) -> str:
+    """Return what to change after a divergence: a key that the recipe's own method or model has, or the budget."""
+    recipe = released.loaded.recipe
+    rates = [f"lower method.{key}" for key in ("learning_rate", "alpha_max") if hasattr(recipe.method, key)]
+    return rates[0] if rates else f"raise {'model.l2 or ' * hasattr(recipe.model, 'l2')}the budget"
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[PrivacyCost]:

@@ -42,6 +42,9 @@ def test_a_value_that_is_missing_leaves_no_mean_of_the_others(missing: Any) -> N
     assert (found["accuracy"]["mean"], found["loss"]["mean"]) == (None, 1.5)
 
 
+ADVICE = "lower the rate"
+
+
 def released(metrics: dict[str, list[float]], losses: list[list[float]] | None = None, **changes: Any) -> Released:
     trials = len(next(iter(metrics.values())))
     rest = dict.fromkeys(("loaded", "plan", "data_sha256", "device", "timing"))
@@ -56,7 +59,7 @@ def test_a_loss_that_ran_away_has_diverged_unless_the_model_still_beats_a_consta
     assert diverged(found) == [0]
     assert (
         "1 of 2 trials diverged (trial 0): the test loss rose to more than 3 times its least"
-        in (warnings_of_training(found)[0])
+        in (warnings_of_training(found, ADVICE)[0])
     )
     assert diverged(released(poor, losses=[[0.5, 0.1], [1.4, 0.2]])) == []
 
@@ -76,8 +79,12 @@ def test_a_loss_that_ran_away_has_diverged_unless_the_model_still_beats_a_consta
 def test_a_loss_far_above_the_baseline_has_diverged(metrics: dict[str, list[float]], bad: list[int]) -> None:
     found = released(metrics)
     assert diverged(found) == bad
-    assert [w for w in warnings_of_training(found) if "is more than 2 times that of the baseline" in w][1:] == []
-    assert any("is more than 2 times that of the baseline" in w for w in warnings_of_training(found)) == bool(bad)
+    assert [w for w in warnings_of_training(found, ADVICE) if "is more than 2 times that of the baseline" in w][
+        1:
+    ] == []
+    assert any("is more than 2 times that of the baseline" in w for w in warnings_of_training(found, ADVICE)) == bool(
+        bad
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,9 @@ def test_a_model_that_is_no_better_than_a_constant_is_told_and_what_to_try(
 ) -> None:
     metrics = {f"test_{name}": [value] for name, value in model.items()}
     metrics |= {f"constant_{name}": [value] for name, value in constant.items()}
-    found = [line for line in warnings_of_training(released(metrics)) if line.startswith("no better than the m")]
+    found = [
+        line for line in warnings_of_training(released(metrics), ADVICE) if line.startswith("no better than the m")
+    ]
     assert bool(found) == (told is not None)
     assert told is None or told in found[0]
 
@@ -105,11 +114,11 @@ def test_a_model_that_is_no_better_than_a_constant_is_told_and_what_to_try(
 def test_weights_or_metrics_that_are_not_finite_have_diverged(changes: dict[str, Any]) -> None:
     found = released(**{"metrics": {"test_accuracy": [0.5]}, **changes})
     assert diverged(found) == [0]
-    assert warnings_of_training(found)[0].startswith("the training diverged: weights or losses are not finite")
+    assert warnings_of_training(found, ADVICE)[0].startswith("the training diverged: weights or losses are not finite")
 
 
 @pytest.mark.parametrize(("clipped", "told"), [(94, False), (95, True), (100, True)])
 def test_a_clip_that_touches_nearly_all(clipped: int, told: bool) -> None:
     sums = {"nonfinite": [0.0], "clipped": [float(clipped)], "examples": [100.0]}
-    found = warnings_of_rows(Unreleased([sums], {}, {}, {}), [True], True)
+    found = warnings_of_rows(Unreleased([sums], {}, {}, {}), [True], True, ADVICE)
     assert [f"{clipped}% of the gradients were clipped" in line for line in found] == [True] * told
