@@ -103,7 +103,7 @@ OPTIONS: dict[str, Option] = {
     "opacus_history": Option(
         "text", _PRICED + "FE", "FILE", "Price an Opacus accountant's history, as JSON; with its --batching."
     ),
-    "export": Option(("dp-accounting",), "E", None, "Print the releases as an event of dp_accounting."),
+    "export": Option(("dp-accounting",), "E", None, "Print the releases as an event of dp_accounting (or several)."),
     "curve": Option("flag", "C", None, "Print epsilon by epoch, as CSV.", False),
     "over": Option(
         "text", "ORF", "NAME=FROM:TO:STEP",

@@ -114,16 +114,19 @@ def _history_case(asked: Asked) -> Case:
 
 
 def exported(cases: Sequence[Case]) -> str:
-    """Return the releases of one case as JSON events of dp_accounting; UsageError for releases that differ by trial."""
+    """Return the releases of one case as JSON: an event of dp_accounting, or a list where trials or parts differ.
+
+    Guarantee: at every delta, the greatest price of the events is that of the case. Each trial is stated by itself, and
+    a record is in one of the disjoint parts of the data, whose releases alone depend on it (parallel composition).
+    Raises UsageError for several cases.
+    """
     from dpsgd_cli.accounting.events import to_event
 
-    different = [part for case in cases for parts in case.composition.trials for part in parts]
-    if len(different) != 1:
-        raise UsageError(
-            f"--export: {len(different)} different ledgers: trials or parts of the data that differ are events of their"
-            " own; give one ledger, or --trials all for what they cost together"
-        )
-    return json.dumps(to_event(different[0]), indent=1)
+    if len(cases) != 1:
+        raise UsageError(f"--export: {len(cases)} cases; give one, as an event holds what is priced together")
+    different = dict.fromkeys(part for parts in cases[0].composition.trials for part in parts)
+    events = [to_event(part) for part in different]
+    return json.dumps(events[0] if len(events) == 1 else events, indent=1)
 
 
 def _source_case(asked: Asked, sources: Sequence[str]) -> Case:
