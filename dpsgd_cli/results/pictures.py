@@ -121,7 +121,7 @@ def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
             continue
         for ending, metadata in (("svg", {"Date": None}), ("png", {})):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=ending, dpi=150, metadata=metadata)
+            figure.savefig(drawn, format=ending, dpi=150, metadata=metadata, bbox_inches="tight")
             write_whole(out / f"{name}.{ending}", drawn.getvalue(), owner_only=hidden)
         plt.close(figure)
         made[name] = out / f"{name}.png"
@@ -187,7 +187,9 @@ def _budget(entry: Entry) -> float:
 
 def _by_method(plt: Any, entries: Sequence[Entry], styles: Styles, metric: str, words: str, at: str) -> Any:
     """Draw one row for each method. All have the same budget, so epsilon needs no axis."""
-    figure, axes = plt.subplots(figsize=(7, min(1.3 + 0.42 * len(entries), 24)), layout="constrained")
+    longest = max(len(styles[entry.method]["label"]) for entry in entries)
+    size = (max(7, 4 + 0.075 * longest), min(1.3 + 0.42 * len(entries), 24))
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
     for place, entry in enumerate(entries):
         found, style = entry.document["metrics"][metric], styles[entry.method]
         colour, marker, half = style["color"], style["marker"], found["ci95"] or 0.0
