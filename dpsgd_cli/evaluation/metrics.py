@@ -94,7 +94,8 @@ def baseline_of(
 
     The share of the most frequent class is at least each class's lower end, and at most the greatest upper end. It has
     no point if that interval is wider than `WIDEST`: noise then hides it. The baseline's log loss and Brier score are
-    those of the shares as probabilities; they fall with the larger share, and are known for two classes.
+    those of the shares as probabilities. For two classes they fall with the larger share. For more, each class's part
+    of the log loss is at its least at an end of its share's interval, and the sums of the parts are the ends.
     """
     every = np.sum(owns, axis=0)
     shares = [ratio_of(parts, own, every, 0.0, 1.0) for own in owns]
@@ -106,15 +107,21 @@ def baseline_of(
     if len(owns) == 2:
         found["auc"] = Estimate(0.5, 0.5, 0.5)
         found["average_precision"] = replace(shares[1], value=shares[1].value if known else None)
-        for name, loss in (("log_loss", _entropy), ("brier", lambda share: share * (1 - share))):
+        losses = {"log_loss": lambda share: _part(share) + _part(1 - share), "brier": lambda share: share * (1 - share)}
+        for name, loss in losses.items():
             found[name] = Estimate(None if most.value is None else loss(most.value), loss(high), loss(low))
+    else:
+        # the part is greatest at a share of 1 / e
+        tried = [(one.low, min(max(1 / math.e, one.low), one.high), one.high) for one in shares]
+        least, greatest = (min(sum(end(map(_part, own)) for own in tried), math.log(len(owns))) for end in (min, max))
+        value = min(max(sum(map(_part, points)), least), greatest)
+        found["log_loss"] = Estimate(value if known else None, least, greatest)
     return found, ratio_of(parts, right - owns[int(np.argmax(points))], every, -1.0, 1.0)
 
 
-def _entropy(share: float) -> float:
-    """Return the log loss of answering `share` for records of which that share is of a class; clipped as `LOSSES`."""
-    told = min(max(share, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY)
-    return -share * math.log(told) - (1 - share) * math.log(1 - told)
+def _part(share: float) -> float:
+    """Return what a class with that share adds to the log loss of answering the shares; clipped as `LOSSES`."""
+    return -share * math.log(min(max(share, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY))
 
 
 def curve_of(noised: Noised) -> list[tuple[float, Estimate, Estimate]]:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.special import ndtri
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier
@@ -62,6 +63,12 @@ def test_without_noise_baselines_are_those_of_dummies_of_scikit_learn() -> None:
     four = run.measure_classes(y4, rng.normal(0, 1, (20_000, 4)), ALMOST_NONE, SeededStreams(0), len(y4))
     assert four.constants["accuracy"].value == pytest.approx((y4 == 1).mean(), abs=1e-4)
     assert four.gain is not None and four.gain.high < 0
+    entropy = stats.entropy(np.bincount(y4))
+    assert four.constants["log_loss"].value == pytest.approx(entropy, abs=1e-4)
+    release = held_out_releases(held_out_release("gaussian", 1.0, 1e-5, "add-remove"), False)
+    for seed in range(10):
+        noisy = run.measure_classes(y4, rng.normal(0, 1, (20_000, 4)), release, SeededStreams(seed), len(y4))
+        assert noisy.constants["log_loss"].low < entropy < noisy.constants["log_loss"].high
     t = rng.normal(20, 5, 20_000).clip(0, 50)
     halves = Release(ALMOST_NONE.mechanism, 2)
     numbers = run.measure_numbers(t, t + rng.normal(0, 1, len(t)), (0.0, 50.0), halves, SeededStreams(0), len(t))
