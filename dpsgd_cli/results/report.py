@@ -23,7 +23,7 @@ from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, stor
 from dpsgd_cli.results.document import Block, Bullets, Cards, Folded, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
-from dpsgd_cli.results.summary import mean_text, of_constant
+from dpsgd_cli.results.summary import NOISY, WHOLE, mean_text, of_constant, point_text
 
 NAMES = ("report.md", "report.html")
 _CONSTANT, _GAPS = "constant_", "calibration_gap_"
@@ -258,7 +258,7 @@ def _privately_measured(found: _Read) -> list[Block]:
     rows = [
         [
             name.replace("_", " "),
-            "too noisy to say" if point is None else metric_text(point),
+            point_text(point, low, high),
             _interval(low, high),
             of_constant(first, name),
         ]
@@ -292,6 +292,8 @@ def _cell(estimate: Sequence[float | None]) -> str:
     """Return an estimate as `point (low to high)`."""
     point, low, high = estimate
     assert low is not None and high is not None
+    if (low, high) in WHOLE:
+        return NOISY
     return _interval(low, high) if point is None else f"{metric_text(point)} ({_interval(low, high)})"
 
 

@@ -24,6 +24,9 @@ from dpsgd_cli.users.settings import PERSON
 
 STRONG, REASONABLE = 1.0, 10.0
 """Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
+NOISY = "too noisy to say"
+WHOLE = ((0.0, 1.0), (-1.0, 1.0))
+"""All that a share, and a difference of shares, may be: an interval of these ends says nothing."""
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
@@ -53,9 +56,9 @@ def _quality_lines(document: Row) -> list[str]:
     released, metrics = document.get("evaluation"), document["metrics"]
     if released:
         name, (value, low, high) = next(iter(released[0]["metrics"].items()))
-        point = "too noisy to say" if value is None else metric_text(value)
         best = of_constant(released[0], name)
         beside = f"; baseline: {best}" if best else ""
+        point = point_text(value, low, high)
         return [f"  {name:<11} {point} (95% interval {metric_text(low)} to {metric_text(high)}){beside}"]
     name = next((name for name in _SHOWN if name in metrics), None)
     if name is None:
@@ -99,9 +102,9 @@ def _measured_lines(document: Row) -> list[str]:
     ]
     for name, (value, low, high) in first["metrics"].items():
         point = "" if value is None else f"{metric_text(value)}, "
+        within = NOISY if (low, high) in WHOLE else f"{point}{metric_text(low)} to {metric_text(high)}"
         beside = of_constant(first, name)
-        told = f"; baseline: {beside}" if beside else ""
-        lines.append(f"    {name:<24}{point}{metric_text(low)} to {metric_text(high)}{told}")
+        lines.append(f"    {name:<24}{within}" + (f"; baseline: {beside}" if beside else ""))
     if first["kind"] == "two-classes":
         lines.append(f"    {'positive class':<24}{first['classes'][1]}")
     if "groups" in first:
@@ -113,8 +116,12 @@ def of_constant(measured: Row, name: str) -> str:
     """Return a metric of the best constant answer on private held-out records, as text; empty if it is not known."""
     if name not in measured["constants"]:
         return ""
-    value = measured["constants"][name][0]
-    return "too noisy to say" if value is None else metric_text(value)
+    return point_text(*measured["constants"][name])
+
+
+def point_text(point: float | None, low: float, high: float) -> str:
+    """Return the point of an estimate as text, unless noise hides it or its interval is all that the metric may be."""
+    return NOISY if point is None or (low, high) in WHOLE else metric_text(point)
 
 
 def _lengths(trials: Sequence[Row]) -> str:
@@ -280,7 +287,7 @@ def _quality(document: Row) -> list[Box]:
     if released := document.get("evaluation"):
         first = released[0]
         name, (point, low, high) = next(iter(first["metrics"].items()))
-        value = "too noisy to say" if point is None else metric_text(point)
+        value = point_text(point, low, high)
         within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private."
         constant, gain = of_constant(first, name), first["gain"]
         within += f" The best constant answer has {constant}." if constant else ""
