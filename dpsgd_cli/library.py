@@ -319,7 +319,10 @@ class Result:
             return from_numpy(self.trained.inputs(self.trained.source.rows(records), trial))
 
     def module(self, trial: int = 0) -> nn.Module:
-        """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`."""
+        """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`.
+
+        It draws the noise of its own code, as that of a VAE, in eval mode, too; `predict` takes that noise's mean.
+        """
         with self._opened():
             return self.trained.module(trial)
 

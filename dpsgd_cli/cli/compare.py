@@ -41,7 +41,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True,
               help="Delta of the matched budgets.")  # fmt: skip
 @click.option(
-    "--repeats", type=click.IntRange(min=1), help="Trials of every recipe. Default: the most that a recipe has."
+    "--repeats", type=click.IntRange(min=1), help="Trials of every recipe and fold. Default: the most of a recipe."
 )
 @click.option("--folds", type=click.IntRange(min=2), help="Cross-validate, with the same folds for every recipe.")
 @click.option("--data-of", metavar="RECIPE", help="Use the data section of this recipe, and its folds, in all of them.")

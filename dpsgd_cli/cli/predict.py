@@ -93,7 +93,8 @@ def command(
     bad = sum(reason is not None for reason in reasons)
     if bad:
         columns["error"] = reasons
-        advice = "" if unknown == "ignore" else " (--unknown ignore predicts where a category is not known)"
+        told_of = any(reason is not None and "categor" in reason for reason in reasons) and unknown != "ignore"
+        advice = " (--unknown ignore predicts where a category is not known)" * told_of
         click.echo(f"{new}: {count(bad, 'row')} without a prediction; the column `error` says why{advice}", err=True)
     answer = files.to_csv([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     if out is None:

@@ -207,7 +207,7 @@ def _write_new(out: Path, text: str) -> None:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{out} exists; it is not overwritten, so choose another name") from None
+        raise UsageError(f"{out} exists; it is not overwritten: choose another name with -o, or remove it") from None
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
 

@@ -19,7 +19,7 @@ STYLE = """
 :root{--warn:#e3b341;--link:#6ea8fe}}
 *{box-sizing:border-box}a{color:var(--link)}
 body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
-body{color:var(--ink);background:var(--page)}
+body{color:var(--ink);background:var(--page);--under:var(--page)}.cards>section,details{--under:var(--card)}
 h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--line)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(17rem,100%),1fr));gap:.9rem;margin:.9rem 0}
 .cards>section{min-width:0}
@@ -30,13 +30,18 @@ h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px sol
 .warn .big{color:var(--warn)}
 details{margin:.7rem 0}summary{cursor:pointer;font-weight:600}
 @media print{details::details-content{content-visibility:visible!important;block-size:auto!important}}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto;background:linear-gradient(90deg,var(--under) 40%,#0000) 0/2rem 100% no-repeat local,
+linear-gradient(270deg,var(--under) 40%,#0000) 100%/2rem 100% no-repeat local,
+linear-gradient(90deg,var(--soft),#0000) 0/.7rem 100% no-repeat,
+linear-gradient(270deg,var(--soft),#0000) 100%/.7rem 100% no-repeat}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
-.said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:9rem}
-th{vertical-align:bottom;white-space:normal}
+.said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:min(24rem,70vw)}
+th{vertical-align:bottom;white-space:normal;min-width:5rem}td{vertical-align:top}
 figure{margin:1rem 0;overflow-x:auto}img,svg{max-width:100%;height:auto}
 figure svg{background:#fff;border-radius:.4rem}
+@media screen and (prefers-color-scheme:dark){figure svg,figure img{filter:invert(.91) hue-rotate(180deg)}}
 pre{background:var(--page);border:1px solid var(--line);padding:.8rem;overflow-x:auto;font-size:.85rem}
 """
 _SENTENCE = 25

@@ -110,8 +110,9 @@ def _part_terms(parts: Privacy) -> Terms:
     """Return the price of each kind of release by itself, if there are several kinds."""
     words = {"held-out": "in parallel: held-out"}
     found = [
-        (f"  {words.get(label, f'of that {label}')}", f"rho {_rho_words(part['rho']) or 'none'}")
+        (f"  {words.get(label, f'of that {label}')}", f"rho {_rho_words(part['rho'])}")
         for label, part in parts.items()
+        if part["rho"] is not None
     ]
     return found if len(found) > 1 else []
 

@@ -151,7 +151,7 @@ def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: S
     """Return the output of `--dry-run`: everything that is decided before data is read."""
     sampling, price, rho = plan.sampling, plan.guarantee(), plan.rho()
     unit, stated = recipe.data.unit, {"epsilon": price.epsilon, "delta": plan.delta, "bound": price.bound}
-    drawn_from = count(sampling.records, "record" if unit is None else PERSON)
+    drawn_from = count(sampling.records, "record") if unit is None else f"at most {count(sampling.records, PERSON)}"
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
         f"{recipe.name}: {_planned_length(plan)}",
@@ -293,7 +293,8 @@ def _quality(document: Row) -> list[Box]:
         within += f" The best constant answer has {constant}." if constant else ""
         better = gain is None or gain[1] > 0
         within += "" if better else " The measurement does not show that the model is better."
-        return [Box(about, f"{name.replace('_', ' ').capitalize()} {value}", within, not better)]
+        words = in_words(f"test_{name}").removeprefix("test ").capitalize()
+        return [Box(about, f"{words} {value}", within, not better)]
     metrics = document["metrics"]
     usual = usual_metric(list(metrics))
     if usual is None or metrics[usual]["mean"] is None:

@@ -231,6 +231,7 @@ def _grid(column: Column) -> list[float] | None:
     if column.bounds is None:
         return None
     low, high = column.bounds
+    high -= column.computed is not None and column.computed.kind == "days"  # which end with the last day
     if float(low).is_integer() and float(high).is_integer() and high - low < _POINTS:
         return [float(number) for number in range(int(low), int(high) + 1)]
     return [float(value) for value in np.linspace(low, high, _POINTS)]
