@@ -38,7 +38,7 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 .said td:last-child,.said th:last-child{white-space:normal;text-align:left;min-width:min(24rem,70vw)}
-th{vertical-align:bottom;white-space:normal;min-width:5rem}td{vertical-align:top}
+th{vertical-align:bottom;white-space:normal}th:last-child{min-width:9rem}td{vertical-align:top}
 figure{margin:1rem 0;overflow-x:auto}img,svg{max-width:100%;height:auto}
 figure svg{background:#fff;border-radius:.4rem}
 @media screen and (prefers-color-scheme:dark){figure svg,figure img{filter:invert(.91) hue-rotate(180deg)}}

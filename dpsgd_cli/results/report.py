@@ -68,14 +68,15 @@ def pages(directory: Path) -> dict[str, str]:
     """Return the text of each page of the finished result in `directory`. Raises as `write` does."""
     found, explained = _read(directory), shapes.read(directory)
     curves = _curves(found)
+    picture = _roc(found) or ([] if explained is None else shapes.quality(explained.curves))
     behind = [
         *_statement(found),
         *_metrics(found),
         *([] if explained is None else shapes.blocks(explained)),
-        *curves,
+        *(curves if picture else []),
         *_chosen(found),
     ]
-    picture = _roc(found) or ([] if explained is None else shapes.quality(explained.curves)) or curves[:2]
+    picture = picture or curves
     blocks = [*_head(found), Cards([*([picture] if picture else []), _advice(found)]), *_folded(behind)]
     return dict(zip(NAMES, (markdown(blocks), html(blocks)), strict=True))
 
