@@ -34,10 +34,10 @@ from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.base import OneShot, own_factory
-from dpsgd_cli.methods.dp_agd.run import DpAgd
+from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.run import Pate
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
 from dpsgd_cli.results import report as pages

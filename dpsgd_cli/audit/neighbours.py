@@ -36,8 +36,7 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
-from dpsgd_cli.methods.private_selection.settings import SelectionPlan
+from dpsgd_cli.methods.private_selection import PrivateSelection, SelectionPlan
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
 from dpsgd_cli.training.evaluation import record, results_of

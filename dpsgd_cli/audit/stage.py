@@ -30,7 +30,7 @@ from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
+from dpsgd_cli.methods.dp_gd import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of

@@ -22,7 +22,7 @@ from dpsgd_cli.engine.settings import (
     NamedLoss,
     OneLayer,
 )
-from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd import DpAgdMethod
 from dpsgd_cli.methods.dp_sgd.settings import (
     DpGdMethod,
     DpSgdMethod,

@@ -24,7 +24,7 @@ from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection import PrivateSelectionMethod
 from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice

@@ -20,7 +20,7 @@ from dpsgd_cli.calibration import run
 from dpsgd_cli.calibration.price import sensitivity
 from dpsgd_cli.calibration.run import Units, corrected, exact_sums
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.dp_gd.run import DpGd
+from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.recipe.loading import load_mapping, load_recipe
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, Trials, start

@@ -28,8 +28,7 @@ from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd.run import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import AllIterates, SgdSettings, section_of
 from dpsgd_cli.methods.experiment import Experiment
-from dpsgd_cli.methods.lectures.price import excess_risk_of_average
-from dpsgd_cli.methods.lectures.run import Claim, problem_of, report
+from dpsgd_cli.methods.lectures import Claim, excess_risk_of_average, problem_of, report
 from dpsgd_cli.methods.risks.affine import AffineRisk
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.problem import linear_risk
