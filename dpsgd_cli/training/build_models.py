@@ -359,7 +359,7 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_cod
     if isinstance(x, np.ndarray | CodedRows) and isinstance(y, np.ndarray):
         return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype)
     assert not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray)
-    return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
+    return StreamedTable.open(x, y, place.device, place.dtype)
 
 
 def held_out(recipe: Recipe, x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
