@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
-from dpsgd_cli.data.cells import PLAIN, Cells, Table
+from dpsgd_cli.data.cells import PLAIN, Cells, TableRows
 from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
@@ -173,7 +173,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
     return Part(x, y, owners=np.concatenate(owners) if owners else None)
 
 
-def part_of_table(card: Card, rows: Table) -> Part:
+def part_of_table(card: Card, rows: TableRows) -> Part:
     """Return a table with the card's columns as numbers: features in the card's order, labels by its classes."""
     labels = labels_of(card, rows[str(card.target)])
     if card.instead is not None:

@@ -30,7 +30,7 @@ from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import quoted, similar
 from dpsgd_cli.common.whole_files import writing
 from dpsgd_cli.data import fingerprint, table
-from dpsgd_cli.data.cells import PLAIN, Table, text_of
+from dpsgd_cli.data.cells import PLAIN, TableRows, text_of
 from dpsgd_cli.data.column_settings import Missing
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
@@ -119,8 +119,8 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     """Read a large table in parts; its rows stay on disk. Raises DataError for wrong names, then for the first part."""
     names = names_of(path, kind, data.format)
     problems = _Problems()
-    problems.found += _wrong_names(path, Table.of({name: [] for name in names}), data)
-    head = Table.of({name: [] for name in names if name not in {*data.drop, *_likely_columns(names, data)}})
+    problems.found += _wrong_names(path, TableRows.of({name: [] for name in names}), data)
+    head = TableRows.of({name: [] for name in names if name not in {*data.drop, *_likely_columns(names, data)}})
     columns, _ = _declare(data, [head], problems.found)
     layout = Layout((len(columns),), tuple(columns))
     with problems.kept():
@@ -158,7 +158,7 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
+def _wrong_names(path: Path, rows: TableRows, data: Data) -> list[str]:
     """Return the problems with the columns that the recipe names: each must exist, and have one role.
 
     A file without a header has no other columns: whether a column is there would depend on single records.
@@ -229,7 +229,7 @@ def _likely_columns(names: list[str], data: Data) -> set[str]:
     return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
 
 
-def _declare(data: Data, frames: list[Table], problems: list[str]) -> tuple[list[Column], list[str]]:
+def _declare(data: Data, frames: list[TableRows], problems: list[str]) -> tuple[list[Column], list[str]]:
     """Return the columns with their public facts, and the names of those whose values were read from the rows.
 
     They are in the order of the file's header; where it has none, in that of the recipe.
@@ -310,7 +310,7 @@ def _private_categories(name: str, filling: Missing, problems: list[str]) -> Col
     return Column(name, filling=value, private="categories")
 
 
-def found_values(frames: list[Table], name: str) -> tuple[str, ...]:
+def found_values(frames: list[TableRows], name: str) -> tuple[str, ...]:
     """Return the texts of a column's cells, sorted, without gaps."""
     found = {text for frame in frames if name in frame for text in frame[name].distinct[0]}
     return tuple(sorted(text for text in found if text is not None and text.strip()))
