@@ -140,11 +140,11 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         left_out.append("private bounds and categories: the law of their counts is tested, not attacked")
     if plan.held_out:
         left_out.append("the measurement of held-out records: its law is tested, not attacked")
-    if loaded.recipe.inference_share is not None:
+    if loaded.recipe.method.inferred is not None:
         left_out.append("intervals: the rounds of method.inference are released, and charged, but not attacked")
-    if loaded.recipe.calibration is not None:
+    if loaded.recipe.method.calibrated is not None:
         left_out.append("calibration: its release is compared on neighbours alone (tier D), and no canary attacks it")
-    if loaded.recipe.preconditioner is not None and plan.correlated is not None:
+    if loaded.recipe.method.conditioned is not None and plan.correlated is not None:
         left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
         return before, {}, left_out
     findings, told, more = attacks(loaded, outline, plan, options)

@@ -74,7 +74,7 @@ def fast_path(loaded: SettledRecipe) -> bool:
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
     kinds = recipe.method.batching == "full" or by_record
-    plain = recipe.preconditioner is None and recipe.data.unit is None
+    plain = recipe.method.conditioned is None and recipe.data.unit is None
     return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
@@ -83,7 +83,7 @@ def uses_vector_canaries(loaded: SettledRecipe) -> bool:
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
     dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
-    return (dense and recipe.data.unit is None) or recipe.preconditioner is not None
+    return (dense and recipe.data.unit is None) or recipe.method.conditioned is not None
 
 
 def canaries_of(plan: Plan, size: AuditSize) -> int:
@@ -123,7 +123,7 @@ def _at_audit_size(
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
     assert outline.input_shape is not None
-    if loaded.recipe.preconditioner is not None and math.prod(outline.input_shape) > _FEATURES:
+    if loaded.recipe.method.conditioned is not None and math.prod(outline.input_shape) > _FEATURES:
         changed["features"] = _FEATURES
         outline = dataclasses.replace(outline, input_shape=(_FEATURES,))
     if (records, batch) != (whole.sampling.records, whole.sampling.batch_size):
@@ -170,7 +170,7 @@ def build_canaries(
     # label 1 of a convex model's canaries makes their gradient negative
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = DataOverride(
-        as_users(_dataset(outline, rows, others, convex, recipe.preconditioner is not None, label), recipe.data),
+        as_users(_dataset(outline, rows, others, convex, recipe.method.conditioned is not None, label), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,

@@ -310,8 +310,8 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def _of_codes(recipe: Recipe, place: Placement) -> bool:
     """Return True if a method may train on codes: it reads no features by itself."""
     made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
-    read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
-    return made and not read and recipe.inference_share is None
+    read = recipe.method.conditioned is not None and not isinstance(recipe.method.conditioned, Marginals)
+    return made and not read and recipe.method.inferred is None
 
 
 def in_numbers(recipe: Recipe, x: Any) -> Any:

@@ -14,8 +14,6 @@ import math
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from dpsgd_cli.methods.pate.settings import ALL_COUNTS_L1, ALL_COUNTS_L2
-
 ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 """Renyi orders at which the bounds that depend on the votes are added up."""
 
@@ -24,7 +22,7 @@ def max_log_q(votes: np.ndarray, noise: float) -> np.ndarray:
     """Return log of a bound on the probability that the largest count (Q, K) does not win (2018, Proposition 7)."""
     ordered = np.sort(votes, axis=1)[:, ::-1].astype(float)
     behind = ordered[:, :1] - ordered[:, 1:]
-    return _at_most_by_chance(logsumexp(log_ndtr(-behind / (noise * ALL_COUNTS_L2)), axis=1), votes.shape[1])
+    return _at_most_by_chance(logsumexp(log_ndtr(-behind / (noise * math.sqrt(2))), axis=1), votes.shape[1])
 
 
 def laplace_log_q(votes: np.ndarray, scale: float) -> np.ndarray:
@@ -84,7 +82,7 @@ def threshold_renyi(largest: np.ndarray, threshold: float, noise: float, orders:
     """
     log_p = log_ndtr((largest - threshold) / noise)
     log_rest = log_ndtr((threshold - largest) / noise)
-    return max_renyi(np.minimum(log_p, log_rest), ALL_COUNTS_L2 * noise, orders)
+    return max_renyi(np.minimum(log_p, log_rest), math.sqrt(2) * noise, orders)
 
 
 def laplace_renyi(log_q: np.ndarray, scale: float, orders: np.ndarray = ORDERS) -> np.ndarray:
@@ -92,7 +90,7 @@ def laplace_renyi(log_q: np.ndarray, scale: float, orders: np.ndarray = ORDERS) 
 
     It is never above the bounds of pure epsilon = 2 / scale: epsilon, and lambda epsilon^2 / 2.
     """
-    epsilon, power = ALL_COUNTS_L1 / scale, orders - 1
+    epsilon, power = 2 / scale, orders - 1
     free = np.broadcast_to(np.minimum(epsilon, orders * epsilon**2 / 2), (len(log_q), len(orders)))
     holds = log_q <= -math.log1p(math.exp(epsilon))
     with np.errstate(divide="ignore", invalid="ignore"):
