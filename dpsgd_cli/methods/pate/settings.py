@@ -55,6 +55,7 @@ def gaussian(noise: float, sensitivity: float, adjacency: Adjacency, label: str)
 class AggregationRule(Section):
     """Base of the aggregations. `votes` are counts, shape (K,), or (Q, K) for Q queries; K >= 2."""
 
+    must_state = ("asked", "answered", "accepts", "label")
     kind: str
 
     if TYPE_CHECKING:  # a field that each rule declares with its own values
@@ -95,38 +96,7 @@ class AggregationRule(Section):
         """
 
 
-class EveryQuery(AggregationRule):
-    """Base of the rules that answer every query."""
-
-    def asked(self, adjacency: Adjacency) -> Mechanism | None:
-        del adjacency
-        return None
-
-    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
-        del votes, noise
-        return True
-
-
-class GaussianCounts(AggregationRule):
-    """Base of the rules that release the index of the largest of the counts, each with noise N(0, sigma^2).
-
-    The index is a function of all noisy counts. Those are one Gaussian mechanism of L2 sensitivity sqrt(2), so of noise
-    multiplier sigma / sqrt(2).
-    """
-
-    def answered(self, adjacency: Adjacency) -> GaussianSum:
-        return gaussian(self.scale, ALL_COUNTS_L2, adjacency, "vote")
-
-    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
-        return int(noise.gaussian("vote", votes, self.answered("add-remove")).argmax())
-
-    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
-        from dpsgd_cli.methods.pate.votes import max_log_q, max_renyi
-
-        return max_renyi(max_log_q(votes[answered], self.scale), self.scale).sum(axis=0)
-
-
-class LnMax(EveryQuery):
+class LnMax(AggregationRule):
     """The class with the largest Laplace-noised count (Papernot et al. 2017)."""
 
     # It releases the index (section 2.1). Counts have L1 sensitivity 2, so all noisy counts, and the index with them,
@@ -135,6 +105,13 @@ class LnMax(EveryQuery):
     noise: NoiseScale = Field(
         20.0, description="Scale of the Laplace noise on each count; auto: the least for the budget."
     )
+
+    def asked(self, adjacency: Adjacency) -> None:
+        """Return None: every query is answered."""
+
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        del votes, noise
+        return True
 
     def answered(self, adjacency: Adjacency) -> PureDP:
         return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
@@ -150,16 +127,36 @@ class LnMax(EveryQuery):
         return laplace_renyi(laplace_log_q(votes, self.scale), self.scale).sum(axis=0)
 
 
-class GnMax(GaussianCounts, EveryQuery):
+class GnMax(AggregationRule):
     """The class with the largest Gaussian-noised count (Papernot et al. 2018)."""
 
+    # It releases the index (section 4.1), a function of all noisy counts. Those are one Gaussian mechanism of L2
+    # sensitivity sqrt(2), so of noise multiplier sigma / sqrt(2).
     kind: Literal["gnmax"] = "gnmax"
     noise: NoiseScale = Field(
         40.0, description="Standard deviation of the noise on each count; auto: the least for the budget."
     )
 
+    def asked(self, adjacency: Adjacency) -> None:
+        """Return None: every query is answered."""
 
-class ConfidentGnMax(GaussianCounts):
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        del votes, noise
+        return True
+
+    def answered(self, adjacency: Adjacency) -> GaussianSum:
+        return gaussian(self.scale, ALL_COUNTS_L2, adjacency, "vote")
+
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        return int(noise.gaussian("vote", votes, self.answered("add-remove")).argmax())
+
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
+        from dpsgd_cli.methods.pate.votes import max_log_q, max_renyi
+
+        return max_renyi(max_log_q(votes[answered], self.scale), self.scale).sum(axis=0)
+
+
+class ConfidentGnMax(AggregationRule):
     """GNMax for queries whose largest noisy count reaches a threshold (Papernot et al. 2018)."""
 
     # It releases, for every query, whether its largest count plus N(0, sigma_1^2) reaches the threshold: a Gaussian
@@ -183,11 +180,17 @@ class ConfidentGnMax(GaussianCounts):
         noisy = noise.gaussian("threshold", votes.max(keepdims=True), self.asked("add-remove"))
         return bool(noisy[0] >= self.threshold)
 
-    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
-        from dpsgd_cli.methods.pate.votes import threshold_renyi
+    def answered(self, adjacency: Adjacency) -> GaussianSum:
+        return gaussian(self.scale, ALL_COUNTS_L2, adjacency, "vote")
 
-        compared = threshold_renyi(votes.max(axis=1), self.threshold, self.threshold_noise)
-        return super().renyi(votes, answered) + compared.sum(axis=0)
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        return int(noise.gaussian("vote", votes, self.answered("add-remove")).argmax())
+
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
+        from dpsgd_cli.methods.pate.votes import max_log_q, max_renyi, threshold_renyi
+
+        told = max_renyi(max_log_q(votes[answered], self.scale), self.scale).sum(axis=0)
+        return told + threshold_renyi(votes.max(axis=1), self.threshold, self.threshold_noise).sum(axis=0)
 
 
 Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax, Field(discriminator="kind")]
