@@ -161,7 +161,8 @@ def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, optio
 
 def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Distinguish neighbours by what is published."""
-    trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
+    many, few = _TRIALS.get(loaded.recipe.method.kind, (400, 400))
+    trials = options.trials or (few if options.quick else many)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
     findings, size = outputs.attack(loaded, outline, plan, trials, options.confidence)
     noise_was_seen = any(one.tier == "C" for one in findings)
@@ -278,15 +279,14 @@ def membership(
     return found
 
 
-_USUALLY = 400
-_MANY = {
-    "output-perturbation": 10_000,
-    "objective-perturbation": 4000,
-    "majority": 4000,
-    "dp-agd": 100,
-    "privgene": 100,
+_TRIALS = {
+    "output-perturbation": (10_000, 2000),
+    "objective-perturbation": (4000, 1000),
+    "majority": (4000, 1000),
+    "dp-agd": (100, 20),
+    "privgene": (100, 20),
 }
-_FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
+"""Trials on each neighbour of a method whose outputs are attacked, and those of a quick audit; 400 of all others."""
 _ATTACKS: dict[type, Callable[[SettledRecipe, data.Outline, Plan, AuditOptions], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,

@@ -178,11 +178,8 @@ def build_canaries(
     trials = start([Member(small, plan)], override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
-    vectors = (
-        canary_inputs.VectorCanaries(trials, places, places + canaries if replaced else None, columns)
-        if by_vectors
-        else None
-    )
+    instead = places + canaries if replaced else None
+    vectors = canary_inputs.VectorCanaries(trials, places, instead, columns) if by_vectors else None
     return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, changed, vectors)
 
 
@@ -289,13 +286,8 @@ def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
     held[first] = ~inside.T
     if replaced:
         held[first + canaries] = inside.T
-    device = table.y.device
-    return dataclasses.replace(
-        table,
-        own=torch.from_numpy(own).to(device),
-        held_out=torch.from_numpy(held).to(device),
-        filled=replaced,
-    )
+    rows, absent = (torch.from_numpy(one).to(table.y.device) for one in (own, held))
+    return dataclasses.replace(table, own=rows, held_out=absent, filled=replaced)
 
 
 def _canary_columns(trials: Trials) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -168,9 +168,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             raise DataError(f"{file.name} holds {len(rows)} usable rows, but its card says {content.records}")
         part = part_of_table(card, rows)
         parts.append(part if owner is None else replace(part, owners=owners_of(rows[owner], file.name)))
-    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    owners = [part.owners for part in parts if part.owners is not None]
-    return Part(x, y, owners=np.concatenate(owners) if owners else None)
+    return reduce(Part.pooled, parts)
 
 
 def part_of_table(card: Card, rows: TableRows) -> Part:

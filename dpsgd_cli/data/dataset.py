@@ -164,11 +164,13 @@ class Part:
         return len(self) if self.keys is None else len(self.keys.different)
 
     def pooled(self, test: Part | None) -> Part:
-        """Return these rows, followed by those of `test`."""
+        """Return these rows, followed by those of `test`, with the keys and owners that both have."""
         if test is None:
             return self
         x, y = (np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y"))
-        return Part(x, y, self.known_keys.then(test.known_keys))
+        keys = None if self.keys is None else self.keys.then(test.known_keys)
+        whose = [part.owners for part in (self, test) if part.owners is not None]
+        return Part(x, y, keys, np.concatenate(whose) if len(whose) == 2 else None)
 
 
 @dataclass(frozen=True)

@@ -627,11 +627,8 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    steps = (
-        []
-        if drafted.is_array
-        else ["  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"]
-    )
+    binned = "  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"
+    steps = [] if drafted.is_array else [binned]
     whole = [name for name, use in drafted.named("number").items() if use.whole]
     if whole:
         steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]

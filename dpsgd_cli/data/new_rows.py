@@ -178,15 +178,11 @@ class Arrays(Source):
         if isinstance(records, dict) and target is None:
             joined = own_arrays.stored_inputs(self.data, records, "", Path("the records"))
             return self._checked(joined, "the records"), None
+        wanted = self.wanted if target is None else f"a {ARRAYS} file with the labels {target!r}"
         if not isinstance(records, Path):
-            wanted = self.wanted if target is None else "a npz file with labels"
-            raise DataError(
-                f"the model takes {wanted}, not {'a table' if isinstance(records, TableRows) else 'an array'}"
-            )
-        known = (ARRAYS, ROWS) if target is None else (ARRAYS,)
-        kind = self._kind(
-            records, known, self.wanted if target is None else f"{ARRAYS} file with the labels {target!r}"
-        )
+            what = "a table" if isinstance(records, TableRows) else "an array"
+            raise DataError(f"the model takes {wanted}, not {what}")
+        kind = self._kind(records, (ARRAYS, ROWS) if target is None else (ARRAYS,), wanted)
         stored = own_arrays.load(records) if kind == ARRAYS else {"x": np.array(on_disk.stored(records))}
         x = self._checked(own_arrays.stored_inputs(self.data, stored, "", records), f"{records}: x")
         if target is None:

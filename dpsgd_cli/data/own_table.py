@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -180,28 +180,24 @@ def _wrong_names(path: Path, rows: TableRows, data: Data) -> list[str]:
     ]
     if data.target in bounds and data.task == "regression":
         problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
-    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, data.target}
-    twice = {*(data.categorical or ())} & {*(data.columns or ())}
+    categorical, computed = {*(data.categorical or ())}, {*(data.columns or ())}
     problems += [
-        f"data.columns names {quoted(name)}, which data.categorical names too; keep one" for name in sorted(twice)
+        f"data.columns names {quoted(name)}, which data.categorical names too; keep one"
+        for name in sorted(categorical & computed)
     ]
     problems += [
         f"data.{key} names the target {data.target!r}"
         for key in ("drop", "columns")
         if data.target in (getattr(data, key) or ())
     ]
+    unusable = categorical | computed | {*data.drop, data.target}
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
             f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{known_columns(owner, names)}"
         )
-    elif owner is not None and owner in (
-        *(data.categorical or ()),
-        *(data.columns or ()),
-        *bounds,
-        *(data.missing or ()),
-    ):
+    elif owner is not None and owner in categorical | computed | {*bounds, *(data.missing or ())}:
         problems.append(
             f"data.categorical, columns, bounds and missing are of features, and {quoted(owner)} is none:"
             " privacy.unit.column names it; leave it out there"
@@ -212,15 +208,14 @@ def _wrong_names(path: Path, rows: TableRows, data: Data) -> list[str]:
 def _named(data: Data) -> dict[str, list[str]]:
     """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
-    lists: dict[str, Iterable[str]] = {
+    return {
         "target": [str(data.target)],
-        "bounds": bounds,
-        "categorical": data.categorical or (),
-        "columns": data.columns or (),
-        "missing": data.missing or (),
+        "bounds": [*bounds],
+        "categorical": [*(data.categorical or ())],
+        "columns": [*(data.columns or ())],
+        "missing": [*(data.missing or ())],
         "drop": data.drop,
     }
-    return {key: list(names) for key, names in lists.items()}
 
 
 def _likely_columns(names: list[str], data: Data) -> set[str]:
@@ -351,11 +346,8 @@ def _convert(
     """
     kept[0].parent.mkdir(parents=True, exist_ok=True)
     columns, written = layout.columns or (), data.format or PLAIN
-    done, dtype, within = (
-        0,
-        np.dtype(np.float32 if data.task == "regression" else np.int64),
-        table.WithinBounds(columns),
-    )
+    done, within = 0, table.WithinBounds(columns)
+    dtype = np.dtype(np.float32 if data.task == "regression" else np.int64)
     with writing(kept[0], owner_only=True) as features, writing(kept[1], owner_only=True) as labels:
         _header(features, (0, layout.features), np.dtype(np.float64))
         _header(labels, (0,), dtype)
