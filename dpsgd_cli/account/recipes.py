@@ -229,7 +229,6 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     bound = feature_bound(recipe, outline)
     if bound is None:
         raise PrivacyError(f"{recipe.name}: nothing public bounds the features; scale by bounds, or add unit-norm")
-    assert outline.input_shape is not None
     lipschitz = constants_of(model, bound).lipschitz
     weights = math.prod(outline.input_shape) + model.has_bias
     records = training_records(recipe, outline)

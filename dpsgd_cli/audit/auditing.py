@@ -52,7 +52,7 @@ Found = tuple[list[Finding], dict[str, Any], list[str]]
 def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
-    Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
+    Raises UsageError for a recipe without a privacy claim; and the errors of training.
     """
     begun = time.perf_counter()
     recipe = loaded.recipe
@@ -69,8 +69,6 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     plan = plan_of(without_folds(loaded), outline)
     assert plan is not None
     stated = plan.guarantee()
-    if outline.input_shape is None:
-        raise UsageError(f"{loaded.source}: the shape of one input is not known, so no canary can be made")
     findings, told, left_out = attack_recipe(loaded, outline, plan, options)
     rows = judged(findings, options.confidence)
     refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]

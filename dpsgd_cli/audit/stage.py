@@ -122,7 +122,6 @@ def _at_audit_size(
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
-    assert outline.input_shape is not None
     if loaded.recipe.method.conditioned is not None and math.prod(outline.input_shape) > _FEATURES:
         changed["features"] = _FEATURES
         outline = dataclasses.replace(outline, input_shape=(_FEATURES,))
@@ -158,8 +157,7 @@ def build_canaries(
     convex = fast_path(small) or by_vectors
     random = np.random.default_rng([0 if recipe.seed is None else recipe.seed, 17])
     inside = random.random((recipe.trials, canaries)) < 0.5
-    assert outline.input_shape is not None and recipe.privacy is not None
-    clipping = recipe.privacy.clipping
+    clipping = recipe.required_privacy.clipping
     if convex:
         clip = getattr(recipe.method, "gradient_clip", clipping.norm_bound(1))
         rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
@@ -213,7 +211,6 @@ def _dataset(
     Other rows are random, or 0 if `silent`. `flat` means that rows are vectors of features.
     """
     random = np.random.default_rng(0)
-    assert outline.input_shape is not None
     shape, outputs = outline.input_shape, outline.outputs
 
     def chance(count: int) -> np.ndarray:
@@ -241,7 +238,6 @@ def synthetic(
 
 def random_inputs(random: np.random.Generator, count: int, outline: data.Outline) -> np.ndarray:
     """Return random inputs (count, ...): numbers in [0, 1), or integers 0 and 1, which are tokens and masks."""
-    assert outline.input_shape is not None
     if outline.integers:
         return random.integers(2, size=(count, *outline.input_shape))
     return random.random((count, *outline.input_shape), dtype=np.float32)

@@ -208,7 +208,7 @@ class Outline:
     files: tuple[int, ...]
     train_records: int
     test_records: int
-    input_shape: tuple[int, ...] | None
+    input_shape: tuple[int, ...]
     outputs: int
     declarations: tuple[str, ...]
     norm_bound: float | None = None
@@ -306,15 +306,13 @@ class Step(ABC):
     Every class defines `fitted_on` in its own body: the rows that `kept` reads. `nothing` means that the step acts on
     each record alone. A step that is fitted on `training` rows must set one of `release`, `nonprivate`, `declaration`:
 
-    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream), and `beside`
-      are mechanisms without draws that it is charged as well;
+    - `release` is the mechanism of the step; its draws are standard normal, from the trial's own stream;
     - `nonprivate` says that it reads the training rows without noise;
     - `declaration` says what it takes to be public.
     """
 
     settings: Any
     release: GaussianSum | None = None
-    beside: tuple[Mechanism, ...] = ()
     nonprivate: str | None = None
     declaration: str | None = None
 
@@ -347,7 +345,7 @@ class Step(ABC):
     @property
     def releases(self) -> tuple[Mechanism, ...]:
         """All mechanisms that the step is charged, in order; empty without a release."""
-        return () if self.release is None else (self.release, *self.beside)
+        return () if self.release is None else (self.release,)
 
     @property
     def covered(self) -> bool:

@@ -78,8 +78,8 @@ def plan_selection(recipe: Experiment, facts: Facts) -> SelectionPlan:
     Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget if
     the choice leaves nothing for training.
     """
-    method, privacy = recipe.method, recipe.privacy
-    assert isinstance(method, PrivateSelectionMethod) and privacy is not None
+    method, privacy = recipe.method, recipe.required_privacy
+    assert isinstance(method, PrivateSelectionMethod)
     if not isinstance(privacy.budget, RhoBudget):
         raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
     adjacency = recipe.adjacency

@@ -113,7 +113,7 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
 
 def make_pack(
     loaded: LoadedRecipe,
-    shape: tuple[int, ...] | None,
+    shape: tuple[int, ...],
     outputs: int,
     seeds: Sequence[int],
     place: Placement,
@@ -123,8 +123,6 @@ def make_pack(
 
     Raises ModelError if it cannot be trained privately.
     """
-    if shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
     build = models.builder(loaded.recipe.model, shape, outputs, loaded.base, loaded.recipe.data.inputs)
     if instrument is not None:
         build = instrument(build)
@@ -215,13 +213,11 @@ def weights_told(loaded: LoadedRecipe) -> list[str]:
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     """Make those checks of a model and of a user's own method that need no data.
 
-    A model is checked if the shape of an input is known, on the device of the training with a single process.
+    A model is checked on the device of the training with a single process.
     """
     recipe, shape = loaded.recipe, outline.input_shape
     if isinstance(recipe.method, PythonMethod):
         own_factory(recipe.method, loaded.base)
-    if shape is None:
-        return
     outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = placement(recipe, Team())
     none = torch.empty((0, *shape), device=place.device, dtype=dtype_of_inputs(recipe, outline, place.dtype))
@@ -236,8 +232,6 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
     """
     outline = data.outline(loaded.recipe.data, loaded.base)
     recipe, shape = loaded.recipe, outline.input_shape
-    if shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
         layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base, recipe.data.inputs), 0))
