@@ -13,7 +13,7 @@ from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_eps
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, largest_rho
+from dpsgd_cli.methods.dp_agd import AdaptivePlan, largest_rho
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 

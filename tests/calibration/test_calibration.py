@@ -20,7 +20,7 @@ from dpsgd_cli.calibration import run
 from dpsgd_cli.calibration.price import sensitivity
 from dpsgd_cli.calibration.run import Units, corrected, exact_sums
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.dp_gd.run import DpGd
+from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.recipe.loading import load_mapping, load_recipe
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, Trials, start
@@ -142,7 +142,7 @@ def test_logarithms_are_not_calibrated_by_default(visits: Path, write_recipe: Wr
     bounds = {"target_bounds": [0.01, 40], "target_transform": "log"}
     for data, chosen in ((VISITS["data"], True), (VISITS["data"] | bounds, False)):
         found = resolve_auto(load_recipe(str(write_recipe(**VISITS | {"repeats": 1, "data": data}))))
-        assert (found.recipe.calibration is not None) == chosen
+        assert (found.recipe.method.calibrated is not None) == chosen
 
 
 def test_noise_is_added_and_only_training_records_are_summed(

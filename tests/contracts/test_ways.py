@@ -18,7 +18,6 @@ from dpsgd_cli.accounting.ledger import entries_from_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.methods.dp_agd import run as dp_agd
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.run import Grid, add_noise
 from dpsgd_cli.recipe.loading import load_recipe
@@ -70,8 +69,7 @@ class Way:
             add_noise(sums, fresh, scale, grid)
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (noise, dp_agd):
-                patch.setattr(module, "add_noise", watched)
+            patch.setattr(noise, "add_noise", watched)
             return self.train("whole")
 
     @cached_property

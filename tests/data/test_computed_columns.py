@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.data import opening, outline, prepare
 from dpsgd_cli.data.bins import BinColumns
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.column_settings import DateColumn, HashedColumn, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
@@ -33,7 +33,7 @@ def matrix(cells: list[Any], use: Any, **filling: Any) -> tuple[np.ndarray, list
     problems: list[str] = []
     columns = columns_of("c", use, Missing(**filling) if filling else None, problems)
     assert problems == []
-    return to_matrix(Table.of({"c": cells}), columns, "here"), columns
+    return to_matrix(TableRows.of({"c": cells}), columns, "here"), columns
 
 
 def test_a_date_is_its_days_and_its_places_in_the_cycles() -> None:

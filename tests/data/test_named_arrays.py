@@ -51,7 +51,7 @@ def test_integers_on_disk_stay_integers(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", TOKENS)
     np.save(tmp_path / "y.npy", np.array([0, 1]))
     raw = load_raw(Data(path="x.npy", target="y.npy", classes=[0, 1]), tmp_path)
-    table = StreamedTable.open(raw.train.x, raw.train.y, False, CPU, torch.float32)  # type: ignore[arg-type]
+    table = StreamedTable.open(raw.train.x, raw.train.y, CPU, torch.float32)  # type: ignore[arg-type]
     assert table._gather(torch.tensor([[1]]), None)[0].tolist() == [[TOKENS[1].tolist()]]
 
 

@@ -22,7 +22,7 @@ from dpsgd_cli.engine.losses import Logistic
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
+from dpsgd_cli.methods.dp_agd import AdaptivePlan
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.perturbation import ObjectivePerturbation, moved_by_one, noise_of, rate_of_descent
 from dpsgd_cli.methods.privgene import PrivGene

@@ -19,7 +19,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.methods.base import _refuse, create
 from dpsgd_cli.methods.baselines import Majority
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.selection import select_least

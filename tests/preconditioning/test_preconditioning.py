@@ -15,7 +15,7 @@ from scipy.stats import norm
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.dp_gd.run import DpGd
+from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.preconditioning import maps

@@ -20,8 +20,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.experiment import Descriptor, plan_for
-from dpsgd_cli.methods.pate.settings import Aggregation
-from dpsgd_cli.methods.pate.votes import Aggregation as Rule
+from dpsgd_cli.methods.pate.settings import Aggregation, AggregationRule
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.preconditioning.price import Preconditioner
 from dpsgd_cli.recipe.schema import Recipe
@@ -183,18 +182,19 @@ def test_a_schedule_that_chooses_its_noise_and_has_no_plan_is_refused(monkeypatc
 
 @pytest.mark.parametrize("kind", AGGREGATIONS, ids=by_name)
 def test_every_rule_of_votes_charges_something(kind: Any) -> None:
-    rule = named(kind.rule)(made(kind))
+    rule = made(kind)
     for adjacency in NEIGHBOURS:
         charged = [one for one in (rule.asked(adjacency), rule.answered(adjacency)) if one is not None]
         assert charged
         assert {one.adjacency for one in charged} == {adjacency}
 
 
-@pytest.mark.parametrize("left_out", ["asked", "answered", "accepts", "label"])
+@pytest.mark.parametrize("left_out", ["asked", "answered", "accepts", "label", "renyi"])
 def test_a_rule_of_votes_that_does_not_say_what_it_releases_cannot_be_made(left_out: str) -> None:
-    body = {name: lambda self, *given: None for name in ("asked", "answered", "accepts", "label") if name != left_out}
+    names = {"asked", "answered", "accepts", "label", "renyi"} - {left_out}
+    body = dict.fromkeys(names, lambda self, *given: None) | {"__module__": __name__}
     with pytest.raises(TypeError, match=left_out):
-        type("New", (Rule,), body)()
+        type("New", (AggregationRule,), body)()
 
 
 ONE_RECORD: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -204,10 +204,10 @@ def test_a_method_that_does_not_clip_ends_the_run(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, change: str, base: str
 ) -> None:
     """Its noise is charged for the bound of the recipe. The fast paths of full batches are checked, too."""
-    room = {"DpSgd": "dp_sgd", "DpGd": "dp_gd"}[base]
+    file = {"DpSgd": "dp_sgd.run", "DpGd": "dp_gd"}[base]
     (tmp_path / "own.py").write_text(
         "from dataclasses import replace\n\nfrom dpsgd_cli.clipping.run import add_clipped_sums\n"
-        f"from dpsgd_cli.methods.{room}.run import {base}\n\n\nclass Own({base}):\n{change}"
+        f"from dpsgd_cli.methods.{file} import {base}\n\n\nclass Own({base}):\n{change}"
     )
     batching = "full" if base == "DpGd" else "poisson"
     own = GRADIENT | {"kind": "python", "file": "own.py", "factory": "Own", "batching": batching}
