@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import accountants
@@ -45,6 +45,7 @@ def test_the_largest_rho_meets_epsilon_and_hardly_more_does_not(epsilon: float, 
         assert convert(rho * (1 + 1e-6) + 1e-12, delta) > epsilon * (1 - 1e-6)
 
 
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["dp-gd", "output-perturbation", "objective-perturbation", "majority"]),
     epsilon=st.floats(0.05, 8),
@@ -59,6 +60,7 @@ def test_planned_methods_stay_within_the_budget_by_their_own_accountant(kind: st
 
 
 @pytest.mark.parametrize("accountant", ["rdp-markov", "strong-composition"])
+@settings(max_examples=12)
 @given(epsilon=st.floats(0.05, 8))
 def test_dp_sgd_has_the_noise_of_the_accountant_it_names(accountant: str, epsilon: float) -> None:
     plan = plan_for(recipe("dp-sgd", {"budget": {"epsilon": epsilon, "delta": 1e-6}, "accountant": accountant}), FACTS)

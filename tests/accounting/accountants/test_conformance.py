@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import accountants
@@ -34,7 +34,7 @@ BATCHINGS: dict[Batching, Adjacency] = {
     "fixed": "replace-one",
     "random-allocation": "add-remove",
 }
-RELAXED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=10)
 everyone = pytest.mark.parametrize("name", accountants.NAMES)
 
 
@@ -132,31 +132,21 @@ def test_no_noise_is_no_privacy(name: str) -> None:
 @everyone
 @RELAXED
 @given(mechanism=mechanisms, count=st.integers(1, 3000), log_delta=st.floats(-25, -1))
-def test_more_uses_and_smaller_deltas_cost_more(name: str, mechanism: Mechanism, count: int, log_delta: float) -> None:
+def test_more_uses_smaller_deltas_less_noise_and_more_sampling_cost_more(
+    name: str, mechanism: Mechanism, count: int, log_delta: float
+) -> None:
     delta = math.exp(log_delta)
     here = stated(name, [Release(mechanism, count)], delta)
     assert no_more(here, stated(name, [Release(mechanism, 2 * count)], delta))
     assert no_more(here, stated(name, [Release(mechanism, count)], delta / 3))
-
-
-@everyone
-@RELAXED
-@given(
-    batching=st.sampled_from(sorted(BATCHINGS)),
-    noise=st.floats(0.5, 50),
-    rate=st.floats(1e-4, 0.4),
-    count=st.integers(1, 2000),
-)
-def test_more_noise_and_less_sampling_cost_less(
-    name: str, batching: Batching, noise: float, rate: float, count: int
-) -> None:
-    here = stated(name, [Release(gaussian(batching, noise, rate), count)], 1e-5)
-    quieter = stated(name, [Release(gaussian(batching, noise * 1.3, rate), count)], 1e-5)
-    rarer = stated(name, [Release(gaussian(batching, noise, rate * 0.7), count)], 1e-5)
+    if here is None or not isinstance(mechanism, GaussianSum):
+        return
     # The discretisation of pld is relative to a step's own spread, so that monotonicity holds to its precision.
-    slack = 1 + (1e-3 if name == "pld" else 0)
-    assert no_more(quieter, here * slack if here is not None else None)
-    assert no_more(rarer, here * slack if here is not None else None)
+    most = here * (1 + (1e-3 if name == "pld" else 0))
+    noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
+    quieter, rarer = gaussian(mechanism.batching, noise * 1.3, rate), gaussian(mechanism.batching, noise, rate * 0.7)
+    assert no_more(stated(name, [Release(quieter, count)], delta), most)
+    assert no_more(stated(name, [Release(rarer, count)], delta), most)
 
 
 @everyone

@@ -79,7 +79,7 @@ def floor(seed: int) -> float:
         return float(whole.get_epsilon_for_delta((delta - leak) / (1 - leak)))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_upper_bound_is_below_the_optimistic_loss_distribution(seed: int) -> None:
     releases, delta = drawn(seed)
     stated = {}
@@ -153,23 +153,22 @@ EXTREMES: list[tuple[list[Release], Callable[..., float], tuple[float, ...]]] = 
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("delta", [0.999, 0.5, 1e-5, 1e-15])
 @pytest.mark.parametrize("case", range(len(EXTREMES)))
-def test_extremes_are_stated_truly_or_refused(case: int, delta: float) -> None:
+def test_extremes_are_stated_truly_or_refused(case: int) -> None:
     releases, true_delta, part = EXTREMES[case]
-    answered = []
-    for name in UPPER:
-        try:
-            epsilon = accountants.get(name).epsilon(releases, delta)
-        except UnsupportedMechanism:
-            continue
-        assert epsilon >= 0
-        if epsilon < math.inf:
-            assert true_delta(*part, epsilon) <= delta * (1 + 1e-6), name
-            back = accountants.get(name).delta(releases, epsilon)
-            assert 0 <= back <= 1
-            answered.append(name)
-    assert answered
+    for delta in (0.999, 1e-5, 1e-15):
+        answered = []
+        for name in UPPER:
+            try:
+                epsilon = accountants.get(name).epsilon(releases, delta)
+            except UnsupportedMechanism:
+                continue
+            assert epsilon >= 0
+            if epsilon < math.inf:
+                assert true_delta(*part, epsilon) <= delta * (1 + 1e-6), name
+                assert 0 <= accountants.get(name).delta(releases, epsilon) <= 1
+                answered.append(name)
+        assert answered
 
 
 def test_sums_of_losses_above_709_are_not_left_out() -> None:
