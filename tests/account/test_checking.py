@@ -173,11 +173,6 @@ def test_other_code_and_other_data_are_found_and_missing_data_are_said(result: P
     assert (code, marks["claim"], marks["ledger"]) == (0, "ok", "unknown") and "cannot be checked here" in told
 
 
-def test_what_was_trained_in_every_way_passes(train: Train, write_recipe: WriteRecipe, way: dict[str, Any]) -> None:
-    code, marks, told = check(train(write_recipe(**way)))
-    assert code == 0 and set(marks.values()) == {"ok"}, told
-
-
 def test_a_run_that_was_stopped_passes(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
     recipe = write_recipe(method=GRADIENT | {"batching": "poisson"}, privacy=UNIFORM, epochs=6, save_model=True)
     stopped(train, recipe, stop_at)
