@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.accounting.joint_composition import Records, Run
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import private_tuning
 from dpsgd_cli.sweep.private_tuning import draw
@@ -19,7 +18,6 @@ from dpsgd_cli.sweep.settings import RandomStopping
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 
-RUN = Run("a", (None,), "replace-one", Records("mine", "tested on 20%"))
 STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
 
 
