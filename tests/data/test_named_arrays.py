@@ -114,21 +114,6 @@ def test_labels_are_arrays_of_any_shape(tmp_path: Path, data: dict[str, Any], y:
     np.testing.assert_allclose(np.asarray(raw.train.y), wanted)
 
 
-@pytest.mark.parametrize(
-    ("data", "y", "told"),
-    [
-        ({"task": "token-classification", "classes": ["a", "b"]}, [[0, 2, 0], [1, 1, 0]], "a number of 2 or more"),
-        ({"task": "token-classification", "classes": ["a", "b"]}, [0, 1], r"must be \(N, L\)"),
-        ({"task": "multi-label", "classes": ["a", "b"]}, [[0.5, 1], [1, 1]], "fractions"),
-        ({"task": "multi-label", "classes": ["a", "b"]}, [[0], [1]], r"must be \(N, 2\)"),
-    ],
-)
-def test_labels_of_another_shape_or_kind_are_refused(tmp_path: Path, data: dict[str, Any], y: Any, told: str) -> None:
-    saved(tmp_path, x=TOKENS, y=y)
-    with pytest.raises(DataError, match=told):
-        load_raw(Data.model_validate({"path": "a.npz"} | data), tmp_path)
-
-
 def test_padding_has_no_next_token() -> None:
     assert next_tokens(np.array([[5, 7, -1, -1], [1, 2, 3, 4]])).tolist() == [[7, -1, -1, -1], [2, 3, 4, -1]]
 

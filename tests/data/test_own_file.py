@@ -219,25 +219,6 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
     assert source.test is None
 
 
-@pytest.mark.parametrize(
-    ("arrays", "data", "message"),
-    [
-        ({"x": X}, {}, r"has no array 'y' \(known: x\)"),
-        ({"x": X, "y": Y[:2]}, {}, r"labels have shape \(2,\), but must be \(3,\)"),
-        ({"x": Y, "y": Y}, {}, r"x has shape \(3,\), but must be \(N, ...\)"),
-        ({"x": X.astype(str), "y": Y}, {}, "must hold numbers"),
-        ({"x": np.where(X == 9, np.nan, X), "y": Y}, {}, r"x: NaN or infinite values in 1 row, the first is row 2"),
-        ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
-        ({"x": X, "y": Y + 0.5}, {}, "label column 'y' holds a fraction in data row 1"),
-        ({"x": X, "y": Y}, {"bounds": {"a": [0, 1]}}, "an npz file has no column names"),
-        ({"x": X, "y": Y.astype(object)}, {}, "cannot be read as npz"),
-    ],
-)
-def test_bad_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], data: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_npz(tmp_path, arrays, **data)
-
-
 EUROPEAN = "# of last year\n30;nürse;10,5;n\n40;smith;-999;y\n"
 FORMAT = {"separator": ";", "encoding": "latin-1", "decimal": ",", "header": False, "comment": "#", "missing": "-999"}
 
@@ -267,12 +248,6 @@ def test_a_file_is_read_as_the_recipe_says_it_is_written(tmp_path: Path) -> None
 def test_a_format_that_cannot_be(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Data.model_validate({"format": FORMAT} | data)
-
-
-def test_a_format_is_for_files_of_text(tmp_path: Path) -> None:
-    np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=[0, 1])
-    with pytest.raises(DataError, match="an npz file has no column names; leave out format"):
-        opened(tmp_path, {"path": "own.npz", "format": FORMAT})
 
 
 def test_a_first_record_does_not_decide_how_its_file_is_read() -> None:

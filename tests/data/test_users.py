@@ -155,21 +155,6 @@ def test_a_user_of_the_training_file_has_no_test_rows(tmp_path: Path) -> None:
     assert (outline.train_records, outline.test_records, outline.files) == (5, 3, (5, 3))
 
 
-@pytest.mark.parametrize(
-    ("held", "told"),
-    [
-        (np.arange(3), r"has shape \(3,\) of int64, but must be \(4,\), a number or text for each row"),
-        (np.array([0, 1, np.nan, 1]), r"has 1 gap, first in data row 3"),
-        (np.arange(8).reshape(4, 2), r"has shape \(4, 2\)"),
-    ],
-)
-def test_bad_users_files(held: np.ndarray, told: str, tmp_path: Path) -> None:
-    frame(["al", "bo"] * 2).to_csv(tmp_path / "own.csv", index=False)
-    np.save(tmp_path / "who.npy", held)
-    with pytest.raises(DataError, match=told):
-        data.outline(section("who.npy", drop=["who"]), tmp_path)
-
-
 def test_what_is_said_of_features_says_nothing_of_the_unit_column(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "own.csv", index=False)
     with pytest.raises(DataError, match=r"'who' is none: privacy.unit.column names it"):
