@@ -150,8 +150,6 @@ LONG = (
     "test_docs.py::test_a_page_works_as_written[docs/users.md]",
     "test_docs.py::test_a_page_works_as_written[docs/your-own-table.md]",
     "test_fuzz.py::test_files_that_are_not_in_order_are_answered[own.yaml-content2]",
-    "test_mutants.py::test_killed_mutants_pass_in_this_process_and_in_those_that_a_test_starts",
-    "test_mutants.py::test_what_survives_is_stale_or_breaks_the_package_fails",
     "test_own_models.py::test_all_three_refuse_the_same_for_the_same_reason[compiled",
     "test_packaging.py::test_a_user_without_rights_trains_from_a_read_only_folder",
     "test_packaging.py::test_the_sdist_holds_what_its_tests_and_documents_need_and_builds_the_same_wheel",

@@ -207,30 +207,6 @@ def test_a_file_gives_back_every_entry_of_every_trial(first: list[LedgerEntry], 
     assert all(json.loads(line)["seed"] == (7 if json.loads(line)["trial"] == 0 else None) for line in lines)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "{",
-        "[1, 2]",
-        "null",
-        '{"mechanism": "unheard-of"}',
-        '{"mechanism": "gaussian", "noise_multiplier": -1, "adjacency": "zero-out"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "trial": "first"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "phase": "later"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": -1}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": "one"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": "rho"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": {"mechanism": "zcdp"}}',
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
-    good = to_lines([LedgerEntry(gaussian(1.0))], 0, None)[0]
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(f"{good}\n\n{damage}\n")
-    with pytest.raises(DataError, match=r"ledger\.jsonl:3: not a ledger line"):
-        read_ledgers(path)
-
-
 def test_a_file_that_is_missing_empty_or_no_text_is_a_data_error(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n")

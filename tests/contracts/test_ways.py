@@ -1,4 +1,5 @@
-"""What holds of every way to train: the ledger prices the statement; a stop changes nothing, nor does a pack."""
+"""What holds of every way to train: the ledger prices the statement, which a check confirms; a stop changes nothing,
+nor does a pack."""
 
 from __future__ import annotations
 

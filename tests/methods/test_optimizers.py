@@ -85,25 +85,6 @@ def test_a_rate_warms_up_and_falls_by_a_cosine_from_step_to_step() -> None:
     assert found == pytest.approx([0.0, 1.0, 2.0, 1.0, 0.0])
 
 
-@pytest.mark.parametrize("settings", [SgdSettings(momentum=0.9), AdamSettings(), AdamWSettings()])
-def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
-    values = torch.arange(5).double().repeat(2, 1)
-    update = make_update(settings, values)
-    for step, gradient in enumerate(gradients()):
-        if step == 6:
-            continued = make_update(settings, values)
-            for name, tensor in update.state.items():
-                continued.state[name].copy_(tensor)
-            update = continued
-        update.apply(values, gradient, RATES, step)
-    wanted = {
-        "sgd": lambda: by_torch(torch.optim.SGD, momentum=0.9),
-        "adam": lambda: by_torch(torch.optim.Adam),
-        "adamw": lambda: by_torch(torch.optim.AdamW, weight_decay=0.01),
-    }[settings.kind]()
-    torch.testing.assert_close(values, wanted)
-
-
 def test_projection_gives_the_nearest_point_of_the_ball() -> None:
     values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
     radii = torch.tensor([[1.0], [1.0], [1.0], [math.inf]])

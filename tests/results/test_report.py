@@ -132,13 +132,3 @@ def test_the_first_screen_warns_of_a_model_that_is_no_better_than_a_constant() -
         metrics = {f"test_{name}": {"mean": model}, f"constant_{name}": {"mean": constant}}
         box = summary.cards({"privacy": STATED, "metrics": metrics}, "unknown").boxes[-1]
         assert isinstance(box, Box) and box.warned == (not best) == (box.answer == "No better than a constant")
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "said", "factor"),
-    [(0.5, "A strong guarantee", "1.65"), (1.0, "A strong", "2.72"), (8.0, "not a strong one", "2.98e+03"),
-     (20.0, "A weak guarantee", "4.85e+08"), (None, "No guarantee", "")],
-)  # fmt: skip
-def test_the_tone_knows_what_an_epsilon_is_worth(epsilon: float | None, said: str, factor: str) -> None:
-    told = summary.strength({"epsilon": epsilon, "delta": 1e-5})
-    assert said in told and factor in told

@@ -7,7 +7,6 @@ released and shrink with noise, and an upper bound must not be below the exact v
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -25,7 +24,7 @@ from dpsgd_cli.accounting.mechanism import (
     Release,
     ZeroConcentrated,
 )
-from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.errors import UnsupportedMechanism
 
 BATCHINGS: dict[Batching, Adjacency] = {
     "full": "add-remove",
@@ -71,19 +70,6 @@ mechanisms = st.one_of(
     ),
     st.builds(PureDP, st.floats(0, 3), st.just("add-remove"), st.sampled_from(["laplace", "exponential", "pure"])),
 )
-
-
-def test_every_file_beside_the_registry_is_in_it() -> None:
-    folder = Path(accountants.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
-    assert {type(accountants.get(name)).__module__.rsplit(".", 1)[1] for name in accountants.NAMES} == modules
-
-
-def test_names_are_the_names() -> None:
-    assert [accountants.get(name).name for name in accountants.NAMES] == list(accountants.NAMES)
-    assert set(accountants.USUAL) < set(accountants.NAMES)
-    with pytest.raises(UsageError, match="pld"):
-        accountants.get("mments")
 
 
 @everyone

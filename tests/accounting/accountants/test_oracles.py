@@ -254,14 +254,6 @@ def test_a_class_that_leaves_out_a_statement_cannot_be_made_even_where_it_derive
         type("New", (Gaussian,), body)
 
 
-@pytest.mark.parametrize("left_out", ["runs", "usual", "in_recipes"])
-def test_an_entry_that_leaves_out_a_field_cannot_be_made(left_out: str) -> None:
-    fields = {"runs": "additive:Gaussian", "usual": True, "in_recipes": True}
-    del fields[left_out]
-    with pytest.raises(TypeError, match=left_out):
-        AccountantEntry(**fields)  # type: ignore[arg-type]
-
-
 def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ACCOUNTANTS, "zcdp-rs", AccountantEntry(runs="additive:ZcdpRs", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="no recipe may state"):
