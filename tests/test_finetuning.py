@@ -116,6 +116,18 @@ def test_from_texts_to_predictions_by_adapters(folder: Path, tmp_path: Path) -> 
 
 
 @NEEDS
+def test_adapters_train_on_from_a_result_of_adapters(folder: Path, tmp_path: Path) -> None:
+    """A second training that hardly moves has the first one's answers, and both budgets."""
+    private = {"data": {"evaluation": "private"}, "seed": None}
+    first = trained(folder, tmp_path, **private, method={"learning_rate": 1})
+    budget = {"budget": {"epsilon": 1, "delta": 1e-6}, "start": str(first.directory)}
+    second = trained(folder, tmp_path, **private, name="on", method={"learning_rate": 1e-12}, privacy=budget)
+    assert second.privacy["epsilon"] > first.privacy["epsilon"] + 0.5
+    x = first.inputs(pd.DataFrame({"text": ["a good film", "the plot is bad " * 9]}))
+    torch.testing.assert_close(second.module()(x), first.module()(x))
+
+
+@NEEDS
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all layers"])
 def test_transformers_and_peft_load_a_result_to_the_same_logits(folder: Path, tmp_path: Path, lora: Any) -> None:
     result = trained(folder, tmp_path, model={"lora": lora}, method={"learning_rate": 1})

@@ -54,7 +54,8 @@ class Passes:
     """The pass that is running, if any: `level` of vmap (None outside of it), `rows` = N examples.
 
     `lent` are the rules of parameters that a module uses in code of its own, and `matrices` the lent copies of matrices
-    and the rules of products with them, by id of the copy and function (`MATRICES`). `asked`
+    and the rules of products with them, by id of the copy and function (`MATRICES`). `parts` takes a lent copy apart
+    along its first axis, once: each `w[i]` by itself would have a gradient as large as all of w. `asked`
     lists the lines of code whose question about the input was answered with no; tests also collect those for which some
     row's own answer was yes, in `true`, and what the code sees, in `kept`.
     """
@@ -64,6 +65,7 @@ class Passes:
         self.rows = 0
         self.lent: list[Own] = []
         self.matrices: dict[tuple[int, Any], tuple[Tensor, Layer]] = {}
+        self.parts: dict[int, Callable[[], tuple[Tensor, ...]]] = {}
         self.asked: set[str] = set()
         self.true: set[str] | None = None
         self.masks = Masks()
@@ -100,6 +102,7 @@ class Passes:
         finally:
             self.level = None
             self.matrices.clear()
+            self.parts.clear()
             for own in self.lent:
                 own.take_back()
 
@@ -246,6 +249,10 @@ class _Operations(TorchFunctionMode):
             )
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is Tensor.__getitem__ and type(args[1]) is int and id(args[0]) in self.passes.parts:
+            return self.passes.parts[id(args[0])]()[args[1]]
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
         if func is F.embedding:
             return self._embedding(*args, **kwargs)
         if func in PLAIN or func in CHANNELS:
@@ -319,6 +326,12 @@ class _Operations(TorchFunctionMode):
         masks = self.passes.masks
         dropout = dropout_p if dropout_p and masks.active else 0.0
         return self.passes.apply(lambda q, k, v, m=None: attention(q, k, v, m, dropout, masks, **how), *given)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Return g v / |v|, with norms over all axes but `dim` (-1: over all); vmap would run torch's own by example."""
+    axes = [axis for axis in range(v.dim()) if dim == -1 or axis != dim % v.dim()]
+    return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1))
 
 
 def without_gradient(y: Tensor, where: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ _MORE = 64 - _SLOT_BITS
 UNIT = (5, 24)
 """Mass of one slot of a proposal: 5 / 2^24."""
 _GAP = 2.0**-50
+_PROPOSALS = 1 << 14
 AT_ONCE = {True: 1 << 16, False: 1 << 22}
 """Numbers drawn together on a CPU (True), whose caches hold few, and on a device, where many take as long as few."""
 _PI = Decimal(
@@ -174,11 +175,12 @@ def most_left(count: int) -> int:
 
 def _remainder(count: int, stream: Keystream) -> np.ndarray:
     """Draw `count` numbers X, int64, from the distribution of the mass that the first table leaves."""
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:
-        # three of five proposals are accepted
-        found = np.concatenate([found, _accepted(2 * (count - len(found)) + 32, stream)])
-    return found[:count]
+    parts, missing = [np.empty(0, dtype=np.int64)], count
+    while missing > 0:
+        # three of five proposals are accepted; few at a time stay in a core's cache
+        parts.append(_accepted(min(2 * missing + 32, _PROPOSALS), stream))
+        missing -= len(parts[-1])
+    return np.concatenate(parts)[:count]
 
 
 def _accepted(proposals: int, stream: Keystream) -> np.ndarray:
@@ -187,7 +189,7 @@ def _accepted(proposals: int, stream: Keystream) -> np.ndarray:
     slots = (first >> np.uint64(64 - _SLOT_BITS)).view(np.int64)
     cells = known.others[slots].astype(np.int64)
     below = (first & np.uint64((1 << _MORE) - 1)).view(np.int64)
-    sizes = np.where(cells < 0, -1 - cells, cells)
+    sizes = cells ^ (cells >> 63)  # -1 - k for k < 0
     x = (cells + below * 2.0**-_MORE) / 64
     density = np.exp(x * x / -2) * (1 / (64 * math.sqrt(2 * math.pi))) - known.flat[sizes] * 2.0**-_SLOT_BITS
     asked = second * 2.0**-64 * (known.bound[sizes] * (UNIT[0] * 2.0 ** -UNIT[1]))

@@ -43,6 +43,10 @@ class Estimate:
     low: float
     high: float
 
+    def times(self, unit: float) -> Estimate:
+        """Return the estimate of the metric times `unit`, positive."""
+        return Estimate(None if self.value is None else self.value * unit, self.low * unit, self.high * unit)
+
 
 @dataclass(frozen=True)
 class Noised:

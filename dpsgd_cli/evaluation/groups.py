@@ -27,6 +27,8 @@ OF_CONFUSION = 0.2
 """Share of the confusion matrix of more than two classes; the others get the rest."""
 OF_CONFIDENCE = 0.04
 """Share of the sum of confidences of more than two classes."""
+OF_TARGETS = 0.1
+"""Share of the counts of targets, beside those of errors."""
 
 
 @dataclass(frozen=True)

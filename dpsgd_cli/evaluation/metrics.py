@@ -30,7 +30,7 @@ CALIBRATED = (0.2, 0.4, 0.6, 0.8)
 """Probabilities between the five groups of the calibration gaps."""
 CURVE = range(4, BINS, 4)
 """Edges of margins at which the curve has points."""
-MOMENTS = 5
+MOMENTS = 6
 """Length of a record's vector of moments."""
 WIDEST = 0.25
 """Width of a 95% interval of the majority class's share beyond which no point is shown."""
@@ -262,14 +262,22 @@ def of_errors(noised: Noised, scale: float) -> dict[str, Estimate]:
     return {name: noised.shown(one) for name, one in found.items()}
 
 
-def moments_of(errors: np.ndarray, targets: np.ndarray, clamp: float) -> np.ndarray:
-    """Return each record's vector of moments (n, 5), of norm at most 1: (1, a, a^2, t, t^2) / sqrt(5).
+def moments_of(errors: np.ndarray, targets: np.ndarray, clamp: float, constant: float) -> np.ndarray:
+    """Return each record's vector of moments (n, 6), of norm at most 1: (1, a, a^2, t, t^2, |t - c| / 2) / sqrt(6).
 
     Args: `errors` (n,) >= 0 and `clamp` > 0, as shares of the target's range; a = min(error / clamp, 1). `targets` (n,)
-    are clipped to [-1, 1], the ends of the declared bounds.
+    are clipped to [-1, 1], the ends of the declared bounds. `constant`: c in [-1, 1], public.
     """
     a, t = np.minimum(errors / clamp, 1.0), targets.clip(-1.0, 1.0)
-    return np.stack([np.ones_like(a), a, a**2, t, t**2], axis=1) * (SLACK / math.sqrt(MOMENTS))
+    return np.stack([np.ones_like(a), a, a**2, t, t**2, np.abs(t - constant) / 2], axis=1) * (
+        SLACK / math.sqrt(MOMENTS)
+    )
+
+
+def median_of(counts: np.ndarray) -> float:
+    """Return a median in [-1, 1] of targets from noised `counts` (d,) of d equal bins, linear within its bin."""
+    below = np.maximum.accumulate(np.concatenate([[0.0], counts.cumsum()]))
+    return float(np.interp(below[-1] / 2, below, np.linspace(-1.0, 1.0, len(below))))
 
 
 def clamp_of(noised: Noised) -> float:
@@ -282,18 +290,17 @@ def clamp_of(noised: Noised) -> float:
 
 
 def of_moments(
-    released: np.ndarray, deviation: float, noised: Noised, clamp: float, scale: float
+    released: np.ndarray, deviation: float, noised: Noised, clamp: float, scale: float, constant: float
 ) -> dict[str, Estimate]:
-    """Return MAE and RMSE of errors clamped at `clamp`, R2, and the baseline's RMSE, from noised sums of moments.
+    """Return MAE and RMSE of errors clamped at `clamp`, R2, and the baselines' errors, from noised sums of moments.
 
-    The baseline answers the mean of the targets, so its RMSE (`constant_rmse`, of targets within their bounds) is their
-    standard deviation. The moments hold it, so no further release is made or charged. The median's absolute error is
-    no function of them, and is not stated.
+    The baseline of the RMSE (`constant_rmse`, of targets within their bounds) is the mean of the targets, so its RMSE
+    is their standard deviation. That of the MAE (`constant_mae`) is `constant`.
 
-    Args: `released` (5,): the sums of `moments_of` with noise of standard deviation `deviation`. `noised`: the cells of
+    Args: `released` (6,): the sums of `moments_of` with noise of standard deviation `deviation`. `noised`: the cells of
     errors, from which the fourth moment of the errors is taken, for variances only. `scale`: the target's range.
     """
-    total, mean, square, at, at_square = released * (math.sqrt(MOMENTS) / SLACK)
+    total, mean, square, at, at_square, apart = released * (math.sqrt(MOMENTS) / SLACK)
     noise = MOMENTS * deviation**2
     middle = np.minimum((ERRORS[1:] + ERRORS[:-1]) / 2, clamp) / clamp
     fourth = float(noised.projected @ np.concatenate([middle[::-1], middle]) ** 4)
@@ -301,6 +308,8 @@ def of_moments(
     fourth = min(max(fourth, positive**2 / many), positive)
     mae = _number(mean, total, max(square, 0.0), max(mean, 0.0), many, noise)
     mse = _number(square, total, fourth, positive, many, noise)
+    apart_squares = max(at_square - 2 * constant * at + constant**2 * many, 0.0) / 4
+    other = _number(apart, total, apart_squares, max(apart, 0.0), many, noise)
     determined = Estimate(None, -1.0, 1.0)
     variance, half = at_square / many - (at / many) ** 2, scale / 2
     # t^4 is at most t^2, so the variance of t^2 is at most E t^2; twice that covers the square of the mean
@@ -315,9 +324,10 @@ def of_moments(
     unit = clamp * scale
     root = None if mse.value is None else math.sqrt(mse.value) * unit
     found = {
-        "mae": Estimate(None if mae.value is None else mae.value * unit, mae.low * unit, mae.high * unit),
+        "mae": mae.times(unit),
         "rmse": Estimate(root, math.sqrt(mse.low) * unit, math.sqrt(mse.high) * unit),
         "r2": determined,
+        "constant_mae": other.times(scale),
         "constant_rmse": Estimate(
             math.sqrt(max(variance, 0.0)) * half if variance > error else None,
             math.sqrt(max(variance - error, 0.0)) * half,

@@ -3,8 +3,8 @@
 Release. Let H be the held-out records and m the trained model. Each record of H has one cell, which m and the record
 decide (`strategy.py`). Let x be the number of records in each cell and A the public strategy matrix. Released is
 A x + N(0, (s z)^2) in each entry, on a public grid (`noise/run.py`), and nothing else that depends on H: neither an
-exact metric nor the number of records of H. Groups, confidences and the confusion of classes are further blocks of the
-same vector (`groups.py`).
+exact metric nor the number of records of H. Groups, confidences, the confusion of classes and cells of targets are
+further blocks of the same vector (`groups.py`).
 
 Sensitivity. Adding or removing a record of H, or replacing it by a null record (which has no cell), moves A x by one
 column of A, whose norm is at most 1. Replacing it moves A x by the difference of two columns: at most 2. This is

@@ -6,6 +6,7 @@ of that row alone: nothing is fitted on the held-out records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.evaluation import groups, metrics, strategy
 from dpsgd_cli.evaluation.estimates import Estimate, Group, Measured, Noised, mean_of
 from dpsgd_cli.evaluation.groups import HeldOut
-from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, FINE, FINE_EDGES, SIDE
+from dpsgd_cli.evaluation.strategy import BINS, EDGES, ERRORS, FINE, FINE_EDGES, SIDE, TARGETS
 from dpsgd_cli.noise.run import gaussian
 
 PURPOSE = "evaluation"
@@ -136,7 +137,7 @@ def measure_numbers(
     """Release the cells and then the moments of errors of `predictions` (n,) for `targets` (n,), both private.
 
     Args: `bounds`: the declared bounds of the target, public. Other arguments as in `measure_classes`. The clamp of the
-    moments is computed from the first release.
+    moments and the baseline's answer are computed from the first release.
     """
     scale, plan = bounds[1] - bounds[0], strategy.for_errors()
     half = _gaussian(release, 2)
@@ -144,28 +145,32 @@ def measure_numbers(
     errors = np.nan_to_num((targets - predictions) / scale, nan=1.0, posinf=1.0, neginf=-1.0)
     side = np.searchsorted(ERRORS[1:-1], np.abs(errors))
     cells = np.where(errors < 0, SIDE - 1 - side, SIDE + side)
-    blocks = groups.encoded(held.counts(cells, 2 * SIDE), plan.matrix, 1.0)
+    at = np.nan_to_num((targets - (bounds[0] + bounds[1]) / 2) / (scale / 2)).clip(-1.0, 1.0)
+    bins = np.minimum((at + 1) / 2 * TARGETS, TARGETS - 1).astype(np.int64)
+    of_targets, share = strategy.for_targets(), 1 - groups.OF_TARGETS
+    blocks = groups.encoded(held.counts(cells, 2 * SIDE), plan.matrix, share)
+    blocks += groups.encoded([np.bincount(bins, held.weights, TARGETS)[:, None]], of_targets.matrix, groups.OF_TARGETS)
     noisy = _released(blocks, half, stream, 0, places)
-    counts = groups.decoded(noisy, plan.inverse, 1.0)
-    of_all = deviation * groups.of_total(_sizes(held), 1.0)
-    noised = Noised(groups.total(counts), plan, of_all)
-    clamp = metrics.clamp_of(noised)
-    at = np.nan_to_num((targets - (bounds[0] + bounds[1]) / 2) / (scale / 2))
-    blocks = groups.encoded(held.sums(metrics.moments_of(np.abs(errors), at, clamp)), None, 1.0)
+    counts = groups.decoded(noisy[:-1], plan.inverse, share)
+    (drawn,) = groups.decoded(noisy[-1:], of_targets.inverse, groups.OF_TARGETS)
+    noised = Noised(groups.total(counts), plan, deviation * groups.of_total(_sizes(held), share))
+    clamp, constant = metrics.clamp_of(noised), metrics.median_of(drawn[:, 0])
+    blocks = groups.encoded(held.sums(metrics.moments_of(np.abs(errors), at, clamp, constant)), None, 1.0)
     of_moments = _released(blocks, half, stream, 1, places)
     moments = groups.decoded(of_moments, None, 1.0)
 
     def estimated(released: np.ndarray, of: Noised) -> dict[str, Estimate]:
-        return metrics.of_moments(released, of.deviation, of, clamp, scale) | metrics.of_errors(of, scale)
+        own = metrics.of_moments(released, of.deviation * math.sqrt(share), of, clamp, scale, constant)
+        return own | metrics.of_errors(of, scale)
 
     def group(column: int, value: int) -> Group:
-        factor = groups.of_value(_sizes(held)[column], len(held.blocks), 1.0)
+        factor = groups.of_value(_sizes(held)[column], len(held.blocks), share)
         own = Noised(counts[column][:, value], plan, deviation * factor)
         told = estimated(moments[column][:, value], own)
-        return Group(own.records, {name: one for name, one in told.items() if name != "constant_rmse"})
+        return Group(own.records, {name: one for name, one in told.items() if not name.startswith("constant")})
 
     found = estimated(groups.total(moments), noised)
-    constants = {"rmse": found.pop("constant_rmse"), "r2": Estimate(0.0, 0.0, 0.0)}
+    constants = {name: found.pop(f"constant_{name}") for name in ("mae", "rmse")} | {"r2": Estimate(0.0, 0.0, 0.0)}
     vectors = (_joined(noisy), _joined(of_moments))
     made = Measured("numbers", noised, found, clamp * scale, held.users, _by_value(held, group), released=vectors)
     return replace(made, constants=constants, gain=found["r2"])

@@ -40,6 +40,8 @@ SIDE = 96
 """Bins of an error, on each side of 0."""
 ERRORS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, SIDE)])
 """Edges of absolute errors as shares of the target's range, (97,). The last bin also holds all errors beyond."""
+TARGETS = 64
+"""Equal bins of a target within its bounds."""
 SLACK = 1 - 2.0**-40
 """Columns are scaled by this, so that rounding leaves none longer than 1."""
 
@@ -209,3 +211,9 @@ def for_errors() -> Strategy:
 def within(edge: int) -> np.ndarray:
     """Return which cells (192,) hold records with an absolute error below `ERRORS[edge]`."""
     return (np.abs(np.arange(2 * SIDE) - SIDE + 0.5) < edge).astype(float)
+
+
+@cache
+def for_targets() -> Strategy:
+    """Return the strategy of 64 cells of targets; the workload is the share below each edge less one half."""
+    return Strategy.minimising(sum(np.outer(q, q) for q in np.tri(TARGETS - 1, TARGETS) - 0.5))  # type: ignore[arg-type]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dpsgd_cli.engine import chacha
-from dpsgd_cli.engine.chacha import ChaCha, blocks, head
+from dpsgd_cli.engine.chacha import ChaCha, _quarter_rounds, blocks, head
 
 KEY = bytes(range(32))
 
@@ -19,13 +22,14 @@ def keystream(key: bytes, tail: list[list[int]]) -> list[bytes]:
     """The 64 bytes of each block, from four words a block."""
     unsigned = torch.tensor(tail).T
     signed = torch.where(unsigned < 2**31, unsigned, unsigned - 2**32).to(torch.int32)
-    return [block.numpy().tobytes() for block in blocks(head(key), signed).flatten(0, 1).T.contiguous()]
+    words = blocks(head(key), signed, _quarter_rounds).flatten(0, 1)
+    return [block.numpy().tobytes() for block in words.T.contiguous()]
 
 
 def test_a_quarter_round_is_that_of_the_standard() -> None:
     """RFC 8439, Section 2.1.1."""
     given = torch.tensor([0x11111111, 0x01020304, 0x9B8D6F43 - 2**32, 0x01234567], dtype=torch.int32).view(4, 1, 1)
-    found = [int(x) & (2**32 - 1) for x in chacha._quarter_rounds(*given)]
+    found = [int(x) & (2**32 - 1) for x in _quarter_rounds(*given)]
     assert found == [0xEA2A92F4, 0xCB1CF8CE, 0x4581472E, 0x5881C4BB]
 
 
@@ -94,5 +98,39 @@ def test_no_shape_depends_on_a_number() -> None:
     """Traced on tensors without values, for a program of a compiler."""
     tail = torch.zeros(4, 6, dtype=torch.int32)
     tail[0] = torch.arange(6)
-    program = make_fx(blocks, tracing_mode="fake")(head(KEY), tail)
-    assert torch.equal(program(head(KEY), tail + 1), blocks(head(KEY), tail + 1))
+    whole = partial(blocks, rounds=_quarter_rounds)
+    program = make_fx(whole, tracing_mode="fake")(head(KEY), tail)
+    assert torch.equal(program(head(KEY), tail + 1), whole(head(KEY), tail + 1))
+
+
+def failing(*rest: object) -> Any:
+    raise RuntimeError("no compiler")
+
+
+def wrong(graph: GraphModule, inputs: object) -> Any:
+    return lambda *given: tuple(x + (x == x.flatten()[-1]) for x in graph(*given))
+
+
+@pytest.mark.parametrize(("backend", "compiles"), [("aot_eager", True), (failing, False), (wrong, False)])
+def test_rounds_are_compiled_when_enough_blocks_were_drawn(
+    monkeypatch: pytest.MonkeyPatch, backend: Any, compiles: bool
+) -> None:
+    """Words are the same; a compiler that fails, or has another word, is not used."""
+    made: list[chacha.Rounds] = []
+
+    def compiled(device: torch.device) -> chacha.Rounds:
+        made.append(ours(device, backend))
+        return made[-1]
+
+    ours = chacha._compiled.__wrapped__
+    monkeypatch.setattr(os, "urandom", lambda size: KEY[:size])
+    monkeypatch.setattr(chacha, "_compiled", compiled)
+    monkeypatch.setattr(chacha, "WORTH_COMPILING", 10)
+    plain, there = (ChaCha(torch.device("cpu")) for _ in range(2))
+    monkeypatch.setattr(ChaCha, "computed", -100)
+    wanted = plain.words(80), plain.words(8)
+    monkeypatch.setattr(ChaCha, "computed", 0)
+    assert torch.equal(there.words(80), wanted[0])  # ten blocks
+    assert not made
+    assert torch.equal(there.words(8), wanted[1])
+    assert [rounds is not _quarter_rounds for rounds in made] == [compiles]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
@@ -20,7 +22,7 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.streams import WORTH_A_KEYSTREAM, SecureStreams
 from tests.engine.conftest import Of, weighted_output
-from tests.engine.elsewhere import installed
+from tests.engine.elsewhere import Rule, installed
 
 ROWS = 5
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -137,24 +139,69 @@ def test_rounded_products_are_of_short_numbers(name: str, monkeypatch: pytest.Mo
     assert sum(short) > 2
 
 
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("large", [1, 1 << 28], ids=["one by one", "side by side"])
+@pytest.mark.parametrize("build", [images, standardised])
+def test_short_images_have_channels_last(
+    build: Callable[[], nn.Module], large: int, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images, weights and gradients of each convolution of one group, on a GPU; elsewhere they are as they were."""
+    monkeypatch.setattr(conv, "LARGE", large)
+    torch.manual_seed(0)
+    x, found, run, last = torch.randn(1, ROWS, 2, 6, 6), {}, Rule.run, list[tuple[bool, ...]]()
+
+    def watched(self: Rule, func: Any, args: Any, kwargs: Any) -> Any:
+        parts, groups = args[:2], args[8] if func is torch.ops.aten.convolution.default else 0
+        if func is torch.ops.aten.convolution_backward.default and args[10][0]:
+            parts, groups = (args[0], args[2]), args[9]
+        if groups == 1 and parts[0].dim() == 4:
+            last.append(tuple(p.numbers.is_contiguous(memory_format=torch.channels_last) for p in parts))
+        return run(self, func, args, kwargs)
+
+    monkeypatch.setattr(Rule, "run", watched)
+    for device in (CPU, GPU):
+        with installed(monkeypatch) if device == GPU else nullcontext():
+            pack = made(build, 1, device)
+            pack.work_in(torch.bfloat16 if short else None)
+            found[device] = clip(pack, x).cpu()
+    torch.testing.assert_close(found[GPU], found[CPU], rtol=0.01, atol=0.01)
+    assert last and {*last} == {(short, short)}
+
+
 class Counted(TorchDispatchMode):
     """Counts operations."""
 
-    ran = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = Counter[str]()
+
+    @property
+    def ran(self) -> int:
+        return self.named.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ran += 1
+        self.named[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
 
-def test_trials_share_the_operations_of_a_modules_own_code() -> None:
+def experts() -> nn.Module:
+    """One weight is taken apart, and one is normalised, neither for each example alone."""
+    stack = nn.Parameter(torch.rand(4, 6, 6))
+    return Of(
+        lambda m, x: m.last(sum(x @ m.stack[i] for i in range(4))), stack=stack, last=weight_norm(nn.Linear(6, 3))
+    )
+
+
+@pytest.mark.parametrize("build", [own_code, experts])
+def test_trials_share_the_operations_of_a_modules_own_code(build: Callable[[], nn.Module]) -> None:
     counted = []
     for trials in (3, 8):
-        pack = made(own_code, trials, CPU, trusted=False)
+        pack = made(build, trials, CPU, trusted=False)
         with Counted() as mode:
             clip(pack, torch.randn(trials, ROWS, 6))
-        counted.append(mode.ran)
-    assert counted[0] == counted[1] > 20
+        counted.append(mode)
+    assert counted[0].ran == counted[1].ran > 20
+    assert not counted[0].named["select_backward"]
 
 
 @pytest.mark.parametrize("bad", [False, True])

@@ -56,6 +56,7 @@ def test_a_record_or_user_more_moves_each_vector_by_at_most_one(
 
     monkeypatch.setattr(run, "gaussian", caught)
     monkeypatch.setattr(metrics, "clamp_of", lambda noised: 0.2)
+    monkeypatch.setattr(metrics, "median_of", lambda counts: 0.1)
     rng, units, each = np.random.default_rng(0), 8, users or 1
     outputs, numbers = rng.normal(0, 3, (units * each, 4 if kind == "four" else 1)), kind == "numbers"
     y = rng.integers(0, 4 if kind == "four" else 2, units * each)

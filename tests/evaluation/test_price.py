@@ -57,8 +57,8 @@ def test_a_strategy_with_a_longer_column_is_refused() -> None:
 def test_moments_of_a_record_are_no_longer_than_one() -> None:
     grid = np.linspace(0, 5, 101)
     errors, targets = (part.ravel() for part in np.meshgrid(grid, np.linspace(-3, 3, 101)))
-    lengths = np.sqrt((moments_of(errors, targets, 0.7).astype(np.longdouble) ** 2).sum(axis=1))
-    assert float(lengths.max()) <= 1 and MOMENTS == 5
+    lengths = np.sqrt((moments_of(errors, targets, 0.7, 1.0).astype(np.longdouble) ** 2).sum(axis=1))
+    assert float(lengths.max()) <= 1 and MOMENTS == 6
     assert float(lengths.max()) > 0.999
 
 

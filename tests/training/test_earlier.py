@@ -18,10 +18,13 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.engine import bundle
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import reading, report, store
 from dpsgd_cli.results.book import BookTerms
 from dpsgd_cli.results.comparison import equal_budgets
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import resolve_auto
 from tests.conftest import GRADIENT, OWN, StopAt, Train, WriteRecipe, recipe_writer
 
 PRIVATE = {**OWN, "split": {"test": 0.25}, "evaluation": "private"}
@@ -42,10 +45,6 @@ def write(folder: Path, **sections: Any) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """A folder with the recipe `tiny.yaml`, a first result, and a second that started from it and hardly moved."""
-    from dpsgd_cli.recipe.loading import load_recipe
-    from dpsgd_cli.training import loop
-    from dpsgd_cli.training.plans import resolve_auto
-
     path = write(tmp_path_factory.mktemp("earlier"))
 
     def run(*overrides: str) -> Path:
@@ -286,7 +285,15 @@ def test_a_training_that_was_stopped_goes_on_from_the_same_start(tmp_path: Path,
     start = train(path, "name=start", save_models=True)
     with pytest.raises(DpsgdError, match="kept"):
         train(path, f"privacy.start={start}", progress=stop_at(2, KeyboardInterrupt()))
-    assert store.read_document(train(path, f"privacy.start={start}", resume=True))["privacy"]["epsilon"] > 7.9
+    shutil.copytree(tmp_path / "out", tmp_path / "other")
+    stopped = resolve_auto(load_recipe(str(path), [f"privacy.start={start}"]))
+    ended = loop.finish(stopped, loop.Options(tmp_path / "other"))
+    steps = {}
+    for folder in (ended, train(path, f"privacy.start={start}", resume=True)):
+        (releases,) = read_ledgers(folder / "ledger.jsonl").values()
+        steps[folder] = sum(one.count for one in releases if one.mechanism.label != "held-out")
+        assert store.read_document(folder)["privacy"]["epsilon"] > 7.9  # of the held-out part, as large as the whole
+    assert [*steps.values()] == [2, 4]
 
 
 def test_a_sweep_and_an_audit_refuse_a_start(made: tuple[Path, Path, Path], tmp_path: Path) -> None:

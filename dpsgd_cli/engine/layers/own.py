@@ -12,6 +12,7 @@ of one parameter add up (`tied.py`).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Own(Instantiated):
             with passes.outside():
                 copies = _Copied.apply(self.session.anchor, self, number)
             lent = vars(self.clone[0])[name] = passes.unfold(copies)
+            passes.parts[id(lent)] = cache(lent.unbind)
             for function, product in self.products.get(name, {}).items():
                 passes.matrices[id(lent), function] = lent, product
 

@@ -89,7 +89,15 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "frozen own parameter": (lambda: frozen(Gate(), "scale"), (3,)),
     "half-frozen dense layer": (lambda: nn.Sequential(frozen(nn.Linear(3, 2), "weight")), (3,)),
     "half-frozen other half": (lambda: nn.Sequential(frozen(nn.Linear(3, 2), "bias")), (3,)),
-    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2))), (3,)),
+    "weight norm": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)), parametrizations.weight_norm(
+            nn.Linear(2, 3), dim=1), parametrizations.weight_norm(nn.Linear(3, 2), dim=None)), (3,),
+    ),
+    "experts": (
+        lambda: Of(
+            lambda m, x: (x @ m.w[0]).tanh() @ m.w[-1] + x @ m.w[0] * m.w.sum(), w=nn.Parameter(torch.randn(2, 3, 3)),
+        ), (3,),
+    ),
     "prelu between layers": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2)), (3,)),
     "subclass of a dense layer": (lambda: nn.Sequential(Twice(3, 2)), (2, 3)),
     "transposed dense layer": (lambda: nn.Sequential(Turned(3, 2), nn.Tanh(), Turned(2, 4)), (2, 3)),
