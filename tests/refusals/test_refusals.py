@@ -51,7 +51,7 @@ def put(path: Path, content: Any) -> None:
     if content is None:
         path.unlink()
     elif isinstance(content, dict):
-        np.savez(path, **{name: np.array(values) for name, values in content.items()})
+        np.savez(path, **{name: np.array(values) for name, values in content.items()})  # type: ignore[arg-type]
     elif isinstance(content, list):
         np.save(path, np.array(content))
     else:
