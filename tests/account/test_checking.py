@@ -183,11 +183,6 @@ def test_other_code_and_other_data_are_found_and_missing_data_are_said(result: P
     assert (code, marks["claim"], marks["ledger"]) == (0, "ok", "unknown") and "cannot be checked here" in told
 
 
-def test_what_was_trained_in_every_way_passes(train: Train, write_recipe: WriteRecipe, way: dict[str, Any]) -> None:
-    code, marks, told = check(train(write_recipe(**way)))
-    assert code == 0 and set(marks.values()) == {"ok"}, told
-
-
 def test_a_run_that_was_stopped_passes(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
     recipe = write_recipe(method=GRADIENT | {"batching": "poisson"}, privacy=UNIFORM, epochs=6, save_model=True)
     stopped(train, recipe, stop_at)
@@ -195,22 +190,6 @@ def test_a_run_that_was_stopped_passes(train: Train, write_recipe: WriteRecipe, 
     (directory,) = (recipe.parent / "out").glob("tiny-*")
     code, marks, told = check(directory)
     assert code == 0 and set(marks.values()) <= {"ok"} and "stopped after 2 epochs of 6" in told, told
-
-
-def test_a_statement_about_users_passes(tmp_path: Path) -> None:
-    rows = "".join(f"{0.1 * (i % 7):.1f},{'yes' if i % 2 else 'no'},u{i % 20}\n" for i in range(60))
-    (tmp_path / "t.csv").write_text(f"a,y,user\n{rows}")
-    (tmp_path / "r.yaml").write_text(
-        "name: users\ndata: {path: t.csv, target: y, classes: ['no', 'yes'], bounds: [0, 1],"
-        " split: {test: 0.3}}\nmodel: {kind: linear}\n"
-        "method: {kind: dp-sgd, batching: full, learning_rate: 0.5}\nprivacy: {schedule: {kind: uniform, initial: 4},"
-        " delta: 1.0e-5, unit: {column: user, most_rows: 2}}\nepochs: 2\nseed: 0\n"
-    )
-    done = CliRunner().invoke(main, ["train", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    (directory,) = (tmp_path / "out").iterdir()
-    code, marks, told = check(directory)
-    assert code == 0 and set(marks.values()) == {"ok"}, told
 
 
 def test_a_copy_keeps_its_verdicts_under_another_name(tmp_path: Path, write_recipe: WriteRecipe, train: Train) -> None:

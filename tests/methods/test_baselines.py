@@ -194,15 +194,6 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
     assert not torch.equal(cut.output, whole.output)
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "message"),
-    [("objective-perturbation", {"loss": "hinge"}, "smooth"), ("output-perturbation", {"loss": "hinge"}, "smooth")],
-)
-def test_conditions_are_checked(kind: str, model: dict[str, Any], message: str) -> None:
-    with pytest.raises(PrivacyError, match=message):
-        create(context(made(kind, model={"kind": "convex", **model})))
-
-
 def test_conditions_name_missing_bounds_and_other_adjacencies() -> None:
     with pytest.raises(PrivacyError, match="public bound"):
         problem_constants(made("output-perturbation"), None)

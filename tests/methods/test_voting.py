@@ -124,7 +124,7 @@ def test_charges_are_those_of_how_far_one_vote_moves_what_is_noised() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_answers_have_the_law_that_is_priced(exact: bool) -> None:
     """In floating point, and on the grid, whose coins no seed repeats: false failures below 1 in 3,000."""
-    draws, counts = 20_000 if not exact else 5000, np.array([12, 9])
+    draws, counts = 20_000 if not exact else 3000, np.array([12, 9])
     noise: VoteNoise = FloatNoise(np.random.default_rng(0))
     if exact:
         noise = _QueryNoise(SecureStreams(), 0, 21)

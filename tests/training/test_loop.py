@@ -267,11 +267,6 @@ def test_a_saved_model_loads_into_the_plain_module(train: Train, write_recipe: W
             assert float(loss) == pytest.approx(float(row["test_loss"]), abs=1e-5)
 
 
-CSV = "age,job,hours,bought,price\n" + "".join(
-    f"{20 + i % 40},{'abc'[i % 3]},{10 + (7 * i) % 50},{'yes' if i % 40 > 20 else 'no'},{i % 40}\n" for i in range(80)
-)
-
-
 def test_a_regression_is_reported_in_its_own_unit(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> None:
     """Whatever the unit: the same model of targets that are the same but for it, with errors in it."""
     rng = np.random.default_rng(0)
