@@ -22,7 +22,7 @@ from torch import Tensor, from_numpy, nn
 
 from dpsgd_cli.common.plugins import IN_MEMORY, InMemory, content_of, standing_for, trusting
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.engine import huggingface
 from dpsgd_cli.engine.packing import refuse_unfinished
 from dpsgd_cli.engine.settings import HuggingFaceModel
@@ -189,7 +189,7 @@ def _of_records(
     if beside is not None and target is not None:
         raise UsageError("train: target: the labels came with the features; leave it out")
     target = beside if target is None else target
-    if isinstance(found, Table):
+    if isinstance(found, TableRows):
         if not isinstance(target, str):
             raise UsageError("train: target: give the name of the column that is learnt, as text")
         return found, recipe_of_table(found, target, facts, name, model)

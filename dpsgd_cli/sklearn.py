@@ -45,7 +45,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpsgd_cli import library
 from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.results import report
 from dpsgd_cli.results.result import Row
@@ -294,8 +294,8 @@ class DPRegressor(RegressorMixin, _Private):
         return self._trained.decided(outputs)
 
 
-def _numbered(rows: np.ndarray) -> Table:
-    return Table.of({f"x{number}": column for number, column in enumerate(rows.T)})
+def _numbered(rows: np.ndarray) -> TableRows:
+    return TableRows.of({f"x{number}": column for number, column in enumerate(rows.T)})
 
 
 @contextlib.contextmanager

@@ -17,15 +17,17 @@ import yaml
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.budget import Budget, over_budget
+from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.common.plugins import OWN_FILES, trusting
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.independence import check_model
 from dpsgd_cli.engine.packing import Pack
-from dpsgd_cli.methods.experiment import Experiment, plan_for
+from dpsgd_cli.methods.dp_sgd import price
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import ResultContent
-from dpsgd_cli.training import build_models, plans
+from dpsgd_cli.training import build_models
 from dpsgd_cli.training.plans import resolve_auto
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
@@ -64,8 +66,6 @@ SLOW = {
 
 LONG = (
     "account/test_mixed_ledgers.py::test_no_accountant_states_less_than_a_ledger_costs[26]",
-    "accounting/accountants/test_mixed_ledgers.py::test_no_upper_bound_is_below_the_optimistic_loss_distribution[16]",
-    "accounting/accountants/test_mixed_ledgers.py::test_no_upper_bound_is_below_the_optimistic_loss_distribution[19]",
     "accounting/accountants/test_pld.py::test_composition_agrees_with_dp_accounting[0.01-0.5-1000-1e-08]",
     "accounting/test_noise_levels.py::test_a_curve_of_many_levels_ends_in_their_price",
     "accounting/test_noise_levels.py::test_many_levels_cost_no_less_than_their_exact_price_and_little_more[1e-10-",
@@ -150,8 +150,6 @@ LONG = (
     "test_docs.py::test_a_page_works_as_written[docs/users.md]",
     "test_docs.py::test_a_page_works_as_written[docs/your-own-table.md]",
     "test_fuzz.py::test_files_that_are_not_in_order_are_answered[own.yaml-content2]",
-    "test_mutants.py::test_killed_mutants_pass_in_this_process_and_in_those_that_a_test_starts",
-    "test_mutants.py::test_what_survives_is_stale_or_breaks_the_package_fails",
     "test_own_models.py::test_all_three_refuse_the_same_for_the_same_reason[compiled",
     "test_packaging.py::test_a_user_without_rights_trains_from_a_read_only_folder",
     "test_packaging.py::test_the_sdist_holds_what_its_tests_and_documents_need_and_builds_the_same_wheel",
@@ -203,21 +201,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 PLANTED = ("audit/", "discovery/", "evaluation/test_audited.py")
 """Tests that plant bugs in what a plan is made by, while they run."""
-_PLANNED = plan_for
-_PLANS: dict[tuple[str, str], Plan] = {}
+_OVER_BUDGET = over_budget
+_OVER: dict[tuple[str, str, tuple[Release, ...]], float] = {}
 
 
-def _planned_once(recipe: Experiment, facts: Facts) -> Plan:
-    """Return the plan of a recipe, made once in a process: solving for the noise is half of a small training."""
-    if recipe.method.kind in ("python", "private-selection") or recipe.required_privacy.schedule.kind == "python":
-        return _PLANNED(recipe, facts)  # whose code may change between two tests, or whose plan holds recipes
-    key = (
-        recipe.model_dump_json(exclude={"name", "description", "seed", "repeats", "runtime", "save_model"}),
-        repr(facts),
-    )
-    if key not in _PLANS:
-        _PLANS[key] = _PLANNED(recipe, facts)
-    return _PLANS[key]
+def _priced_once(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
+    """Return `over_budget`, computed once in a process: solving for the noise is half of a small training."""
+    key = (repr(budget), accountant.name, tuple(releases))
+    if key not in _OVER:
+        _OVER[key] = _OVER_BUDGET(budget, accountant, releases)
+    return _OVER[key]
 
 
 _CHECK_MODEL = check_model
@@ -242,7 +235,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     usual = item.path.relative_to(Path(__file__).parent).as_posix().startswith(ABOUT_EVALUATION)
     setattr(Data, "measured", _MEASURED if usual else _stated)  # noqa: B010, which mypy does not take as an assignment
     of_bugs = item.path.relative_to(Path(__file__).parent).as_posix().startswith(PLANTED)
-    setattr(plans, "plan_for", _PLANNED if of_bugs else _planned_once)  # noqa: B010
+    setattr(price, "over_budget", _OVER_BUDGET if of_bugs else _priced_once)  # noqa: B010
     setattr(build_models, "check_model", _CHECK_MODEL if of_bugs else _checked_once)  # noqa: B010
 
 
@@ -474,9 +467,3 @@ class Replaced:
 
     def __init__(self, module: Any, **names: Any) -> None:
         self.__dict__.update(vars(module) | names)
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Each of `WAYS` in turn."""
-    return WAYS[request.param]

@@ -43,10 +43,11 @@ def spent(directory: Path, accountant: str) -> float:
     return max(accountants.get(accountant).epsilon(own, 1e-5) for own in trials)
 
 
-@pytest.fixture
-def agd(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def agd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished DP-AGD of a budget of epsilon 2."""
-    return loop.run(resolve_auto(load_recipe("lee2018/dp-agd-better", AGD)), loop.Options(tmp_path))
+    folder = tmp_path_factory.mktemp("agd")
+    return loop.run(resolve_auto(load_recipe("lee2018/dp-agd-better", AGD)), loop.Options(folder))
 
 
 def test_account_states_the_budget_of_a_result_and_nobody_the_sum(agd: Path) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common.plugins import content_of
 from dpsgd_cli.data import memory
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.weights import digest
 from dpsgd_cli.errors import DataError, DpsgdError, ModelError, RecipeError, RunError, UsageError
@@ -74,7 +74,7 @@ def test_a_frame_trains_as_its_file_does_from_the_shell(tmp_path: Path) -> None:
 def test_targets_from_python_have_the_transform_that_recipe_new_writes() -> None:
     frame = people()[["age"]].assign(price=1.0)
     made = recipe_of_table(
-        Table.of(frame), "price", StatedFacts({"age": [0, 100]}, target_bounds=[100, 10_000]), "records"
+        TableRows.of(frame), "price", StatedFacts({"age": [0, 100]}, target_bounds=[100, 10_000]), "records"
     )
     assert made["data"]["target_transform"] == "auto" and Data.model_validate(made["data"]).log_scale
 
@@ -411,7 +411,7 @@ def test_an_error_of_another_library_is_told_without_its_text(tmp_path: Path, mo
 
 def test_records_are_held_no_longer_than_the_training(tmp_path: Path) -> None:
     path = tmp_path / "records.parquet"
-    with memory.holding(path, Table.of(people())):
+    with memory.holding(path, TableRows.of(people())):
         assert memory.is_there(path) and memory.at(path) is not None
     assert not memory.is_there(path)
     with pytest.raises(DataError, match="several levels"):

@@ -6,7 +6,7 @@ NOT PRIVATE as published: noisy-min adds one-sided exponential noise to losses a
 nearly the least loss; its real epsilon is up to 20 times the nominal one (20 candidates beside staying). `right side`
 subtracts the same noise, which is epsilon-DP for losses that all move one way. Everything else is left as it is there,
 mistakes too: the candidate before the chosen one is taken, a gradient is paid twice, features are scaled on all rows.
-Not here: the package's own DP-AGD, which has none of that (`dpsgd_cli/methods/dp_agd/run.py`).
+Not here: the package's own DP-AGD, which has none of that (`dpsgd_cli/methods/dp_agd.py`).
 """
 
 from __future__ import annotations

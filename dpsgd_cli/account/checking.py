@@ -15,11 +15,13 @@ from dpsgd_cli.accounting.ledger import LedgerEntry, charged_by_epoch, priced_re
 from dpsgd_cli.accounting.mechanism import Release, merge
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.text_format import count, epsilon_text
-from dpsgd_cli.errors import DpsgdError, RunError
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.errors import DpsgdError, RecipeError, RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.results import prices, report, store
 from dpsgd_cli.results.earlier import earlier_of
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.files import to_csv
+from dpsgd_cli.results.result import Row, summarise
 
 FORGERY = (
     "hashes are no signature: whoever held these files could have written all of them, with new hashes. Whether the"
@@ -45,14 +47,20 @@ def verdicts(directory: Path) -> list[Verdict]:
     named = len({*document["files"], *document["nonprivate_files"]})
     found = [Verdict("files", True, f"{count(named, 'file')} and result.json are unchanged, by their hashes")]
     privacy = document["privacy"]
+    try:
+        loaded = load_recipe(str(directory / "recipe.yaml"))
+    except RecipeError as error:
+        return [*found, Verdict("recipe", False, f"{error}; nothing else was checked")]
     checks: list[tuple[str, Callable[[], tuple[list[str], str]]]] = [
         ("claim", lambda: (prices.problems_of(directory, document), _claim(privacy))),
-        ("ledger", lambda: _ledger(directory, document)),
+        ("terms", lambda: (_changed(loaded, privacy), "unit, scope and noise are as in recipe.yaml")),
+        ("ledger", lambda: _ledger(directory, document, loaded)),
+        ("numbers", lambda: _numbers(directory, document)),
         ("page", lambda: _page(directory)),
-        ("code", lambda: _code(directory, document)),
+        ("code", lambda: _code(directory, document, loaded)),
     ]
     if privacy.get("start") is not None:
-        checks.insert(1, ("start", lambda: _start(directory, document)))
+        checks.insert(1, ("start", lambda: _start(loaded, document)))
     for what, check in checks:
         try:
             wrong, told = check()
@@ -70,28 +78,65 @@ def _claim(privacy: Row) -> str:
     return f"{epsilon} at delta {privacy['delta']:g} is what the ledger costs ({privacy['accountant']}){both}"
 
 
-def _start(directory: Path, document: Row) -> tuple[list[str], str]:
+def _changed(loaded: LoadedRecipe, privacy: Row) -> list[str]:
+    """Return what the statement says otherwise than the recipe by itself."""
+    from dpsgd_cli.training.assemble import said_by  # torch
+
+    if privacy["accountant"] is None:
+        return []
+    own = said_by(loaded, privacy["adjacency"], privacy.get("start") is not None)
+    names = {"unit", *own}
+    return [f"{name} is {privacy.get(name)}, by the recipe {own.get(name)}" for name in sorted(names)
+            if privacy.get(name) != own.get(name)]  # fmt: skip
+
+
+def _numbers(directory: Path, document: Row) -> tuple[list[str], str]:
+    """Return where tables and the model's file say otherwise than `result.json`."""
+    from dpsgd_cli.engine import bundle  # torch
+
+    rows, wrong = document["trials"], []
+    for name, told in document["metrics"].items():
+        if name in rows[0] and told["mean"] != summarise([row[name] for row in rows])["mean"]:
+            wrong.append(f"{name} is {told['mean']}, and not the mean of its trials")
+    if (directory / "trials.csv").read_text("utf-8") != to_csv(rows):
+        wrong.append("trials.csv has other rows than result.json")
+    if (directory / bundle.NAME).exists():
+        claimed = bundle.read(directory / bundle.NAME).about.get("privacy") or {}
+        names = [name for name in claimed if name != "ledger_sha256" and claimed[name] != document["privacy"].get(name)]
+        wrong += [f"{bundle.NAME} claims another {name}" for name in names]
+        if claimed and claimed["ledger_sha256"] != sha256(directory / "ledger.jsonl"):
+            wrong.append(f"{bundle.NAME} names another ledger")
+    return wrong[:3], "means, trials.csv and the model's metadata are those of result.json"
+
+
+def _start(loaded: LoadedRecipe, document: Row) -> tuple[list[str], str]:
     """Return where the earlier result, which is checked whole, is not what this one says that it started from."""
-    earlier = earlier_of(load_recipe(str(directory / "recipe.yaml")))
+    earlier = earlier_of(loaded)
     assert earlier is not None, "the claim was compared with the recipe"
     told = document["privacy"]["start"]
     wrong = [f"{name} is {own}, and {told[name]} is told" for name, own in earlier.record.items() if told[name] != own]
     return wrong, f"{earlier.folder.name} is the earlier result whose epsilon and delta are added"
 
 
-def _ledger(directory: Path, document: Row) -> tuple[list[str], str]:
-    """Return where the ledger is not what the recipe plans: steps, noise, sampling, clip, other releases."""
+def _ledger(directory: Path, document: Row, loaded: LoadedRecipe) -> tuple[list[str], str]:
+    """Return where ledger and declarations are not what the recipe plans: steps, noise, sampling, clip, other releases.
+
+    What is planned depends on the layout of the data, which must be there.
+    """
+    from dpsgd_cli.training.assemble import declared_by  # torch
     from dpsgd_cli.training.plans import plan_and_outline
 
     if document["privacy"]["accountant"] is None:
         return [], "there is none"
-    plan, _ = plan_and_outline(load_recipe(str(directory / "recipe.yaml")))
+    plan, outline = plan_and_outline(loaded)
     if plan is None:
         return ["a price is claimed, and the recipe plans no private training"], ""
-    wrong, early = [], ""
+    declared = document["privacy"]["declarations"]
+    missing = [text for text in (*outline.declarations, *declared_by(loaded)) if text not in declared]
+    wrong, early = [f"it is not listed among what is public: {text}" for text in missing[:1]], ""
     for trial, entries in read_entries(directory / "ledger.jsonl").items():
         done = next(row["epochs"] for row in document["trials"] if row["trial"] == trial)
-        stopped = any("Training was stopped after" in text for text in document["privacy"]["declarations"])
+        stopped = any("Training was stopped after" in text for text in declared)
         found = _unplanned(plan, entries, done if stopped else plan.most_epochs)
         early = f"; training was stopped after {count(done, 'epoch')} of {plan.most_epochs}" if stopped else early
         wrong += [f"trial {trial}: {text}" for text in found]
@@ -148,11 +193,10 @@ def _page(directory: Path) -> tuple[list[str], str]:
     )
 
 
-def _code(directory: Path, document: Row) -> tuple[list[str], str]:
+def _code(directory: Path, document: Row, loaded: LoadedRecipe) -> tuple[list[str], str]:
     """Return the named files of code, weights and data that are not those that ran."""
     from dpsgd_cli.results.provenance import check_unchanged  # torch
 
-    loaded: LoadedRecipe = load_recipe(str(directory / "recipe.yaml"))
     try:
         gone = check_unchanged(document, loaded, directory)
     except RunError as error:

@@ -21,8 +21,8 @@ from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.methods.experiment import Privacy
-from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.lectures import PublicProblem, lecture_9_demand
+from dpsgd_cli.methods.private_selection import PrivateSelectionMethod
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
@@ -229,7 +229,6 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     bound = feature_bound(recipe, outline)
     if bound is None:
         raise PrivacyError(f"{recipe.name}: nothing public bounds the features; scale by bounds, or add unit-norm")
-    assert outline.input_shape is not None
     lipschitz = constants_of(model, bound).lipschitz
     weights = math.prod(outline.input_shape) + model.has_bias
     records = training_records(recipe, outline)

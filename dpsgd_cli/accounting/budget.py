@@ -246,10 +246,7 @@ def mu_squared_left(budget: Limit, spent: Sequence[Release]) -> float:
 
 
 def released_before(
-    budget: Limit | None,
-    before: Sequence[Release],
-    shares: Sequence[float],
-    made: GaussianSum,
+    budget: Limit | None, before: Sequence[Release], shares: Sequence[float], made: GaussianSum
 ) -> tuple[Release, ...]:
     """Return `before`, followed by Gaussians as `made`, one for each of `shares` of the mu^2 that `before` leaves.
 

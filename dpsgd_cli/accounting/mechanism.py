@@ -422,15 +422,7 @@ class ZeroConcentrated:
 
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
-    cls.kind: cls
-    for cls in (
-        GaussianSum,
-        CorrelatedSums,
-        PureDP,
-        ApproximateDP,
-        Threshold,
-        ZeroConcentrated,
-    )
+    cls.kind: cls for cls in (GaussianSum, CorrelatedSums, PureDP, ApproximateDP, Threshold, ZeroConcentrated)
 }
 
 

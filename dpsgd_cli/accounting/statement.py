@@ -59,25 +59,24 @@ class BestAccountant(Accountant):
 
         Raises UnsupportedMechanism, with the reasons of all, if none covers the releases.
         """
-        found: list[tuple[float, str]] = []
-        reasons: list[str] = []
-        for accountant in self._all:
-            try:
-                found.append((number(accountant, partial(accountant.epsilon, releases, delta)), accountant.name))
-            except UnsupportedMechanism as refusal:
-                reasons.append(str(refusal))
+        found, reasons = self._asked(lambda accountant: accountant.epsilon(releases, delta))
         if not found:
             raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
         return min(found)
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        found = []
+        found, _ = self._asked(lambda accountant: accountant.delta(releases, epsilon))
+        return min(found, default=(math.inf, ""))[0]
+
+    def _asked(self, question: Callable[[Accountant], float]) -> tuple[list[tuple[float, str]], list[str]]:
+        """Return each answer with the name of the accountant that proves it, and the reasons of those that refuse."""
+        found, reasons = list[tuple[float, str]](), list[str]()
         for accountant in self._all:
             try:
-                found.append(number(accountant, partial(accountant.delta, releases, epsilon)))
-            except UnsupportedMechanism:
-                continue
-        return min(found, default=math.inf)
+                found.append((number(accountant, partial(question, accountant)), accountant.name))
+            except UnsupportedMechanism as refusal:
+                reasons.append(str(refusal))
+        return found, reasons
 
 
 LEAST_DELTA = math.ulp(0.0)

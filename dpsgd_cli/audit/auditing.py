@@ -34,10 +34,10 @@ from dpsgd_cli.common.text_format import epsilon_text
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.methods.base import OneShot, own_factory
-from dpsgd_cli.methods.dp_agd.run import DpAgd
+from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.run import Pate
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, SettledRecipe, recipe_hash
 from dpsgd_cli.results import report as pages
@@ -52,7 +52,7 @@ Found = tuple[list[Finding], dict[str, Any], list[str]]
 def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     """Attack the privacy claim of a recipe, and return the document of findings.
 
-    Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
+    Raises UsageError for a recipe without a privacy claim; and the errors of training.
     """
     begun = time.perf_counter()
     recipe = loaded.recipe
@@ -69,8 +69,6 @@ def audit(loaded: SettledRecipe, options: AuditOptions) -> dict[str, Any]:
     plan = plan_of(without_folds(loaded), outline)
     assert plan is not None
     stated = plan.guarantee()
-    if outline.input_shape is None:
-        raise UsageError(f"{loaded.source}: the shape of one input is not known, so no canary can be made")
     findings, told, left_out = attack_recipe(loaded, outline, plan, options)
     rows = judged(findings, options.confidence)
     refuted = [f"{row['tier']}: {row['name']}" for row in rows if row["refuted"]]
@@ -140,11 +138,11 @@ def attack_recipe(loaded: SettledRecipe, outline: data.Outline, plan: Plan, opti
         left_out.append("private bounds and categories: the law of their counts is tested, not attacked")
     if plan.held_out:
         left_out.append("the measurement of held-out records: its law is tested, not attacked")
-    if loaded.recipe.inference_share is not None:
+    if loaded.recipe.method.inferred is not None:
         left_out.append("intervals: the rounds of method.inference are released, and charged, but not attacked")
-    if loaded.recipe.calibration is not None:
+    if loaded.recipe.method.calibrated is not None:
         left_out.append("calibration: its release is compared on neighbours alone (tier D), and no canary attacks it")
-    if loaded.recipe.preconditioner is not None and plan.correlated is not None:
+    if loaded.recipe.method.conditioned is not None and plan.correlated is not None:
         left_out.append("gradients: no attack on correlated noise behind a preconditioner is known to dpsgd")
         return before, {}, left_out
     findings, told, more = attacks(loaded, outline, plan, options)
@@ -161,7 +159,8 @@ def _by_training(loaded: SettledRecipe, outline: data.Outline, plan: Plan, optio
 
 def _by_outputs(loaded: SettledRecipe, outline: data.Outline, plan: Plan, options: AuditOptions) -> Found:
     """Distinguish neighbours by what is published."""
-    trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
+    many, few = _TRIALS.get(loaded.recipe.method.kind, (400, 400))
+    trials = options.trials or (few if options.quick else many)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
     findings, size = outputs.attack(loaded, outline, plan, trials, options.confidence)
     noise_was_seen = any(one.tier == "C" for one in findings)
@@ -278,15 +277,14 @@ def membership(
     return found
 
 
-_USUALLY = 400
-_MANY = {
-    "output-perturbation": 10_000,
-    "objective-perturbation": 4000,
-    "majority": 4000,
-    "dp-agd": 100,
-    "privgene": 100,
+_TRIALS = {
+    "output-perturbation": (10_000, 2000),
+    "objective-perturbation": (4000, 1000),
+    "majority": (4000, 1000),
+    "dp-agd": (100, 20),
+    "privgene": (100, 20),
 }
-_FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
+"""Trials on each neighbour of a method whose outputs are attacked, and those of a quick audit; 400 of all others."""
 _ATTACKS: dict[type, Callable[[SettledRecipe, data.Outline, Plan, AuditOptions], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,

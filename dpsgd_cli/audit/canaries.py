@@ -28,7 +28,7 @@ from dpsgd_cli.engine.layers import Layer, Ruled, Session
 from dpsgd_cli.engine.models import Builder
 from dpsgd_cli.engine.packing import Wrapper, rule_for
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.risks.affine import slopes_of
+from dpsgd_cli.methods.risks.affine import shortened, slopes_of
 from dpsgd_cli.training.start import Trials
 
 FIRST_ID = float(1 << 20)
@@ -235,11 +235,8 @@ class VectorCanaries:
         biases = values[:, outputs * width :].double()
         shown = shown if not biases.numel() else shown + biases[:, None]
         _, slopes = slopes_of(context.loss, shown, table.y[rows][None].expand(len(shown), -1))
-        lengths = (units.square().sum(dim=-1) + float(biases.numel() > 0)).sqrt()
-        norms = torch.linalg.vector_norm(slopes, dim=-1) * lengths
-        clipping = method.bounds.clipping
-        kept = clipping.factors(clipping.norms[0].double()[:, None], norms.clamp_min(1e-300))
+        squares = slopes.square().sum(dim=-1) * (units.square().sum(dim=-1) + float(biases.numel() > 0))
         coordinate = torch.as_tensor(self.columns[0] % width)
         own = units.gather(2, coordinate.expand(len(values), -1)[..., None]).squeeze(-1)
-        found: np.ndarray = (slopes * (kept * own)[..., None]).cpu().numpy()
+        found: np.ndarray = (shortened(slopes, squares, method.bounds.clipping) * own[..., None]).cpu().numpy()
         return found

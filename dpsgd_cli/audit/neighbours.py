@@ -36,8 +36,7 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
-from dpsgd_cli.methods.private_selection.settings import SelectionPlan
+from dpsgd_cli.methods.private_selection import PrivateSelection, SelectionPlan
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.results.result import public
 from dpsgd_cli.training.evaluation import record, results_of
@@ -101,7 +100,6 @@ class _Follower(StepObserver):
 def worst_rows(outline: data.Outline) -> dict[str, tuple[np.ndarray, Any]]:
     """Return records that are hard to bound, by name: features and label. Integers are tokens of any vocabulary."""
     random, outputs, shape = np.random.default_rng(7), outline.outputs, outline.input_shape
-    assert shape is not None
     if outline.integers:
         tokens = random.integers(2, size=shape)
         return {
@@ -128,7 +126,6 @@ def worst_rows(outline: data.Outline) -> dict[str, tuple[np.ndarray, Any]]:
 
 def compare(loaded: SettledRecipe, outline: data.Outline, whole: Plan) -> list[Finding]:
     """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
-    assert outline.input_shape is not None
     rows = worst_rows(outline)
     size = AuditSize(1, _RECORDS // 3, 0)
     records, batch = sized(whole, size, False)
@@ -258,7 +255,7 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
 def compare_votes(loaded: SettledRecipe, outline: data.Outline) -> list[Finding]:
     """Train teachers on neighbouring records with the same seeds, and return how far one record moved the votes."""
     settings = loaded.recipe.method
-    assert isinstance(settings, PateMethod) and outline.input_shape is not None
+    assert isinstance(settings, PateMethod)
     teachers = settings.teachers.changed(count=_TEACHERS)
     method = settings.changed(teachers=teachers, queries=None)
     small, _ = smaller(loaded, 1, 1)
@@ -291,7 +288,6 @@ def _voters(outline: data.Outline, changed: int) -> data.Dataset:
     """
     random = np.random.default_rng(5)
     shape, outputs = outline.input_shape, max(2, outline.outputs)
-    assert shape is not None
 
     def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
         return random.random((count, *shape), dtype=np.float32), random.integers(outputs, size=count)

@@ -73,7 +73,6 @@ def attack(
     records = min(_RECORDS.get(loaded.recipe.method.kind, _FEW_RECORDS), whole.sampling.records)
     small, _ = smaller(loaded, trials, min(whole.sampling.batch_size, records))
     shape = outline.input_shape
-    assert shape is not None
     shape = (min(shape[0], _FEATURES),) if len(shape) == 1 else shape
     small_outline = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
     plan = plan_of(small, small_outline)
@@ -182,7 +181,6 @@ def _dataset(loaded: SettledRecipe, outline: data.Outline, records: int, present
     """Return random rows whose first feature is 0, and a last row in which every other feature is 0."""
     random = np.random.default_rng(0)
     shape, outputs = outline.input_shape, outline.outputs
-    assert shape is not None
     scale = 0.5 * (outline.norm_bound or 1.0) / math.sqrt(math.prod(shape))
 
     def rows(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
+from dpsgd_cli.methods.dp_gd import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import SettledRecipe
 from dpsgd_cli.training.plans import plan_of
@@ -74,7 +74,7 @@ def fast_path(loaded: SettledRecipe) -> bool:
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
     kinds = recipe.method.batching == "full" or by_record
-    plain = recipe.preconditioner is None and recipe.data.unit is None
+    plain = recipe.method.conditioned is None and recipe.data.unit is None
     return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
@@ -83,7 +83,7 @@ def uses_vector_canaries(loaded: SettledRecipe) -> bool:
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
     dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
-    return (dense and recipe.data.unit is None) or recipe.preconditioner is not None
+    return (dense and recipe.data.unit is None) or recipe.method.conditioned is not None
 
 
 def canaries_of(plan: Plan, size: AuditSize) -> int:
@@ -122,8 +122,7 @@ def _at_audit_size(
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
-    assert outline.input_shape is not None
-    if loaded.recipe.preconditioner is not None and math.prod(outline.input_shape) > _FEATURES:
+    if loaded.recipe.method.conditioned is not None and math.prod(outline.input_shape) > _FEATURES:
         changed["features"] = _FEATURES
         outline = dataclasses.replace(outline, input_shape=(_FEATURES,))
     if (records, batch) != (whole.sampling.records, whole.sampling.batch_size):
@@ -158,8 +157,7 @@ def build_canaries(
     convex = fast_path(small) or by_vectors
     random = np.random.default_rng([0 if recipe.seed is None else recipe.seed, 17])
     inside = random.random((recipe.trials, canaries)) < 0.5
-    assert outline.input_shape is not None and recipe.privacy is not None
-    clipping = recipe.privacy.clipping
+    clipping = recipe.required_privacy.clipping
     if convex:
         clip = getattr(recipe.method, "gradient_clip", clipping.norm_bound(1))
         rows = canary_inputs.columns(math.prod(outline.input_shape), canaries, clip, replaced)
@@ -170,7 +168,7 @@ def build_canaries(
     # label 1 of a convex model's canaries makes their gradient negative
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = DataOverride(
-        as_users(_dataset(outline, rows, others, convex, recipe.preconditioner is not None, label), recipe.data),
+        as_users(_dataset(outline, rows, others, convex, recipe.method.conditioned is not None, label), recipe.data),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else canary_inputs.instrument(canaries, clipping.by_layer),
         watcher=watcher,
@@ -178,11 +176,8 @@ def build_canaries(
     trials = start([Member(small, plan)], override=on)
     places = np.arange(others, plan.sampling.records)
     columns = _last_features(trials, canaries) if convex else _canary_columns(trials)
-    vectors = (
-        canary_inputs.VectorCanaries(trials, places, places + canaries if replaced else None, columns)
-        if by_vectors
-        else None
-    )
+    instead = places + canaries if replaced else None
+    vectors = canary_inputs.VectorCanaries(trials, places, instead, columns) if by_vectors else None
     return StagedTrials(trials, plan, inside, places, columns, -1.0 if convex else 1.0, changed, vectors)
 
 
@@ -216,7 +211,6 @@ def _dataset(
     Other rows are random, or 0 if `silent`. `flat` means that rows are vectors of features.
     """
     random = np.random.default_rng(0)
-    assert outline.input_shape is not None
     shape, outputs = outline.input_shape, outline.outputs
 
     def chance(count: int) -> np.ndarray:
@@ -244,7 +238,6 @@ def synthetic(
 
 def random_inputs(random: np.random.Generator, count: int, outline: data.Outline) -> np.ndarray:
     """Return random inputs (count, ...): numbers in [0, 1), or integers 0 and 1, which are tokens and masks."""
-    assert outline.input_shape is not None
     if outline.integers:
         return random.integers(2, size=(count, *outline.input_shape))
     return random.random((count, *outline.input_shape), dtype=np.float32)
@@ -289,13 +282,8 @@ def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
     held[first] = ~inside.T
     if replaced:
         held[first + canaries] = inside.T
-    device = table.y.device
-    return dataclasses.replace(
-        table,
-        own=torch.from_numpy(own).to(device),
-        held_out=torch.from_numpy(held).to(device),
-        filled=replaced,
-    )
+    rows, absent = (torch.from_numpy(one).to(table.y.device) for one in (own, held))
+    return dataclasses.replace(table, own=rows, held_out=absent, filled=replaced)
 
 
 def _canary_columns(trials: Trials) -> list[np.ndarray]:

@@ -186,8 +186,7 @@ class Watch(StepObserver):
         C_l^2).
         """
         staged = self.staged
-        privacy = staged.trials.recipe.privacy
-        assert privacy is not None
+        privacy = staged.trials.recipe.required_privacy
         if not privacy.clipping.noise_by_layer:
             return np.ones((1, 1))
         pack = staged.trials.context.pack
@@ -240,8 +239,7 @@ class Watch(StepObserver):
         The weighted sum is the projection that separates in from out best.
         """
         staged = self.staged
-        privacy = staged.trials.recipe.privacy
-        assert privacy is not None
+        privacy = staged.trials.recipe.required_privacy
         if len(staged.columns) == 1:
             return [(1.0, 1.0)]
         bounds = privacy.clipping.bounds(len(staged.trials.context.pack.layers))

@@ -17,7 +17,7 @@ from dpsgd_cli.engine.tensors import Examples, Table, to_device
 
 
 class StoredRows(RowsByNumber, Protocol):
-    """Examples on disk, (N, ...), or (R, N, ...) if each trial has its own."""
+    """Examples on disk, (N, ...), which all trials share."""
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """Return the examples (.., B, ...) at `places` (.., B)."""
@@ -34,25 +34,20 @@ class StreamedTable(Table):
     labels: StoredRows = field(kw_only=True)
 
     @classmethod
-    def open(
-        cls, features: StoredRows, labels: StoredRows, per_trial: bool, device: torch.device, dtype: torch.dtype
-    ) -> StreamedTable:
-        """Return the table of `features` (N, ...), or (R, N, ...) if `per_trial`, and `labels` (N,), on `device`."""
-        rows = 1 if per_trial else 0
-        shape = (*features.shape[:rows], 0, *features.shape[rows + 1 :])
+    def open(cls, features: StoredRows, labels: StoredRows, device: torch.device, dtype: torch.dtype) -> StreamedTable:
+        """Return the table of `features` (N, ...) and `labels` (N,), on `device`."""
         y = torch.from_numpy(labels[0:0])
         y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
         whole = getattr(features, "dtype", None) == np.int64
-        x = torch.empty(shape, device=device, dtype=torch.int64 if whole else dtype)
-        return cls(x, y, per_trial, features=features, labels=labels)
+        x = torch.empty((0, *features.shape[1:]), device=device, dtype=torch.int64 if whole else dtype)
+        return cls(x, y, False, features=features, labels=labels)
 
     @property
     def rows(self) -> int:
         return len(self.labels)
 
     def every(self, start: int, stop: int) -> Examples:
-        x = self.features[start:stop]
-        return *self._sent(x if self.per_trial else x[None], self.labels[start:stop][None]), None
+        return *self._sent(self.features[start:stop][None], self.labels[start:stop][None]), None
 
     def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
         # an empty place gets the last row, which the mask leaves out

@@ -48,7 +48,7 @@ class Command(click.Command):
             raise click.UsageError(f"No such option: {error.option_name}; write {_HINTS[error.option_name]}") from None
 
 
-class Number(click.ParamType):
+class NumberType(click.ParamType):
     """Option type for a number. A sampling rate may be a batch size over records, such as 600/60000."""
 
     name = "number"
@@ -80,7 +80,7 @@ def _declared(name: str, option: Option) -> click.Option:
     if isinstance(kind, tuple):
         kind = click.Choice(list(kind))
     elif kind in RANGES:
-        kind = Number(kind)
+        kind = NumberType(kind)
     else:
         kind = click.Path(dir_okay=False) if kind == "file" else str
     repeated = {"multiple": True} if option.value == () else {"default": option.value}

@@ -21,7 +21,9 @@ def command(places: tuple[Path, ...]) -> None:
     \b
     files    unchanged since they were written
     claim    epsilon, rho and attacks are what the ledger costs
-    ledger   the steps, noise, sampling and clip that the recipe plans, and what is released beside
+    terms    the recipe has this unit, this source of noise and this scope
+    ledger   the steps, noise, sampling and clip that the recipe plans, what else is released, and what is public
+    numbers  means, table of trials and the model's metadata agree
     page     what the result generates
     code     the files that the recipe names are those that ran
 

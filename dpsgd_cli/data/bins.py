@@ -48,7 +48,7 @@ from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.step_settings import BINS, GRID, Bin
 from dpsgd_cli.engine.coded_rows import CodedColumn, Coder, joined
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.preconditioning.marginals import Cells, Columns, Products
+from dpsgd_cli.preconditioning.marginals import ColumnCells, Columns, Products
 
 _MOST_FEATURES = 100_000
 _FINEST = 1000
@@ -261,10 +261,10 @@ class BinColumns(Step):
             return Columns()
         columns, tables, (entry, square) = layout.columns or (), self._tables(layout), self._scale(layout)
         unit = _short(np.array([[entry]]), square).astype(np.float64)
-        found = [Cells(np.array([self.plan(layout).features - 1]), unit)]
+        found = [ColumnCells(np.array([self.plan(layout).features - 1]), unit)]
         at = sum(len(one.features) for own in tables.values() for one in own)
         for text in _texts(layout):
-            found.append(Cells(np.arange(at, at + len(text)), np.eye(len(text)) * unit))
+            found.append(ColumnCells(np.arange(at, at + len(text)), np.eye(len(text)) * unit))
             at += len(text)
         for number, own in sorted(tables.items()):
 
@@ -277,7 +277,7 @@ class BinColumns(Step):
             middles, places = self._places(columns[number])
             every = _short(own[0].values, square) if self._wavy(columns[number]) and not self.settings.bins else None
             features = np.concatenate([one.features for one in own])
-            found.append(Cells(features, made(middles), made(places), every))
+            found.append(ColumnCells(features, made(middles), made(places), every))
         products = []
         for first, second in self._products(layout):
             both = np.arange(at, at + len(first.features) * len(second.features))

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
-from dpsgd_cli.data.cells import PLAIN, Cells, Table
+from dpsgd_cli.data.cells import PLAIN, Cells, TableRows
 from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
@@ -168,12 +168,10 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             raise DataError(f"{file.name} holds {len(rows)} usable rows, but its card says {content.records}")
         part = part_of_table(card, rows)
         parts.append(part if owner is None else replace(part, owners=owners_of(rows[owner], file.name)))
-    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    owners = [part.owners for part in parts if part.owners is not None]
-    return Part(x, y, owners=np.concatenate(owners) if owners else None)
+    return reduce(Part.pooled, parts)
 
 
-def part_of_table(card: Card, rows: Table) -> Part:
+def part_of_table(card: Card, rows: TableRows) -> Part:
     """Return a table with the card's columns as numbers: features in the card's order, labels by its classes."""
     labels = labels_of(card, rows[str(card.target)])
     if card.instead is not None:

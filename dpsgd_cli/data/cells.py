@@ -167,7 +167,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableRows:
     """Some consecutive rows of a table. `first` is the number from 0 of the file's row that its first is.
 
     `open_names`: the file has no header, so that its columns are the keys that its records happen to have. `places`:
@@ -193,23 +193,23 @@ class Table:
         """The names of the columns."""
         return list(self.arrow.column_names)
 
-    def beside(self, name: str, values: Any) -> Table:
+    def beside(self, name: str, values: Any) -> TableRows:
         """Return the table with one more column."""
-        return Table.of({**{one: self[one] for one in self.names}, name: values})
+        return TableRows.of({**{one: self[one] for one in self.names}, name: values})
 
-    def without(self, names: Iterable[str]) -> Table:
+    def without(self, names: Iterable[str]) -> TableRows:
         """Return the table without some columns, which it need not have."""
         left = [name for name in self.names if name not in {*names}]
-        return Table(self.arrow.select(left), self.first, self.open_names, self.places)
+        return TableRows(self.arrow.select(left), self.first, self.open_names, self.places)
 
-    def take(self, rows: np.ndarray) -> Table:
+    def take(self, rows: np.ndarray) -> TableRows:
         """Return the rows of a mask (N,)."""
         kept = np.flatnonzero(rows)
         places = kept if self.places is None else self.places[kept]
-        return Table(self.arrow.take(kept), self.first, self.open_names, places)
+        return TableRows(self.arrow.take(kept), self.first, self.open_names, places)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> Table:
+    def of(cls, columns: Mapping[str, Any]) -> TableRows:
         """Return a table of values in memory by name: the columns of a data frame, arrays, lists, or `Cells`."""
         import pyarrow as pa
 

@@ -164,11 +164,13 @@ class Part:
         return len(self) if self.keys is None else len(self.keys.different)
 
     def pooled(self, test: Part | None) -> Part:
-        """Return these rows, followed by those of `test`."""
+        """Return these rows, followed by those of `test`, with the keys and owners that both have."""
         if test is None:
             return self
         x, y = (np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y"))
-        return Part(x, y, self.known_keys.then(test.known_keys))
+        keys = None if self.keys is None else self.keys.then(test.known_keys)
+        whose = [part.owners for part in (self, test) if part.owners is not None]
+        return Part(x, y, keys, np.concatenate(whose) if len(whose) == 2 else None)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Outline:
     files: tuple[int, ...]
     train_records: int
     test_records: int
-    input_shape: tuple[int, ...] | None
+    input_shape: tuple[int, ...]
     outputs: int
     declarations: tuple[str, ...]
     norm_bound: float | None = None
@@ -304,15 +306,13 @@ class Step(ABC):
     Every class defines `fitted_on` in its own body: the rows that `kept` reads. `nothing` means that the step acts on
     each record alone. A step that is fitted on `training` rows must set one of `release`, `nonprivate`, `declaration`:
 
-    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream), and `beside`
-      are mechanisms without draws that it is charged as well;
+    - `release` is the mechanism of the step; its draws are standard normal, from the trial's own stream;
     - `nonprivate` says that it reads the training rows without noise;
     - `declaration` says what it takes to be public.
     """
 
     settings: Any
     release: GaussianSum | None = None
-    beside: tuple[Mechanism, ...] = ()
     nonprivate: str | None = None
     declaration: str | None = None
 
@@ -345,7 +345,7 @@ class Step(ABC):
     @property
     def releases(self) -> tuple[Mechanism, ...]:
         """All mechanisms that the step is charged, in order; empty without a release."""
-        return () if self.release is None else (self.release, *self.beside)
+        return () if self.release is None else (self.release,)
 
     @property
     def covered(self) -> bool:

@@ -48,13 +48,13 @@ class Discover(PrivateStep):
             return
         assert not isinstance(settings.noise_multiplier, str) and not isinstance(settings.delta, str)
         self.release = price.histogram(settings.noise_multiplier, adjacency, len(names))
-        if any(names.values()):
-            self.beside = (price.named(settings.delta, adjacency),)
+        self.names = (price.named(settings.delta, adjacency),) if any(names.values()) else ()
 
     @property
     def releases(self) -> tuple[Mechanism, ...]:
+        """The histogram, and the names of categories, which have no draws of their own."""
         assert self.release is not None, "the automatic settings of data.discovery were not resolved"
-        return super().releases
+        return self.release, *self.names
 
     def bounded(self, length: Length, before: Layout) -> Length:
         return Length(None, length.constants)

@@ -28,7 +28,7 @@ from dpsgd_cli.common.sections import TO_FILL_IN, WHOSE, composed
 from dpsgd_cli.common.text_format import count, quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data import opening, own_arrays, table_files
-from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, Table, below_limit, number_of, numbers_in
+from dpsgd_cli.data.cells import MISSING, PLAIN, Cells, TableRows, below_limit, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.labels import found_classes, read_labels
 from dpsgd_cli.data.settings import Data, positive_last
@@ -177,24 +177,24 @@ def draft(
     return Draft(_text(drafted, target, shown), _told(drafted, path, target))
 
 
-def _rows(path: Path, kind: str, written: TableFormat, target: str) -> tuple[Table, Cells]:
+def _rows(path: Path, kind: str, written: TableFormat, target: str) -> tuple[TableRows, Cells]:
     """Return the first `ROWS` rows of a table, and the cells of all targets. A target that is no column has none."""
     import pyarrow as pa
 
-    found, labels, done = list[Table](), list[pa.Array](), 0
+    found, labels, done = list[TableRows](), list[pa.Array](), 0
     for part in table_files.parts(path, kind, written):
         if done < ROWS:
             found.append(part)
         done += len(part)
         if target in part:
             labels += part[target].array.chunks
-    rows = Table(pa.concat_tables([part.arrow for part in found]).slice(0, ROWS))
+    rows = TableRows(pa.concat_tables([part.arrow for part in found]).slice(0, ROWS))
     held = pa.chunked_array(labels, rows.arrow.column(target).type) if target in rows else pa.chunked_array([[]])
     return rows, Cells(target, held)
 
 
 def _of_table(
-    path: Path, kind: str, rows: Table, labels: Cells, written: TableFormat, task: Task | None, text: Sequence[str]
+    path: Path, kind: str, rows: TableRows, labels: Cells, written: TableFormat, task: Task | None, text: Sequence[str]
 ) -> Drafted:
     spelled = [] if task == "regression" else _spelled(labels, written)
     empty, odd = labels.gaps(written, spelled), list[str]()
@@ -229,7 +229,7 @@ def _spelled(labels: Cells, written: TableFormat) -> list[str]:
     return sorted(texts & {*MISSING}) if any(number_of(text, written) is None for text in texts) else []
 
 
-def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: Table | None = None) -> Drafted:
+def _answered(drafted: Drafted, unit: str | None, asked: Sequence[str], rows: TableRows | None = None) -> Drafted:
     """Return a draft with the column `unit` as unit of privacy, or with the question about the columns `asked`.
 
     Until it is answered, identifiers are left out, so that either answer is an edit of one line.
@@ -315,7 +315,7 @@ def _encoding(path: Path) -> str:
     return "utf-8-sig" if is_utf8 else "cp1252" if windows else "latin-1"
 
 
-def with_numbers(rows: Table, written: TableFormat) -> TableFormat:
+def with_numbers(rows: TableRows, written: TableFormat) -> TableFormat:
     """Return the format with the decimal mark, groups, symbols and marks of missing values of most number columns."""
     fit = {name: _are_numbers(texts, written, 1.0) for name in rows.names if (texts := _texts(rows[name]))}
     odd = [_texts(rows[name]) for name, fits in fit.items() if not fits]
@@ -627,11 +627,8 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_target_lines(drafted),
         *_column_lines(drafted),
     ]
-    steps = (
-        []
-        if drafted.is_array
-        else ["  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"]
-    )
+    binned = "  preprocess: [{bin: {}}]     # each column as cosine features over its bounds; data-independent"
+    steps = [] if drafted.is_array else [binned]
     whole = [name for name, use in drafted.named("number").items() if use.whole]
     if whole:
         steps = [f"  preprocess: [{{bin: {{integers: {_yaml(whole)}}}}}]     # whole numbers: {READ}"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
-from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, text_of
+from dpsgd_cli.data.cells import PLAIN, Cells, TableRows, is_gap, text_of
 from dpsgd_cli.data.column_settings import Missing, TableFormat
 from dpsgd_cli.data.settings import Data, positive_last
 from dpsgd_cli.data.table import target_scale, to_numbers
@@ -112,7 +112,7 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
         return None
 
 
-def labelled(rows: Table, data: Data) -> Table:
+def labelled(rows: TableRows, data: Data) -> TableRows:
     """Return the rows that have a label, if `data.rows` says so.
 
     Whether a row is left out follows from that row alone. So under add-remove neighbouring files stay neighbouring, and

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpsgd_cli.common import plugins
 from dpsgd_cli.common.text_format import quoted
-from dpsgd_cli.data.cells import Cells, Table
+from dpsgd_cli.data.cells import Cells, TableRows
 from dpsgd_cli.errors import DataError
 
 TABLE, ARRAYS = ".parquet", ".npz"
@@ -30,14 +30,14 @@ class Held:
     """Records in memory, private: a `table`, or `arrays` by name; neither for a model. `sha256` is of the content."""
 
     sha256: str
-    table: Table | None = None
+    table: TableRows | None = None
     arrays: Mapping[str, np.ndarray] | None = None
 
 
 _held: ContextVar[Mapping[Path, Held]] = ContextVar("held", default={})  # noqa: B039, never changed in place
 
 
-def table_of(records: Any) -> Table | None:
+def table_of(records: Any) -> TableRows | None:
     """Return a table in memory (pandas, or anything with an Arrow stream); None for other types.
 
     Column names become text. Raises DataError for a table that cannot be converted, without showing a cell.
@@ -45,7 +45,7 @@ def table_of(records: Any) -> Table | None:
     import pandas as pd
     import pyarrow as pa
 
-    if isinstance(records, Table):
+    if isinstance(records, TableRows):
         return records
     if not isinstance(records, pd.DataFrame):
         if not hasattr(records, "__arrow_c_stream__"):
@@ -63,7 +63,7 @@ def table_of(records: Any) -> Table | None:
     if len(columns) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"two columns are called {quoted(twice)}")
-    return Table.of(
+    return TableRows.of(
         {name: Cells(name, one) if isinstance(one, pa.ChunkedArray) else one for name, one in columns.items()}
     )
 
@@ -77,7 +77,7 @@ def array_of(values: Any) -> np.ndarray:
         raise DataError(f"lists of different lengths, or of no plain numbers ({type(error).__name__})") from None
 
 
-def records_of(records: Any) -> tuple[Table | np.ndarray | dict[str, np.ndarray] | None, Any]:
+def records_of(records: Any) -> tuple[TableRows | np.ndarray | dict[str, np.ndarray] | None, Any]:
     """Return records in memory as a table, an array or arrays by name; and labels that came with them, or None.
 
     A pair (X, y), or a TensorDataset of two tensors, is features and labels. Columns, of a dict or of a Hugging Face
@@ -138,11 +138,11 @@ def labels_of(labels: Any) -> np.ndarray | None:
 
 
 @contextmanager
-def holding(path: Path, records: Table | Mapping[str, np.ndarray]) -> Iterator[None]:
+def holding(path: Path, records: TableRows | Mapping[str, np.ndarray]) -> Iterator[None]:
     """Let `records` stand for the file `path`, in this thread, until the block ends."""
     held = (
         Held(_digest_of_table(records), records)
-        if isinstance(records, Table)
+        if isinstance(records, TableRows)
         else Held(_digest_of_arrays(records), None, records)
     )
     token = _held.set({**_held.get(), path.absolute(): held})
@@ -171,7 +171,7 @@ def _digest_of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     return found.hexdigest()
 
 
-def _digest_of_table(table: Table) -> str:
+def _digest_of_table(table: TableRows) -> str:
     """Return the SHA-256 of the columns' names, types and cells, as an Arrow stream."""
     import pyarrow as pa
 

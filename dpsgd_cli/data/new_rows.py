@@ -19,7 +19,7 @@ from dpsgd_cli.common.sections import composed
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed, quoted
 from dpsgd_cli.data import card_readers, cards, memory, on_disk, own_arrays, table, texts
-from dpsgd_cli.data.cells import PLAIN, Cells, Table
+from dpsgd_cli.data.cells import PLAIN, Cells, TableRows
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.dataset import Column, Layout, Part
 from dpsgd_cli.data.labels import labelled, read_labels
@@ -31,9 +31,9 @@ from dpsgd_cli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-Records: TypeAlias = "Path | str | Table | pd.DataFrame | np.ndarray | Any"
+Records: TypeAlias = "Path | str | TableRows | pd.DataFrame | np.ndarray | Any"
 """A file, or what `memory.records_of` takes."""
-Held: TypeAlias = Path | Table | np.ndarray | dict[str, np.ndarray]
+Held: TypeAlias = Path | TableRows | np.ndarray | dict[str, np.ndarray]
 Read: TypeAlias = tuple[np.ndarray, Cells | np.ndarray | None]
 """Rows, and their labels: as stored, or an array of several for each row; None if none were asked for."""
 Unknown = Literal["error", "ignore"]
@@ -145,7 +145,7 @@ class Texts(Source):
     def read(self, records: Held, target: str | None) -> Read:
         if isinstance(records, np.ndarray | dict):
             raise DataError(f"the model takes {self.wanted}, not an array")
-        where = "the table" if isinstance(records, Table) else str(records)
+        where = "the table" if isinstance(records, TableRows) else str(records)
         if isinstance(records, Path):
             kind = (
                 "" if records.is_dir() else self._kind(records, (*KINDS,), f"{self.wanted}, or a folder of .txt files")
@@ -178,13 +178,11 @@ class Arrays(Source):
         if isinstance(records, dict) and target is None:
             joined = own_arrays.stored_inputs(self.data, records, "", Path("the records"))
             return self._checked(joined, "the records"), None
+        wanted = self.wanted if target is None else f"a {ARRAYS} file with the labels {target!r}"
         if not isinstance(records, Path):
-            wanted = self.wanted if target is None else "a npz file with labels"
-            raise DataError(f"the model takes {wanted}, not {'a table' if isinstance(records, Table) else 'an array'}")
-        known = (ARRAYS, ROWS) if target is None else (ARRAYS,)
-        kind = self._kind(
-            records, known, self.wanted if target is None else f"{ARRAYS} file with the labels {target!r}"
-        )
+            what = "a table" if isinstance(records, TableRows) else "an array"
+            raise DataError(f"the model takes {wanted}, not {what}")
+        kind = self._kind(records, (ARRAYS, ROWS) if target is None else (ARRAYS,), wanted)
         stored = own_arrays.load(records) if kind == ARRAYS else {"x": np.array(on_disk.stored(records))}
         x = self._checked(own_arrays.stored_inputs(self.data, stored, "", records), f"{records}: x")
         if target is None:
@@ -232,11 +230,11 @@ class Tables(Source):
             raise DataError("\n".join(f"{line}; fix such rows, or leave them out" for line in told)) from None
         return self._in_units(x), None if target is None else rows[target]
 
-    def _opened(self, path: Path) -> Table:
+    def _opened(self, path: Path) -> TableRows:
         kind = self._kind(path, (*KINDS,), self.wanted)
         return read_table(path, kind, with_header(path, kind, self.data.format or PLAIN, self.layout.sources))
 
-    def _check_names(self, rows: Table, target: str | None, where: str) -> None:
+    def _check_names(self, rows: TableRows, target: str | None, where: str) -> None:
         """Raise DataError if a table is empty, or lacks a column of the layout or the `target`."""
         wanted = dict.fromkeys(self.layout.sources, "which the model needs")
         if target is not None:
@@ -276,7 +274,7 @@ class Tables(Source):
             for row in which:
                 cells[row] = (columns[at].values or ("",))[0]
             told[columns[at].name] = Cells.of(columns[at].name, cells)
-        known = Table.of({name: cells or rows[name] for name, cells in told.items()})
+        known = TableRows.of({name: cells or rows[name] for name, cells in told.items()})
         x = self._in_units(table.to_matrix(known.take(usable), columns, str(path), self.written))
         place = usable.cumsum() - 1
         for at, which in ignored.items():
@@ -297,7 +295,7 @@ def _looked_at(columns: Sequence[Column]) -> dict[int, list[Column]]:
     return found
 
 
-def _unusable(rows: Table, columns: Sequence[Column], written: TableFormat) -> dict[int, str]:
+def _unusable(rows: TableRows, columns: Sequence[Column], written: TableFormat) -> dict[int, str]:
     """Return the rows whose cell of one source a model cannot use, each with what `table.to_matrix` says of it.
 
     Equal cells are looked at once. Halves of the others are searched, so a few bad cells among many are found fast.
@@ -310,7 +308,7 @@ def _unusable(rows: Table, columns: Sequence[Column], written: TableFormat) -> d
     while left:
         cells = left.pop()
         try:
-            table.to_matrix(Table.of({name: rows[name].take(first[cells])}), columns, "", written)
+            table.to_matrix(TableRows.of({name: rows[name].take(first[cells])}), columns, "", written)
         except DataError as error:
             if len(cells) > 1:
                 left += np.array_split(cells, 2)

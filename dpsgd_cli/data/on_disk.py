@@ -30,15 +30,8 @@ from dpsgd_cli.engine.coded_rows import CODED_AT_ONCE, CodedRows, Coder
 from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
-    ValueError,
-    TypeError,
-    OSError,
-    EOFError,
-    OverflowError,
-    SyntaxError,
-    MemoryError,
-    struct.error,
-    TokenError,
+    *(ValueError, TypeError, OSError, EOFError, OverflowError, SyntaxError, MemoryError),
+    *(struct.error, TokenError),
 )
 """Errors that NumPy raises for a file whose header or size is not that of an array."""
 

@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,7 +30,7 @@ from dpsgd_cli.common.package_files import cache_folder
 from dpsgd_cli.common.text_format import quoted, similar
 from dpsgd_cli.common.whole_files import writing
 from dpsgd_cli.data import fingerprint, table
-from dpsgd_cli.data.cells import PLAIN, Table, text_of
+from dpsgd_cli.data.cells import PLAIN, TableRows, text_of
 from dpsgd_cli.data.column_settings import Missing
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
@@ -119,8 +119,8 @@ def _in_parts(data: Data, path: Path, kind: str, hashes: dict[str, str], check_l
     """Read a large table in parts; its rows stay on disk. Raises DataError for wrong names, then for the first part."""
     names = names_of(path, kind, data.format)
     problems = _Problems()
-    problems.found += _wrong_names(path, Table.of({name: [] for name in names}), data)
-    head = Table.of({name: [] for name in names if name not in {*data.drop, *_likely_columns(names, data)}})
+    problems.found += _wrong_names(path, TableRows.of({name: [] for name in names}), data)
+    head = TableRows.of({name: [] for name in names if name not in {*data.drop, *_likely_columns(names, data)}})
     columns, _ = _declare(data, [head], problems.found)
     layout = Layout((len(columns),), tuple(columns))
     with problems.kept():
@@ -158,7 +158,7 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
+def _wrong_names(path: Path, rows: TableRows, data: Data) -> list[str]:
     """Return the problems with the columns that the recipe names: each must exist, and have one role.
 
     A file without a header has no other columns: whether a column is there would depend on single records.
@@ -180,28 +180,24 @@ def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
     ]
     if data.target in bounds and data.task == "regression":
         problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
-    unusable = {*(data.categorical or ()), *(data.columns or ()), *data.drop, data.target}
-    twice = {*(data.categorical or ())} & {*(data.columns or ())}
+    categorical, computed = {*(data.categorical or ())}, {*(data.columns or ())}
     problems += [
-        f"data.columns names {quoted(name)}, which data.categorical names too; keep one" for name in sorted(twice)
+        f"data.columns names {quoted(name)}, which data.categorical names too; keep one"
+        for name in sorted(categorical & computed)
     ]
     problems += [
         f"data.{key} names the target {data.target!r}"
         for key in ("drop", "columns")
         if data.target in (getattr(data, key) or ())
     ]
+    unusable = categorical | computed | {*data.drop, data.target}
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
             f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{known_columns(owner, names)}"
         )
-    elif owner is not None and owner in (
-        *(data.categorical or ()),
-        *(data.columns or ()),
-        *bounds,
-        *(data.missing or ()),
-    ):
+    elif owner is not None and owner in categorical | computed | {*bounds, *(data.missing or ())}:
         problems.append(
             f"data.categorical, columns, bounds and missing are of features, and {quoted(owner)} is none:"
             " privacy.unit.column names it; leave it out there"
@@ -212,15 +208,14 @@ def _wrong_names(path: Path, rows: Table, data: Data) -> list[str]:
 def _named(data: Data) -> dict[str, list[str]]:
     """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
-    lists: dict[str, Iterable[str]] = {
+    return {
         "target": [str(data.target)],
-        "bounds": bounds,
-        "categorical": data.categorical or (),
-        "columns": data.columns or (),
-        "missing": data.missing or (),
+        "bounds": [*bounds],
+        "categorical": [*(data.categorical or ())],
+        "columns": [*(data.columns or ())],
+        "missing": [*(data.missing or ())],
         "drop": data.drop,
     }
-    return {key: list(names) for key, names in lists.items()}
 
 
 def _likely_columns(names: list[str], data: Data) -> set[str]:
@@ -229,7 +224,7 @@ def _likely_columns(names: list[str], data: Data) -> set[str]:
     return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
 
 
-def _declare(data: Data, frames: list[Table], problems: list[str]) -> tuple[list[Column], list[str]]:
+def _declare(data: Data, frames: list[TableRows], problems: list[str]) -> tuple[list[Column], list[str]]:
     """Return the columns with their public facts, and the names of those whose values were read from the rows.
 
     They are in the order of the file's header; where it has none, in that of the recipe.
@@ -310,7 +305,7 @@ def _private_categories(name: str, filling: Missing, problems: list[str]) -> Col
     return Column(name, filling=value, private="categories")
 
 
-def found_values(frames: list[Table], name: str) -> tuple[str, ...]:
+def found_values(frames: list[TableRows], name: str) -> tuple[str, ...]:
     """Return the texts of a column's cells, sorted, without gaps."""
     found = {text for frame in frames if name in frame for text in frame[name].distinct[0]}
     return tuple(sorted(text for text in found if text is not None and text.strip()))
@@ -351,11 +346,8 @@ def _convert(
     """
     kept[0].parent.mkdir(parents=True, exist_ok=True)
     columns, written = layout.columns or (), data.format or PLAIN
-    done, dtype, within = (
-        0,
-        np.dtype(np.float32 if data.task == "regression" else np.int64),
-        table.WithinBounds(columns),
-    )
+    done, within = 0, table.WithinBounds(columns)
+    dtype = np.dtype(np.float32 if data.task == "regression" else np.int64)
     with writing(kept[0], owner_only=True) as features, writing(kept[1], owner_only=True) as labels:
         _header(features, (0, layout.features), np.dtype(np.float64))
         _header(labels, (0,), dtype)

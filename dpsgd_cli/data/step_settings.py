@@ -182,16 +182,6 @@ class Bin(Section):
         return self.bins if isinstance(self.bins, list) else [self.bins]
 
 
-PREPROCESS: dict[str, type[Section]] = {
-    "one-hot": OneHot,
-    "bin": Bin,
-    "scale": Scale,
-    "unit-norm": UnitNorm,
-    "bias": Bias,
-    "pca": Pca,
-}
-
-
 class PreprocessStep(Section):
     """One step of the pipeline: a mapping with exactly one of these keys."""
 
@@ -226,5 +216,7 @@ class PreprocessStep(Section):
         return next((getattr(self, name) for name in self.model_fields_set), None)
 
 
+PREPROCESS = tuple(field.alias or name for name, field in PreprocessStep.model_fields.items())
+"""Keys of all steps in a recipe."""
 OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()))
 """Default steps for a file of the user's own."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, listed, quoted
-from dpsgd_cli.data.cells import PLAIN, Cells, Table, is_gap, numbers_in
+from dpsgd_cli.data.cells import PLAIN, Cells, TableRows, is_gap, numbers_in
 from dpsgd_cli.data.column_settings import ColumnUse, DateColumn, HashedColumn, TableFormat
 from dpsgd_cli.data.computed_columns import described, entries
 from dpsgd_cli.data.dataset import Column
@@ -27,7 +27,7 @@ _MOST_PROBLEMS = 20
 _FIRST_ROWS = 1000
 
 
-def to_matrix(rows: Table, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
+def to_matrix(rows: TableRows, columns: Sequence[Column], where: str, written: TableFormat = PLAIN) -> np.ndarray:
     """Return a float64 matrix (N, D), one column per declared column: numbers, or indices into the public values.
 
     Text is read as `written` says. Raises DataError naming `where`, the column, the first bad row (data rows count from

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.data import fingerprint, memory
-from dpsgd_cli.data.cells import PLAIN, Table, text_of
+from dpsgd_cli.data.cells import PLAIN, TableRows, text_of
 from dpsgd_cli.data.column_settings import MOST_UNPACKED, TableFormat
 from dpsgd_cli.errors import DataError
 
@@ -57,7 +57,7 @@ Only = Set[str] | None
 """The columns that are read; None for all of them."""
 
 
-def parts(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> Iterator[Table]:
+def parts(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> Iterator[TableRows]:
     """Yield a table of a user's own, whose file name ends in `kind` (of `KINDS`), in parts of `ROWS_AT_ONCE` rows.
 
     CSV and Parquet files are read as the parts are taken; others are read as a whole. Raises DataError for a file that
@@ -69,18 +69,18 @@ def parts(path: Path, kind: str, written: TableFormat | None = None, only: Only 
     for part in whole or KINDS[kind](path, _with_separator(written, kind), only):
         for start in range(0, len(part), ROWS_AT_ONCE):
             rows = part.arrow.slice(start, ROWS_AT_ONCE)
-            yield Table(rows, done, part.open_names)
+            yield TableRows(rows, done, part.open_names)
             done += len(rows)
     if not done:
         raise DataError(f"{path} has {'a header but ' * (kind[:4] in ('.csv', '.tsv'))}no rows")
 
 
-def read_table(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> Table:
+def read_table(path: Path, kind: str, written: TableFormat | None = None, only: Only = None) -> TableRows:
     """Return a table of a user's own as a whole. Raises DataError as `parts` does."""
     import pyarrow as pa
 
     found = list(parts(path, kind, written, only))
-    return Table(pa.concat_tables([part.arrow for part in found]), 0, found[0].open_names)
+    return TableRows(pa.concat_tables([part.arrow for part in found]), 0, found[0].open_names)
 
 
 def _with_separator(written: TableFormat | None, kind: str) -> TableFormat:
@@ -194,7 +194,7 @@ def separator_of(written: TableFormat, header: str) -> str:
     return written.separator or max(_SEPARATORS, key="".join(header.split('"')[::2]).count)
 
 
-def parse_csv(content: bytes, path: Path, written: TableFormat, names: Sequence[str], only: Only) -> Table:
+def parse_csv(content: bytes, path: Path, written: TableFormat, names: Sequence[str], only: Only) -> TableRows:
     """Return the columns `only` of the content of a CSV file with the columns `names`. Messages call it `path`."""
     import pyarrow as pa
 
@@ -203,17 +203,17 @@ def parse_csv(content: bytes, path: Path, written: TableFormat, names: Sequence[
         lines = io.TextIOWrapper(start, written.encoding, errors="replace")
         written = written.changed(separator=separator_of(written, _first_line(lines, path, written.comment)[1]))
     found = list(_rows_of_text(partial(io.BytesIO, content), path, written, names, only))
-    return Table(pa.concat_tables([part.arrow for part in found]))
+    return TableRows(pa.concat_tables([part.arrow for part in found]))
 
 
-def _read_csv(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+def _read_csv(path: Path, written: TableFormat, only: Only) -> Iterator[TableRows]:
     written, names = head_of(path, written)
     yield from _rows_of_text(partial(_open_bytes, path), path, written, names, only)
 
 
 def _rows_of_text(
     open_bytes: Callable[[], IO[bytes]], path: Path, written: TableFormat, names: Sequence[str], only: Only
-) -> Iterator[Table]:
+) -> Iterator[TableRows]:
     """Yield the rows of a text file as columns of texts.
 
     pyarrow reads all files but those with comments, and those with a blank between a separator and a quote: these
@@ -235,7 +235,7 @@ def _rows_of_text(
     yield _some(last.slice(0, len(last) - 1), written, only)
 
 
-def _some(rows: pa.Table, written: TableFormat, only: Only) -> Table:
+def _some(rows: pa.Table, written: TableFormat, only: Only) -> TableRows:
     """Return the columns `only`, without blanks before cells if they are no part of them."""
     from pyarrow import compute
 
@@ -243,7 +243,7 @@ def _some(rows: pa.Table, written: TableFormat, only: Only) -> Table:
     for at, name in enumerate(chosen.column_names if written.trim else ()):
         if compute.any(compute.starts_with(chosen.column(at), " ")).as_py():
             chosen = chosen.set_column(at, name, compute.utf8_ltrim(chosen.column(at), " "))
-    return Table(chosen)
+    return TableRows(chosen)
 
 
 class _Text:
@@ -339,7 +339,7 @@ def _has_blank_quotes(open_bytes: Callable[[], IO[bytes]], written: TableFormat)
     return False
 
 
-def _read_json_lines(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+def _read_json_lines(path: Path, written: TableFormat, only: Only) -> Iterator[TableRows]:
     """Yield a table with one JSON object per line, with its keys in alphabetical order; an absent key is a gap.
 
     A number is the text that was written, so 1.0 and 1, or 9007199254740993 and its neighbours, stay different.
@@ -360,10 +360,10 @@ def _read_json_lines(path: Path, written: TableFormat, only: Only) -> Iterator[T
             what = f"column {quoted(nested)} holds lists or objects, first in data row {number}; write plain values"
             raise DataError(f"{path}: {what}")
     if rows:
-        made = Table.of(
+        made = TableRows.of(
             {name: [row.get(name) for row in rows] for name in sorted(names) if only is None or name in only}
         )
-        yield Table(made.arrow, 0, open_names=True)
+        yield TableRows(made.arrow, 0, open_names=True)
 
 
 def _object(line: str, number: int, written: TableFormat) -> Any:
@@ -534,7 +534,7 @@ def rows_of_sheet(path: Path, sheet: str | int, skip: int = 0, rows: int | None 
         return [list(cells) for cells in pd.read_excel(book, sheet_name=sheet, **how).itertuples(index=False)]
 
 
-def _read_excel(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+def _read_excel(path: Path, written: TableFormat, only: Only) -> Iterator[TableRows]:
     """Yield a sheet of an Excel file as columns of texts; its numbers are written as `written` says."""
     if written.sheet is not None and written.sheet not in sheets_of(path):
         raise DataError(f"{path} has no sheet {quoted(written.sheet)}, which data.format names")
@@ -548,7 +548,7 @@ def _read_excel(path: Path, written: TableFormat, only: Only) -> Iterator[Table]
 
     columns = zip(*rows[int(written.header) :], strict=True)
     if len(rows) > written.header:
-        yield Table.of(
+        yield TableRows.of(
             {
                 name: [text(cell) for cell in column]
                 for name, column in zip(names, columns, strict=True)
@@ -575,7 +575,7 @@ def _names_in(path: Path, file: Any) -> list[str]:
     return names
 
 
-def _read_parquet(path: Path, written: TableFormat, only: Only) -> Iterator[Table]:
+def _read_parquet(path: Path, written: TableFormat, only: Only) -> Iterator[TableRows]:
     """Yield the rows of a parquet file, group by group: a reader of several keeps the bytes of all that it has read."""
     import pyarrow as pa
 
@@ -589,7 +589,7 @@ def _read_parquet(path: Path, written: TableFormat, only: Only) -> Iterator[Tabl
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[stored for _, stored in chosen]):
                 arrow = pa.Table.from_batches([batch]).select([stored for _, stored in chosen])
-                yield Table(arrow.rename_columns([name for name, _ in chosen]))
+                yield TableRows(arrow.rename_columns([name for name, _ in chosen]))
 
 
 def _refuse_twice(path: Path, names: list[str]) -> None:
@@ -600,7 +600,7 @@ def _refuse_twice(path: Path, names: list[str]) -> None:
         raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
 
 
-_OF_TEXT: dict[str, Callable[[Path, TableFormat, Only], Iterator[Table]]] = {
+_OF_TEXT: dict[str, Callable[[Path, TableFormat, Only], Iterator[TableRows]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".jsonl": _read_json_lines,

@@ -20,7 +20,7 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.data import table
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.computed_columns import hashed
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
@@ -86,12 +86,12 @@ def _told(data: Data) -> TextInput:
     return data.text
 
 
-def new_table(path: Path, kind: str, data: Data) -> Table:
+def new_table(path: Path, kind: str, data: Data) -> TableRows:
     """Read a table, or a folder of files, with a column of texts."""
     return read_table(path, kind, data.format) if kind else _of_folder(path, data)
 
 
-def rows_of(rows: Table, data: Data, where: str, base: Path) -> np.ndarray:
+def rows_of(rows: TableRows, data: Data, where: str, base: Path) -> np.ndarray:
     """Return the tokens (N, L) of a table's texts. Raises DataError for a row without text, never showing one."""
     column = _told(data).column or "text"
     if column not in rows:
@@ -154,7 +154,7 @@ def tokenizer(folder: str, content: str) -> Any:
         raise DataError(f"data.text.folder: {folder} holds no tokenizer that can be read: {said}") from None
 
 
-def _of_folder(path: Path, data: Data) -> Table:
+def _of_folder(path: Path, data: Data) -> TableRows:
     """Return the texts of a folder's .txt files; classes are the names of the folders that they are in."""
     files = sorted(file for file in path.rglob("*.txt") if file.is_file())
     if not files:
@@ -166,7 +166,7 @@ def _of_folder(path: Path, data: Data) -> Table:
         texts = [file.read_text("utf-8") for file in files]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: a file is no UTF-8 text ({error.reason})") from None
-    return Table.of({"text": texts, data.target or _OF_FOLDER: [file.parent.name for file in files]})
+    return TableRows.of({"text": texts, data.target or _OF_FOLDER: [file.parent.name for file in files]})
 
 
 def hash_of_folder(path: Path) -> str:

@@ -91,7 +91,7 @@ def by_user(source: RawDataset, data: Data) -> RawDataset:
     assert data.unit is not None
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
     if data.pooled and len(parts) > 1:
-        parts = [_joined(parts)]
+        parts = [parts[0].pooled(parts[1])]
     found = [np.unique(_owners(part), return_inverse=True) for part in parts]
     if len(parts) > 1:
         _refuse_shared(found[0][0], found[1][0], source.name, data.unit)
@@ -172,16 +172,11 @@ def _owners(part: Part) -> np.ndarray:
     return part.owners
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    return Part(x, y, None, np.concatenate([_owners(part) for part in parts]))
-
-
 def _by_user(part: Part, keys: Keys) -> Part:
     """Return the rows grouped by user, with those of a user in the order of their coins."""
     rows = content_keys(part.x, part.y, keys.values)
     order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
-    return Part(part.x[order], part.y[order], keys[order], _owners(part)[order])
+    return dataclasses.replace(part, keys=keys).only(order)
 
 
 def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -> None:

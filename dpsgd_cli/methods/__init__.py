@@ -1,1 +1,1 @@
-"""Training methods, a folder each: settings, price and run. `settings.py` lists them."""
+"""Training methods, a file each; DP-SGD and PATE a folder. `settings.py` lists them."""

@@ -281,21 +281,6 @@ class Experiment(Section):
         return "until-budget" if self.epochs == "auto" else self.epochs
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
-        """Return the method's preconditioner, which is released before training; None if there is none."""
-        return self.method.conditioned
-
-    @property
-    def inference_share(self) -> float | None:
-        """Return the share of the budget that the rounds of `intervals/price.py` get; None without them."""
-        return self.method.inferred
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """Return the settings of calibration; None without it."""
-        return self.method.calibrated
-
-    @property
     def trials(self) -> int:
         """Return the number of trials: repeats times folds."""
         return self.repeats * (self.folds or 1)

@@ -22,7 +22,7 @@ from dpsgd_cli.common.sections import Count, Fraction, Positive
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, adaptive_plan
+from dpsgd_cli.methods.dp_agd import AdaptivePlan, adaptive_plan
 from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, Experiment, FullBatch
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from dpsgd_cli.methods.baselines import MajorityMethod, NonPrivateMethod
-from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd import DpAgdMethod
 from dpsgd_cli.methods.dp_sgd.settings import DpGdMethod, DpSgdMethod, GdMethod, Gradient, SgdMethod
 from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, Descriptor
 from dpsgd_cli.methods.least_squares import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.perturbation import ObjectivePerturbationMethod, OutputPerturbationMethod
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection import PrivateSelectionMethod
 from dpsgd_cli.methods.privgene import PrivGeneMethod
 
 

@@ -34,7 +34,7 @@ _TINY = 1e-30
 
 
 @dataclass(frozen=True)
-class Cells:
+class ColumnCells:
     """Public cells of a column.
 
     `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells.
@@ -92,7 +92,7 @@ class Columns:
     The first column with one cell is the constant; without one, no feature is moved by its mean.
     """
 
-    cells: Sequence[Cells] = ()
+    cells: Sequence[ColumnCells] = ()
     products: Sequence[Products] = ()
 
 
@@ -111,7 +111,7 @@ class MapBlock:
     matrix: np.ndarray
 
 
-def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarray:
+def counted(pieces: Iterable[np.ndarray], columns: Sequence[ColumnCells]) -> np.ndarray:
     """Return V, float64, over all cells of columns with more than one cell, for rows in pieces (n, D).
 
     Guarantee: each row adds a vector of L2 norm 1 with entries of at least 0, because any row is in exactly one cell of
@@ -126,7 +126,7 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
     return np.concatenate([np.zeros(0), *total]) / _length(told)
 
 
-def counted_codes(coded: CodedRows, columns: Sequence[Cells]) -> np.ndarray:
+def counted_codes(coded: CodedRows, columns: Sequence[ColumnCells]) -> np.ndarray:
     """Return V as `counted` does, for rows that are kept as codes: every row with a code is in that code's cell.
 
     Guarantee: as there. A coded row is finite, and it is not zero, as it has a constant.
@@ -234,12 +234,12 @@ def _applied(squares: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) 
     return function(squares)
 
 
-def _told(columns: Sequence[Cells]) -> list[Cells]:
+def _told(columns: Sequence[ColumnCells]) -> list[ColumnCells]:
     """Return the F columns with more than one cell."""
     return [column for column in columns if len(column.values) > 1]
 
 
-def _length(told: Sequence[Cells]) -> float:
+def _length(told: Sequence[ColumnCells]) -> float:
     """Return sqrt(F), the norm of a record's vector of zeros and ones; 1 if no column is counted."""
     return math.sqrt(max(len(told), 1))
 

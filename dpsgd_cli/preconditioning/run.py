@@ -89,7 +89,7 @@ class _Counts:
         self.records, self.like = len(context.table), context.pack.values
         # rows that were not made from columns, as in an audit: each feature is a cell of one column
         every = np.arange(math.prod(context.table.input_shape))
-        cells = [marginals.Cells(every, np.eye(len(every)))]
+        cells = [marginals.ColumnCells(every, np.eye(len(every)))]
         self.columns = columns if columns is not None and columns.cells else marginals.Columns(cells)
 
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:

@@ -22,7 +22,7 @@ from dpsgd_cli.engine.settings import (
     NamedLoss,
     OneLayer,
 )
-from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd import DpAgdMethod
 from dpsgd_cli.methods.dp_sgd.settings import (
     DpGdMethod,
     DpSgdMethod,
@@ -46,7 +46,7 @@ def method_problems(recipe: Experiment) -> Problems:
     """Yield every conflict between the recipe's method and its other sections, one line each."""
     for check in _CHECKS:
         yield from check(recipe)
-    if recipe.preconditioner is not None:
+    if recipe.method.conditioned is not None:
         yield from preconditioner_problems(recipe)
 
 
@@ -174,7 +174,7 @@ def _of_share(where: str, privacy: Privacy) -> Problems:
 def calibration_problems(recipe: Experiment) -> Problems:
     """Yield why a calibration's proof (`calibration/price.py`) does not cover the recipe, or nothing is corrected."""
     method, model, privacy, where = recipe.method, recipe.model, recipe.privacy, "method.calibration"
-    if recipe.calibration is None or privacy is None:
+    if recipe.method.calibrated is None or privacy is None:
         return
     assert isinstance(method, Preconditioned)
     if isinstance(model, ConvexModel):
@@ -335,7 +335,7 @@ def preconditioner_problems(recipe: Experiment) -> Problems:
         yield f"{where}: its sums are proved for single rows, not for all rows of a user; give null"
     if isinstance(method, Gradient) and method.one_by_one:
         yield f"{where}: is for steps over many records, not one by one; leave it out, or draw more"
-    if isinstance(recipe.preconditioner, Marginals) and not recipe.data.by_column:
+    if isinstance(recipe.method.conditioned, Marginals) and not recipe.data.by_column:
         yield (
             f"{where}: marginals are of columns, which preprocess: bin makes features of; put it last, without pairs,"
             " or use second-moment"
@@ -473,7 +473,7 @@ def _on_disk(recipe: Experiment) -> Problems:
     what = ["folds hold"] * (recipe.folds is not None)
     if not method.descriptor.distributable or method.batching == "fixed":
         what.append(f"method {method.kind}{', one record a step,' * (method.batching == 'fixed')} holds")
-    elif recipe.inference_share is not None:
+    elif recipe.method.inferred is not None:
         what.append("method.inference holds")
     for own in what:
         yield f"{where}: {own} all rows in memory, and these rows stay on disk; {remedy}"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, suggested
-from dpsgd_cli.data.cells import Cells, Table
+from dpsgd_cli.data.cells import Cells, TableRows
 from dpsgd_cli.data.memory import ARRAYS, TABLE
 from dpsgd_cli.errors import UsageError
 
@@ -48,7 +48,7 @@ class StatedFacts:
 
 
 def recipe_of_table(
-    table: Table, target: str, facts: StatedFacts, name: str, model: dict[str, Any] | None = None
+    table: TableRows, target: str, facts: StatedFacts, name: str, model: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the recipe, but for its budget, of a `table` whose column `target` is learnt, by an own `model` if given.
 

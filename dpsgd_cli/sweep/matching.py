@@ -19,7 +19,7 @@ from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.accounting.search import PRECISION, Interval, gap_of, solve_at_limit
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, InfeasibleBudget, PrivacyError, UsageError
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import COINS, evaluated_on, tested_section

@@ -76,7 +76,7 @@ class Planner:
     def _check_model(self, loaded: LoadedRecipe, outline: data.Outline) -> None:
         """Check that the model can be built for the data, once for each model."""
         key = _model_key(loaded, outline)
-        if key not in self._models and outline.input_shape is not None:
+        if key not in self._models:
             model = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
             row = 0
             if loaded.recipe.model.kind in BUILT_IN:

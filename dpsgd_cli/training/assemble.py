@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import rho_of
-from dpsgd_cli.accounting.adjacency import adjacency_label
+from dpsgd_cli.accounting.adjacency import Adjacency, adjacency_label
 from dpsgd_cli.accounting.joint_composition import Run
 from dpsgd_cli.accounting.ledger import Ledger, priced_parts, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
@@ -25,7 +25,7 @@ from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.noise.settings import describe_noise, noise_source
-from dpsgd_cli.recipe.loading import resolved
+from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.earlier import total
 from dpsgd_cli.results.evaluated import read_from, records_of, tested_section
@@ -275,49 +275,63 @@ def _diagnostics(sums: dict[str, float], private: bool) -> Row:
 
 def _privacy(released: Released, spendings: Sequence[PrivacyCost], own: Sequence[PrivacyCost]) -> Row:
     """Return the statement. `spendings` are those of trials with what they started from, `own` without it."""
-    plan, recipe = released.plan, released.loaded.recipe
+    plan = released.plan
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
-    data, unit = tested_section(resolved(recipe)), recipe.data.unit
-    # all trials use the same files, so that file names identify contents here
-    records = records_of(data, recipe.folds, {file: file for file in read_from(data)})
-    trusted = [
-        f"The code of {name} is trusted: it is public and does not use training data by other ways."
-        for name in released.loaded.own_code
-    ]
     stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
     start = released.start
     if start is not None:
         alone = {"epsilon": prices.largest([cost.epsilon for cost in own]), "delta": plan.delta}
         start = {**start, "own": alone}
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta) if start is None else {}
-    run = Run(recipe.name, recipe.seeds, adjacency_label(plan.sampling.adjacency, unit), records, start is not None)
     return {
         "epsilon": prices.largest([spent.epsilon for spent in spendings]),
         "delta": spendings[0].delta,
         "rho": prices.largest([spent.rho for spent in spendings]),
         **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
-        **({} if unit is None else {"unit": unit.model_dump()}),
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
         "attacker": prices.attacker(released.ledgers) if start is None else None,
         **({} if start is None else {"start": start}),
-        "scope": scope(run),
         "budget": None if plan.budget is None else plan.budget.model_dump(exclude_none=True),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         **({} if plan.correlated is None else {"correlated_noise": noise_text(plan.correlated)}),
         **({} if plan.correlated is None else {"predicted_error_ratio": plan.correlated.ratio}),
-        "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
+        "declarations": [*released.declarations, *declared_by(released.loaded), *stopping],
         "uncovered_steps": list(released.uncovered_steps),
         **({"discovered": [list(lines) for lines in released.discovered]} if released.discovered else {}),
         **({} if not plan.held_out else {"evaluation": "private"}),
+        **said_by(released.loaded, plan.sampling.adjacency, start is not None),
     }
+
+
+def said_by(loaded: LoadedRecipe, adjacency: Adjacency, started: bool) -> Row:
+    """Return the fields of a statement that a recipe decides by itself; `started`: from an earlier result."""
+    recipe, data = loaded.recipe, tested_section(resolved(loaded.recipe))
+    unit = recipe.data.unit
+    # all trials use the same files, so that file names identify contents here
+    records = records_of(data, recipe.folds, {file: file for file in read_from(data)})
+    return {
+        **({} if unit is None else {"unit": unit.model_dump()}),
+        "scope": scope(Run(recipe.name, recipe.seeds, adjacency_label(adjacency, unit), records, started)),
+        "noise_source": describe_noise(noise_source(recipe.seed)),
+    }
+
+
+def declared_by(loaded: LoadedRecipe) -> list[str]:
+    """Return what a recipe declares public beside its data: of its model, and its code."""
+    return [
+        *declared_by_model(loaded),
+        *(
+            f"The code of {name} is trusted: it is public and does not use training data by other ways."
+            for name in loaded.own_code
+        ),
+    ]
 
 
 def _spent(spendings: Sequence[PrivacyCost], of_parts: Row) -> Row:

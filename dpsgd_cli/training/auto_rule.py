@@ -190,12 +190,12 @@ class RuleProblem:
             if self.of_target:
                 return MLP_TARGETS
             return MLP_SAMPLED if BATCHINGS[self.recipe.method.batching].sampled else MLP
-        if self.recipe.preconditioner is None:
+        if self.recipe.method.conditioned is None:
             if self.of_target:
                 return TARGETS
             many = self.known.bound is None and self.known.features >= MANY_FEATURES and self.known.outputs > 2
             return TEXTS if self.recipe.data.of_texts else FEATURES if many else LINEAR
-        counts = isinstance(self.recipe.preconditioner, Marginals)
+        counts = isinstance(self.recipe.method.conditioned, Marginals)
         if self.of_target:
             return COLUMNS_TARGETS if counts else PRECONDITIONED_TARGETS
         return CLASSES if self.known.outputs > 2 else PRECONDITIONED
@@ -207,7 +207,7 @@ class RuleProblem:
         if not isinstance(model, OneLayer):
             return 1.0
         own = math.sqrt(self.known.features) if self.known.bound is None else self.known.bound
-        return math.hypot(own if self.recipe.preconditioner is None else 1.0, float(model.has_bias))
+        return math.hypot(own if self.recipe.method.conditioned is None else 1.0, float(model.has_bias))
 
     @property
     def of_target(self) -> bool:
@@ -301,7 +301,7 @@ class RuleProblem:
     @property
     def described(self) -> str:
         """Return R in words."""
-        if self.recipe.preconditioner is None and self.known.bound is None:
+        if self.recipe.method.conditioned is None and self.known.bound is None:
             return f"{self.known.features} features without bounds"
         return f"features of norm {self.size:.4g}"
 

@@ -24,7 +24,7 @@ from dpsgd_cli.discovery.settings import DELTA_SHARE, LARGEST_DELTA, Discovery
 from dpsgd_cli.engine.settings import OneLayer
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.dp_sgd.settings import EmaSettings, Gradient, Preconditioned, SgdSettings, TailIterates
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection import PrivateSelectionMethod
 from dpsgd_cli.preconditioning.price import Marginals
 from dpsgd_cli.recipe.agreement import calibration_problems, preconditioner_problems
 from dpsgd_cli.recipe.loading import AutoChoice
@@ -233,7 +233,7 @@ def _bias(recipe: Recipe, known: PublicFacts | None) -> Chosen:
         return True, ""
     if known is not None and covers(recipe) and RuleProblem(recipe, known).of_target:
         return True, "the mean of targets may be far from 0"
-    if recipe.calibration is not None:
+    if recipe.method.calibrated is not None:
         return True, "method.calibration moves it"
     return False, "bin adds a constant column"
 
@@ -271,7 +271,7 @@ def _preconditioner(recipe: Recipe, known: PublicFacts | None) -> Chosen:
 def _calibration(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     """Choose calibration for a squared loss behind counts; not of logarithms, whose mean is no number's mean."""
     given = with_choice(recipe, AutoChoice("method.calibration", Calibration(), ""))
-    ruled = known is not None and covers(recipe) and isinstance(recipe.preconditioner, Marginals)
+    ruled = known is not None and covers(recipe) and isinstance(recipe.method.conditioned, Marginals)
     if not ruled or recipe.data.log_scale or any(calibration_problems(given)):
         return None, ""
     return Calibration(), "clipped residuals move predictions from the mean towards the median"
@@ -326,7 +326,7 @@ def _schedule(recipe: Recipe, known: PublicFacts | None) -> Chosen:
     initial = privacy.schedule.initial
     uniform = Uniform(initial=initial), ""
     method, steps = recipe.method, recipe.epochs
-    if known is None or not covers(recipe) or recipe.preconditioner is None or privacy.correlated is not None:
+    if known is None or not covers(recipe) or recipe.method.conditioned is None or privacy.correlated is not None:
         return uniform
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
     if method.batching != "full" or not isinstance(method.average, TailIterates) or not isinstance(steps, int):

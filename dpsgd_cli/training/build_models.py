@@ -113,7 +113,7 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
 
 def make_pack(
     loaded: LoadedRecipe,
-    shape: tuple[int, ...] | None,
+    shape: tuple[int, ...],
     outputs: int,
     seeds: Sequence[int],
     place: Placement,
@@ -123,8 +123,6 @@ def make_pack(
 
     Raises ModelError if it cannot be trained privately.
     """
-    if shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
     build = models.builder(loaded.recipe.model, shape, outputs, loaded.base, loaded.recipe.data.inputs)
     if instrument is not None:
         build = instrument(build)
@@ -215,13 +213,11 @@ def weights_told(loaded: LoadedRecipe) -> list[str]:
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     """Make those checks of a model and of a user's own method that need no data.
 
-    A model is checked if the shape of an input is known, on the device of the training with a single process.
+    A model is checked on the device of the training with a single process.
     """
     recipe, shape = loaded.recipe, outline.input_shape
     if isinstance(recipe.method, PythonMethod):
         own_factory(recipe.method, loaded.base)
-    if shape is None:
-        return
     outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = placement(recipe, Team())
     none = torch.empty((0, *shape), device=place.device, dtype=dtype_of_inputs(recipe, outline, place.dtype))
@@ -236,8 +232,6 @@ def model_report(loaded: LoadedRecipe) -> Iterator[str]:
     """
     outline = data.outline(loaded.recipe.data, loaded.base)
     recipe, shape = loaded.recipe, outline.input_shape
-    if shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
     with interrupts.explained(list(loaded.own_code.values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
         layers = layer_reports(seeded(models.builder(recipe.model, shape, outputs, loaded.base, recipe.data.inputs), 0))
@@ -310,8 +304,8 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def _of_codes(recipe: Recipe, place: Placement) -> bool:
     """Return True if a method may train on codes: it reads no features by itself."""
     made = recipe.method.kind == "dp-sgd" and place.device.type == "cpu" and recipe.data.augment is None
-    read = recipe.preconditioner is not None and not isinstance(recipe.preconditioner, Marginals)
-    return made and not read and recipe.inference_share is None
+    read = recipe.method.conditioned is not None and not isinstance(recipe.method.conditioned, Marginals)
+    return made and not read and recipe.method.inferred is None
 
 
 def in_numbers(recipe: Recipe, x: Any) -> Any:
@@ -359,7 +353,7 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement, of_cod
     if isinstance(x, np.ndarray | CodedRows) and isinstance(y, np.ndarray):
         return Table.load(np.asarray(x), y, per_trial, place.device, place.dtype)
     assert not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray)
-    return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
+    return StreamedTable.open(x, y, place.device, place.dtype)
 
 
 def held_out(recipe: Recipe, x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:

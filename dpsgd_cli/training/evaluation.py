@@ -181,7 +181,7 @@ def residual_clip(recipe: Experiment, classes: int) -> float | None:
     if isinstance(model, ConvexModel) and not model.known.probabilities:
         return None
     clipping = None if recipe.privacy is None else recipe.privacy.clipping
-    alike = recipe.preconditioner is not None and recipe.data.unit is None
+    alike = recipe.method.conditioned is not None and recipe.data.unit is None
     if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
     outputs = 1 if isinstance(model, ConvexModel) else classes

@@ -187,7 +187,7 @@ def deviation_of_noise(trained: Trained, trial: int) -> tuple[float | None, str]
     found = corrected * method.rate / (1 - tail.momentum) / records * math.hypot(*noise)
     return found, (
         "A band shows how far the noise of training may have moved a curve (1.96 standard deviations, roughly an upper"
-        f" bound{'' if recipe.calibration is None else ', without the noise of the calibration'})."
+        f" bound{'' if recipe.method.calibrated is None else ', without the noise of the calibration'})."
         " It does not say how well these records represent other people."
     )
 

@@ -18,7 +18,7 @@ from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, HuggingFaceModel, OneLayer, PythonModel
-from dpsgd_cli.errors import ModelError, RecipeError, UnsupportedMechanism, UsageError
+from dpsgd_cli.errors import RecipeError, UnsupportedMechanism, UsageError
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.loading import AutoChoice, LoadedRecipe, SettledRecipe
@@ -81,7 +81,7 @@ def _known(recipe: Recipe, outline: data.Outline) -> PublicFacts:
     """Return the public facts about the data that automatic settings use."""
     records = training_records(recipe, outline)
     outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
-    return PublicFacts(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
+    return PublicFacts(records, math.prod(outline.input_shape), outputs, outline.norm_bound)
 
 
 def plan_of(loaded: SettledRecipe, outline: data.Outline, priced_by: Accountant | None = None) -> Plan | None:
@@ -136,8 +136,6 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
     from dpsgd_cli.engine.models import builder
     from dpsgd_cli.engine.packing import Pack, Placement
 
-    if outline.input_shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
     own_code = [loaded.base / model.file] if isinstance(model, PythonModel) else []
     with interrupts.explained(own_code, lambda: "nothing was written"):
         build = builder(model, outline.input_shape, outline.outputs, loaded.base, loaded.recipe.data.inputs)

@@ -75,20 +75,6 @@ def test_most_epochs_for_epsilon(epsilon: float) -> None:
     assert gaussian.epsilon([only(case.with_value("epochs", epochs + 1))], 1e-5) > epsilon
 
 
-def test_what_cannot_be_solved_is_said() -> None:
-    gaussian = accountants.get("gaussian")
-    loud = Numbers("shuffle", "zero-out", 1e-5, noise_multiplier=0.5).case()
-    with pytest.raises(InfeasibleBudget, match="not one of the epochs fits"):
-        loud.solved("epochs", Target(epsilon=1.0), gaussian)
-    quiet = Numbers("shuffle", "zero-out", 1e-5, noise_multiplier=1e90).case()
-    with pytest.raises(InfeasibleBudget, match="nothing limits them"):
-        quiet.solved("epochs", Target(epsilon=1.0), gaussian)
-    with pytest.raises(UsageError, match="cannot solve for decay here; one of: noise-multiplier, epochs"):
-        SHUFFLED.solved("decay", Target(epsilon=1.0), gaussian)
-    with pytest.raises(UsageError, match="give a budget"):
-        SHUFFLED.solved("noise-multiplier", Target(), gaussian)
-
-
 PCA = Release(GaussianSum(20.0, "zero-out", "full"))
 
 

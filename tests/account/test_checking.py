@@ -122,6 +122,12 @@ def result(made: Path, tmp_path: Path) -> Path:
         (less(noise_multiplier=2), "ledger"),
         (less(sampling_rate=0.5), "ledger"),
         (less(sensitivity=0.5), "ledger"),
+        (says("declarations", []), "ledger"),
+        (says("scope", "all trainings ever"), "terms"),
+        (says("unit", {"column": "user", "most_rows": 3}), "terms"),
+        (lambda document, lines: document["metrics"]["test_accuracy"].update(mean=0.99), "numbers"),
+        (lambda document, lines: document["trials"][0].update(test_accuracy=0.99), "numbers"),
+        (claims(9.0), "numbers"),  # the model's metadata say less
     ],
 )
 def test_a_forgery_with_new_hashes_is_found(result: Path, change: Forge, verdict: str) -> None:
@@ -144,7 +150,7 @@ def test_an_edited_page_is_found(result: Path) -> None:
     page = result / "report.html"
     page.write_text(page.read_text().replace("epsilon", "Epsilon", 1))
     code, marks, _ = check(result)
-    assert (code, marks) == (1, {"files": "ok", "claim": "ok", "ledger": "ok", "page": "FAILED", "code": "ok"})
+    assert (code, [what for what, mark in marks.items() if mark != "ok"]) == (1, ["page"])
 
 
 def test_a_changed_file_is_found_and_nothing_else_is_believed(result: Path) -> None:
@@ -160,6 +166,10 @@ def test_another_recipe_is_found(result: Path) -> None:
     forge(result, lambda document, lines: None)
     code, marks, told = check(result)
     assert (code, marks["ledger"]) == (1, "FAILED") and "z 5" in told
+    recipe.write_text(f"{recipe.read_text()}nonsense: 1\n")
+    forge(result, lambda document, lines: None)
+    code, marks, told = check(result)
+    assert (code, marks["recipe"]) == (1, "FAILED") and "nonsense" in told
 
 
 def test_other_code_and_other_data_are_found_and_missing_data_are_said(result: Path, write_recipe: WriteRecipe) -> None:
@@ -173,11 +183,6 @@ def test_other_code_and_other_data_are_found_and_missing_data_are_said(result: P
     assert (code, marks["claim"], marks["ledger"]) == (0, "ok", "unknown") and "cannot be checked here" in told
 
 
-def test_what_was_trained_in_every_way_passes(train: Train, write_recipe: WriteRecipe, way: dict[str, Any]) -> None:
-    code, marks, told = check(train(write_recipe(**way)))
-    assert code == 0 and set(marks.values()) == {"ok"}, told
-
-
 def test_a_run_that_was_stopped_passes(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
     recipe = write_recipe(method=GRADIENT | {"batching": "poisson"}, privacy=UNIFORM, epochs=6, save_model=True)
     stopped(train, recipe, stop_at)
@@ -185,22 +190,6 @@ def test_a_run_that_was_stopped_passes(train: Train, write_recipe: WriteRecipe, 
     (directory,) = (recipe.parent / "out").glob("tiny-*")
     code, marks, told = check(directory)
     assert code == 0 and set(marks.values()) <= {"ok"} and "stopped after 2 epochs of 6" in told, told
-
-
-def test_a_statement_about_users_passes(tmp_path: Path) -> None:
-    rows = "".join(f"{0.1 * (i % 7):.1f},{'yes' if i % 2 else 'no'},u{i % 20}\n" for i in range(60))
-    (tmp_path / "t.csv").write_text(f"a,y,user\n{rows}")
-    (tmp_path / "r.yaml").write_text(
-        "name: users\ndata: {path: t.csv, target: y, classes: ['no', 'yes'], bounds: [0, 1],"
-        " split: {test: 0.3}}\nmodel: {kind: linear}\n"
-        "method: {kind: dp-sgd, batching: full, learning_rate: 0.5}\nprivacy: {schedule: {kind: uniform, initial: 4},"
-        " delta: 1.0e-5, unit: {column: user, most_rows: 2}}\nepochs: 2\nseed: 0\n"
-    )
-    done = CliRunner().invoke(main, ["train", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    (directory,) = (tmp_path / "out").iterdir()
-    code, marks, told = check(directory)
-    assert code == 0 and set(marks.values()) == {"ok"}, told
 
 
 def test_a_copy_keeps_its_verdicts_under_another_name(tmp_path: Path, write_recipe: WriteRecipe, train: Train) -> None:

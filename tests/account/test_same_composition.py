@@ -180,18 +180,3 @@ def test_a_choice_over_two_parts_is_refused() -> None:
     with pytest.raises(UnsupportedMechanism, match="held-out records are private"):
         made.epsilon(BestOfTrials(Choice(3.0)), 1e-5)
     assert made.attack() is None and made.rho() is None
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--delta", "1/60000"], "write 1.66667e-05"),
-        (["--delta", "1%"], "write 0.01"),
-        (["--sampling-rate", "1%"], "write 0.01"),
-        (["--sigma", "1"], "--noise-over-clip"),
-        (["--accountant", "prv"], "did you mean pld?"),
-    ],
-)
-def test_words_of_other_libraries_get_a_hint(args: list[str], words: str) -> None:
-    told = run(*SAMPLED[:2], *SAMPLED[4:], *([] if "--sampling-rate" in args else SAMPLED[2:4]), *args)
-    assert (told.exit_code, words in " ".join(told.stderr.split())) == (2, True), told.output

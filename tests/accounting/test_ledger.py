@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -44,6 +44,7 @@ def exactly(release: Release) -> Fraction:
     return release.count / Fraction(release.mechanism.noise_multiplier) ** 2
 
 
+@settings(max_examples=40)
 @given(MANY, st.floats(min_value=1e-3, max_value=20))
 def test_a_rho_filter_never_passes_its_budget_and_stops_only_there(
     wanted: list[tuple[float, int]], budget: float
@@ -109,15 +110,15 @@ def test_a_refused_release_is_not_recorded_and_a_smaller_one_may_follow() -> Non
         ledger.spend(gaussian(1e8))
 
 
-@pytest.mark.parametrize("filter_of", [lambda: RhoFilter(100.0), lambda: GaussianFilter(200.0)])
+@pytest.mark.parametrize("filter_of", [lambda: RhoFilter(25.0), lambda: GaussianFilter(50.0)])
 def test_the_last_release_of_a_long_ledger_is_refused_to_the_last_digit(filter_of: Callable[[], Filter]) -> None:
-    """12,800 releases of 1 / z^2 = 1/64 are exactly mu^2 200 and rho 100; in floats one by one they might not be."""
+    """3,200 releases of 1 / z^2 = 1/64 are exactly mu^2 50 and rho 25; in floats one by one they might not be."""
     ledger = Ledger(filter_of())
-    for epoch in range(12_800):
+    for epoch in range(3_200):
         ledger.spend(gaussian(8.0), epoch)
     with pytest.raises(BudgetExceeded):
         ledger.spend(gaussian(1e7))
-    assert ledger.releases == [gaussian(8.0, 12_800)]
+    assert ledger.releases == [gaussian(8.0, 3_200)]
 
 
 def test_preprocessing_counts_where_the_budget_covers_it_and_is_listed_in_any_case() -> None:
@@ -204,30 +205,6 @@ def test_a_file_gives_back_every_entry_of_every_trial(first: list[LedgerEntry], 
     expected = {trial: entries for trial, entries in ((0, first), (4, second)) if entries}
     assert entries_from_lines(lines, "here") == expected
     assert all(json.loads(line)["seed"] == (7 if json.loads(line)["trial"] == 0 else None) for line in lines)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "{",
-        "[1, 2]",
-        "null",
-        '{"mechanism": "unheard-of"}',
-        '{"mechanism": "gaussian", "noise_multiplier": -1, "adjacency": "zero-out"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "trial": "first"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "phase": "later"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": -1}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": "one"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": "rho"}',
-        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": {"mechanism": "zcdp"}}',
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
-    good = to_lines([LedgerEntry(gaussian(1.0))], 0, None)[0]
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(f"{good}\n\n{damage}\n")
-    with pytest.raises(DataError, match=r"ledger\.jsonl:3: not a ledger line"):
-        read_ledgers(path)
 
 
 def test_a_file_that_is_missing_empty_or_no_text_is_a_data_error(tmp_path: Path) -> None:

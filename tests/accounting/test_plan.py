@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
-from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
@@ -212,52 +212,6 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
     assert auto.rho() == pytest.approx(0.78125, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("batching", "privacy", "error", "says"),
-    [
-        (
-            "shuffle",
-            {"adjacency": "add-remove"},
-            PrivacyError,
-            "state it for zero-out or replace-one, or use method.batching poisson, full or ran",
-        ),
-        (
-            "random-allocation",
-            {"adjacency": "replace-one"},
-            PrivacyError,
-            "or use method.batching poisson, shuffle, f",
-        ),
-        ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
-        ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
-        ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
-        ("shuffle", {"budget": {"epsilon": 3, "delta": 1e-6}}, PrivacyError, "privacy.budget.delta is 1e-06; give one"),
-        ("shuffle", {"delta": None}, PrivacyError, "no delta: give privacy.delta"),
-        (
-            "shuffle",
-            {"budget": None},
-            PrivacyError,
-            "privacy.schedule.initial: auto is solved for; give privacy.budget and epochs",
-        ),
-        (
-            "shuffle",
-            {"budget": {"rho": 1e-9}, "schedule": {"kind": "uniform", "initial": 8}},
-            InfeasibleBudget,
-            "not o",
-        ),
-        ("shuffle", {"schedule": {"kind": "uniform", "initial": 1e6}}, InfeasibleBudget, "is not spent after"),
-        ("shuffle", {"schedule": {"kind": "uniform", "initial": 1e-9}, "budget": None}, PrivacyError, "until-budget n"),
-    ],
-)
-def test_what_has_no_guarantee_or_no_solution_is_refused_with_advice(
-    batching: str, privacy: dict[str, Any], error: type[PrivacyError], says: str
-) -> None:
-    wanted = "until-budget" if "schedule" in privacy else 10
-    if says.startswith("privacy.schedule"):
-        wanted = "until-budget"
-    with pytest.raises(error, match=says.replace("{", r"\{").replace("}", r"\}").replace(".", r"\.")):
-        plan(batching, wanted, **privacy)
-
-
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
 def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> None:
     """Wang, Balle and Kasiviswanathan 2019 bound draws without replacement where a record is swapped for another."""
@@ -304,12 +258,12 @@ def test_every_batching_has_an_adjacency_of_its_own(batching: str, adjacency: st
 
 
 def test_a_plan_of_many_epochs_is_made_and_spent_in_one_go() -> None:
-    found = plan(schedule={"kind": "exponential", "initial": 1000, "decay": 1e-5}, budget={"rho": 0.005})
-    assert len(found.epochs) > 9000
+    found = plan(schedule={"kind": "exponential", "initial": 500, "decay": 1e-5}, budget={"rho": 0.005})
+    assert len(found.epochs) > 2000
     spend(found)
     epsilon = {"epsilon": 0.25, "delta": 1e-5}
-    longer = plan(schedule={"kind": "exponential", "initial": 1000, "decay": 1e-5}, budget=epsilon)
-    assert len(longer.epochs) > 3000
+    longer = plan(schedule={"kind": "exponential", "initial": 500, "decay": 1e-5}, budget=epsilon)
+    assert len(longer.epochs) > 800
     spend(longer)
 
 
@@ -325,8 +279,7 @@ def test_a_poisson_plan_states_the_least_bound_and_names_whose_it_is() -> None:
 
 
 def test_noise_is_calibrated_by_the_least_bound() -> None:
-    budget = {"epsilon": 5.0, "delta": 1e-20}
-    least = plan_for(recipe("poisson", 1, budget=budget, delta=None), Facts(600 * 1000))
-    alone = plan_for(recipe("poisson", 1, budget=budget, delta=None, accountant="pld"), Facts(600 * 1000))
-    assert least.noise_multipliers[0] <= alone.noise_multipliers[0] * (1 + 1e-5)
+    """`pld` alone would have asked for as much noise, or more."""
+    least = plan_for(recipe("poisson", 1, budget={"epsilon": 5.0, "delta": 1e-20}, delta=None), Facts(600 * 1000))
     assert least.guarantee().epsilon <= 5.0
+    assert accountants.get("pld").epsilon(least.releases, 1e-20) >= 5.0 * (1 - 1e-5)

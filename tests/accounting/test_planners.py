@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, largest_rho
+from dpsgd_cli.methods.dp_agd import AdaptivePlan, largest_rho
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -45,6 +44,7 @@ def test_the_largest_rho_meets_epsilon_and_hardly_more_does_not(epsilon: float, 
         assert convert(rho * (1 + 1e-6) + 1e-12, delta) > epsilon * (1 - 1e-6)
 
 
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["dp-gd", "output-perturbation", "objective-perturbation", "majority"]),
     epsilon=st.floats(0.05, 8),
@@ -59,6 +59,7 @@ def test_planned_methods_stay_within_the_budget_by_their_own_accountant(kind: st
 
 
 @pytest.mark.parametrize("accountant", ["rdp-markov", "strong-composition"])
+@settings(max_examples=12)
 @given(epsilon=st.floats(0.05, 8))
 def test_dp_sgd_has_the_noise_of_the_accountant_it_names(accountant: str, epsilon: float) -> None:
     plan = plan_for(recipe("dp-sgd", {"budget": {"epsilon": epsilon, "delta": 1e-6}, "accountant": accountant}), FACTS)
@@ -79,32 +80,6 @@ def test_adaptive_methods_get_a_filter_of_the_whole_budget(kind: str, accountant
     ledger.spend(half)
     with pytest.raises(Exception, match="rho"):
         ledger.spend(half)
-
-
-@pytest.mark.parametrize(
-    ("kind", "privacy", "message"),
-    [
-        ("dp-agd", {"accountant": "gaussian"}, "zcdp"),
-        ("objective-perturbation", {"budget": {"rho": 0.1}, "delta": 1e-6}, "epsilon"),
-        ("objective-perturbation", {"adjacency": "replace-one"}, "add-remove"),
-        ("majority", {"adjacency": "zero-out"}, "add-remove"),
-        ("dp-agd", {"budget": {"rho": 0.1}}, "no delta"),
-        ("dp-agd", {"budget": {"epsilon": 1, "delta": 1e-6}, "delta": 1e-5}, "give one"),
-    ],
-)
-def test_what_has_no_guarantee_is_refused(kind: str, privacy: dict[str, Any], message: str) -> None:
-    with pytest.raises(PrivacyError, match=message):
-        plan_for(recipe(kind, privacy), FACTS)
-
-
-def test_other_refusals() -> None:
-    with pytest.raises(PrivacyError, match="public bound"):
-        plan_for(recipe("output-perturbation"), Facts(1000))
-    before = (Release(GaussianSum(10.0, "add-remove", label="pca")),)
-    with pytest.raises(PrivacyError, match="whole budget"):
-        plan_for(recipe("objective-perturbation"), Facts(1000, before, feature_bound=1.0))
-    with pytest.raises(InfeasibleBudget, match="splits"):
-        plan_for(recipe("dp-agd", method={"splits": 0.3}), FACTS)
 
 
 @pytest.mark.parametrize("accountant", ["zcdp", "auto"])

@@ -27,7 +27,7 @@ def integral(rate: float, noise: float, order: float, reverse: bool = False) -> 
         return mp.log(mp.quad(lambda x: mp.npdf(x) * ratio(x) ** power, cuts)) / (a - 1)
 
 
-@pytest.mark.parametrize("rate", [1e-8, 1e-4, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("rate", [1e-8, 0.01, 0.9])
 @pytest.mark.parametrize(("noise", "order"), [(0.3, 1.1), (0.3, 2.5), (0.8, 7.3), (1.0, 32), (4.0, 63.5), (20.0, 1.5)])
 def test_poisson_divergence_is_its_integral(rate: float, noise: float, order: float) -> None:
     exact = integral(rate, noise, order)

@@ -90,9 +90,7 @@ def test_one_sampled_step_is_what_neyman_and_pearson_say(rate: float, noise: flo
     assert exact * (1 - 1e-12) <= found.true_positives[false_positives] <= exact * (1 + 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "steps"), [(0.01, 4.0, 10_000), (0.18, 4.0, 240), (0.004, 1.1, 3500), (0.05, 0.7, 20)]
-)
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 4.0, 10_000), (0.18, 4.0, 240), (0.05, 0.7, 20)])
 def test_sampled_steps_are_what_dp_accounting_has_and_never_below_its_optimistic_profile(
     rate: float, noise: float, steps: int
 ) -> None:
@@ -207,7 +205,7 @@ def test_mu_of_sampled_training_is_that_of_gdpnum(
     assert found.regret == pytest.approx(regret, abs=1e-4)
 
 
-@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 1.0, 1000), (0.05, 0.7, 20), (0.001, 1.0, 50_000)])
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 1.0, 1000), (0.001, 1.0, 50_000)])
 def test_mu_of_sampled_training_is_between_dp_accountings_two_profiles(rate: float, noise: float, steps: int) -> None:
     """gdpnum says .43936 for the first, though the optimistic profile has an attack of 1e-5 that needs .4530."""
     found = best_attacker([poisson(rate, noise, steps)])

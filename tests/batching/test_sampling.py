@@ -39,7 +39,7 @@ from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Batch
 
 LEAST = 1e-6
-RECORDS, BATCH, STEPS = 6, 2, 3000
+RECORDS, BATCH, STEPS = 6, 2, 2000
 MakeStreams = Callable[[int], Sequence[Streams]]
 
 

@@ -29,7 +29,7 @@ def tables(tmp_path: Path) -> tuple[Table, StreamedTable]:
     np.save(tmp_path / "y.npy", y)
     features, labels = (DiskRows(stored(tmp_path / name)) for name in ("x.npy", "y.npy"))
     memory = Table.load(x, y, False, CPU, torch.float64)
-    return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)
+    return memory, StreamedTable.open(features, labels, CPU, torch.float64)
 
 
 def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:

@@ -19,9 +19,8 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.calibration import run
 from dpsgd_cli.calibration.price import sensitivity
 from dpsgd_cli.calibration.run import Units, corrected, exact_sums
-from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.dp_gd.run import DpGd
-from dpsgd_cli.recipe.loading import load_mapping, load_recipe
+from dpsgd_cli.methods.dp_gd import DpGd
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.training.plans import plan_and_outline, resolve_auto
 from dpsgd_cli.training.start import Member, Trials, start
 from tests.conftest import Train, WriteRecipe
@@ -142,7 +141,7 @@ def test_logarithms_are_not_calibrated_by_default(visits: Path, write_recipe: Wr
     bounds = {"target_bounds": [0.01, 40], "target_transform": "log"}
     for data, chosen in ((VISITS["data"], True), (VISITS["data"] | bounds, False)):
         found = resolve_auto(load_recipe(str(write_recipe(**VISITS | {"repeats": 1, "data": data}))))
-        assert (found.recipe.calibration is not None) == chosen
+        assert (found.recipe.method.calibrated is not None) == chosen
 
 
 def test_noise_is_added_and_only_training_records_are_summed(
@@ -219,22 +218,3 @@ def test_a_training_that_is_stopped_for_good_is_calibrated_once(
     method.after_training()
     method.after_training()
     assert released == ["calibration"] and not torch.equal(method.output, plain)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"model": {"kind": "convex", "loss": "huber"}}, "loss squared"),
-        ({"model": {"kind": "convex", "loss": "squared", "radius": 1}}, "no radius"),
-        ({"model": {"kind": "convex", "loss": "squared", "bias": False}}, "a bias"),
-        ({"model": {"kind": "mlp"}}, "linear or convex"),
-        ({"model": {"kind": "linear"}, "data": VISITS["data"] | {"target_bounds": None}}, "needs data.target_bounds"),
-        ({"privacy": {"delta": 1e-5}}, "share of privacy.budget"),
-        ({"privacy": VISITS["privacy"] | {"unit": {"column": "age", "most_rows": 2}}}, "priced for records"),
-        ({"privacy": VISITS["privacy"] | {"clipping": {"kind": "quantile"}}}, "clipping.kind flat"),
-    ],
-)
-def test_what_the_proof_does_not_cover_is_refused(changes: dict[str, Any], why: str) -> None:
-    asked = VISITS | {"name": "refused", "method": {"kind": "dp-gd", "calibration": {"share": 0.1}}} | changes
-    with pytest.raises(RecipeError, match=why):
-        load_mapping({key: value for key, value in asked.items() if value is not None})

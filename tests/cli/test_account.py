@@ -251,55 +251,6 @@ def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
     assert one < best < everything
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ([], "nothing to account for"),
-        (["--noise-multiplier", "4"], "nothing to account for"),
-        (["--noise-multiplier", "4", "--sampling-rate", "0.01"], "give --steps or --epochs"),
-        (["--sampling-rate", "0.01", "--steps", "5"], "give --noise-multiplier or --noise-over-clip, or a budget"),
-        ([*ABADI, "--epochs", "5"], "--steps or --epochs, not both"),
-        ([*ABADI, "--delta", "0"], "--delta is 0"),
-        ([*ABADI, "--delta", "nan"], "--delta is nan"),
-        (["--noise-multiplier", "-1", "--sampling-rate", "0.01", "--steps", "5"], "--noise-multiplier is -1"),
-        (["--noise-multiplier", "1", "--sampling-rate", "1.5", "--steps", "5"], "--sampling-rate is 1.5"),
-        (["--noise-multiplier", "1", "--sampling-rate", "5/0", "--steps", "5"], "'5/0' is no number, nor a batch size"),
-        (["--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "0"], "--steps is 0"),
-        ([*ABADI, "--accountant", "pdl"], "unknown accountant 'pdl'"),
-        ([*ABADI, "--accountant", "rdp@posson"], "unknown batching 'posson'"),
-        ([*ABADI, "--accountant", "zcdp"], "not amplified by sampling"),
-        ([*SHUFFLED, "--accountant", "moments"], "not Poisson sampling"),
-        ([*SHUFFLED, "--adjacency", "add-remove"], "changes N"),
-        ([*ABADI, "--batching", "random-allocation", "--adjacency", "replace-one"], "add-remove"),
-        ([*ABADI, "--target-epsilon", "1"], "leaves nothing to solve for"),
-        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "-1"], "must be positive"),
-        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "give one budget"),
-        ([*ABADI, "--over", "order"], "NAME=FROM:TO:STEP"),
-        ([*ABADI, "--over", "noise-multiplier=5:1:1"], "FROM must not be above TO"),
-        (["--noise-multiplier", "4", "--sampling-rate", "0.01", "--over", "order=1:5:1"], "orders are above 1"),
-        ([*ABADI, "--plot", "x.png"], "give --curve or --over"),
-        (["--batch-size", "6", "--noise-multiplier", "1", "--steps", "5"], "--batch-size 6 is a share of --records"),
-        (["--batch-size", "6", "--records", "5", "--noise-multiplier", "1", "--steps", "5"], "at most --records (5)"),
-        ([*ABADI, "--batch-size", "6", "--records", "60"], "not both"),
-        (["--records", "60", "--noise-multiplier", "1", "--steps", "5"], "or --batch-size and --records"),
-        ([*SHUFFLED, "--records", "60", "--solve", "batch-size", "--target-epsilon", "9"], "solve for batch-size"),
-        ([*ABADI, "privacy.delta=3"], "name one"),
-        ([*ABADI, "--trials", "0"], "--trials is '0'"),
-        ([*ABADI, "--trials", "all"], "no trials of their own"),
-        ([*ABADI, "--best-of", "0.2"], "at least 1"),
-        ([*ABADI, "--best-of", "5", "--accountant", "zcdp"], "priced by rdp"),
-        (["quickstart", "--steps", "5"], "says that already"),
-        (["no-such-recipe"], "no such file"),
-    ],
-)
-def test_wrong_usage_is_explained_with_exit_code_two(args: list[str], words: str) -> None:
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-    assert "Traceback" not in result.output
-    assert result.stdout == ""
-
-
 def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"mechanism": "gaussian"}\n')
@@ -372,12 +323,6 @@ def test_a_gate_judges_every_source_however_it_is_called(tmp_path: Path) -> None
     curve = run(*both, "--accountant", "gaussian", "--curve").stdout.splitlines()[0]
     assert "ledger.jsonl #1 gaussian" in curve or "shuffle #1 gaussian" in curve
     assert "#2 gaussian" in curve
-
-
-@pytest.mark.parametrize("option", [["--curve"], ["--at-epsilon", "1"], ["--over", "steps=1:3:1"]])
-def test_a_gate_beside_what_shows_no_price_is_refused(option: list[str]) -> None:
-    told = run(*ABADI, *option, "--max-epsilon", "99")
-    assert (told.exit_code, "--max-epsilon judges prices" in told.stderr) == (2, True)
 
 
 def test_what_no_price_covers_is_said_and_passes_no_gate(write_recipe: WriteRecipe, train: Train) -> None:

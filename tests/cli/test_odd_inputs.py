@@ -21,9 +21,7 @@ from click.testing import CliRunner, Result
 from dpsgd_cli.main import main
 from tests.conftest import WriteRecipe
 
-HUGE = "99999999999999999999"
 BUG = "bug of ours"
-FLAGS = ["--noise-multiplier", "1", "--sampling-rate", "0.01"]
 
 
 def run(*args: str | Path) -> Result:
@@ -70,27 +68,6 @@ def test_an_npz_member_that_is_no_array(write_recipe: WriteRecipe, tmp_path: Pat
     refused(train(write_recipe, tmp_path, path="odd.npz"), "odd.npz has no array 'x'")
 
 
-@pytest.mark.parametrize("key", ["epochs", "repeats", "method.batch_size", "runtime.threads"])
-def test_a_count_without_an_end(write_recipe: WriteRecipe, key: str) -> None:
-    for number in (HUGE, "99999999999"):
-        for command in (["train", "--dry-run"], ["account"]):
-            refused(run(*command, write_recipe(), f"{key}={number}"), f"{key}: ", "must be", "at most", number)
-    refused(run("train", write_recipe(), "--repeats", HUGE), "repeats: must be", "at most 100000")
-
-
-@pytest.mark.parametrize("key", ["data.split.seed", "data.validation.seed"])
-def test_a_seed_of_a_cut_that_numpy_does_not_take(write_recipe: WriteRecipe, key: str) -> None:
-    for number in ("-1", "4294967296"):
-        refused(run("train", "--dry-run", write_recipe(), f"{key}={number}"), f"{key}: must be", "at least 0")
-
-
-@pytest.mark.parametrize("option", ["--steps", "--epochs", "--trials"])
-def test_an_option_without_an_end(option: str) -> None:
-    steps = ["--steps", "9"] if option == "--trials" else []
-    for number in (HUGE, "9" * 4000):
-        refused(run("account", *FLAGS, *steps, option, number), option, "at most 1000000000000")
-
-
 ONE_AFTER_ANOTHER = """
 import json, sys
 from dpsgd_cli.main import main
@@ -129,30 +106,6 @@ def test_a_cell_of_megabytes_is_not_repeated(write_recipe: WriteRecipe, tmp_path
     refused(train(write_recipe, tmp_path, path="cell.csv"), "a cell is too long")
 
 
-@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "import sys\ndef build(shape, outputs):\n    sys.exit(0)"])
-def test_code_of_the_users_that_exits(write_recipe: WriteRecipe, tmp_path: Path, code: str) -> None:
-    (tmp_path / "own.py").write_text(code)
-    for dry in ([], ["--dry-run"]):
-        recipe = write_recipe(model={"kind": "python", "file": "own.py"})
-        refused(run("train", recipe, *dry, "--out", tmp_path / "out"), "own.py", "SystemExit: 0")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("[" * 100_000, "own.jsonl cannot be read as a table: line 2 is nested too deeply"),
-        ('{"a": "\\ud800", "y": 1}', "line 2 holds half of a surrogate pair"),
-        ('{"\\udfff": 1, "y": 1}', "line 2 holds half of a surrogate pair"),
-        ('{"a": 1', "line 2 is no JSON"),
-        ("9" * 5000, "a line is no object"),
-    ],
-)
-def test_lines_that_are_no_json(write_recipe: WriteRecipe, tmp_path: Path, line: str, says: str) -> None:
-    (tmp_path / "own.jsonl").write_text(f'{{"a": 1, "y": 0}}\n{line}\n')
-    refused(train(write_recipe, tmp_path, path="own.jsonl"), says)
-    refused(run("recipe", "new", tmp_path / "own.jsonl", "--target", "y"), says)
-
-
 def test_cells_that_are_lists(write_recipe: WriteRecipe, tmp_path: Path) -> None:
     """Left out of a drafted recipe; in training they may be dropped, and are refused otherwise."""
     nested = pd.DataFrame({"a": [[1], [2]] * 6, "b": np.arange(12) / 12 % 0.37, "y": [0, 1] * 6})
@@ -171,27 +124,11 @@ def test_cells_that_are_lists(write_recipe: WriteRecipe, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y": np.zeros((12, 1))}, "the labels have shape (12, 1), but must be (12,)"),
         ({"y": np.zeros(12, [("a", int)])}, "but must be numbers or text"),
         ({"y": np.full(12, 1j)}, "but must be numbers or text"),
-        ({"x": np.array(3.0)}, "x has shape ()"),
     ],
 )
 def test_arrays_of_other_shapes(write_recipe: WriteRecipe, tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
     np.savez(tmp_path / "own.npz", **({"x": np.zeros((12, 2)), "y": np.arange(12) % 2} | arrays))
     refused(run("recipe", "new", tmp_path / "own.npz", "--target", "y"), says)
     refused(train(write_recipe, tmp_path, path="own.npz"), says)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"name: own\n\xff\xfe", "own.yaml is not UTF-8 text (byte 10)"),
-        (b"name: !!int mine\n", "own.yaml has a YAML tag that does not fit its value"),
-        (b"name: !!timestamp mine\n", "own.yaml has a YAML tag that does not fit its value"),
-        (b"[" * 5000, "own.yaml is not YAML"),
-    ],
-)
-def test_cards_that_are_none(write_recipe: WriteRecipe, tmp_path: Path, content: bytes, says: str) -> None:
-    (tmp_path / "own.yaml").write_bytes(content)
-    refused(run("train", write_recipe(data={"name": "own.yaml"}), "--out", tmp_path / "out"), says)

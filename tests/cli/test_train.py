@@ -60,18 +60,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(write_recipe: WriteRecipe,
     assert (plain.exit_code, plain.stdout) == (0, "tiny: 3 epochs without privacy; there is nothing to price\n")
 
 
-def missing(tmp_path: Path) -> None:
-    (tmp_path / "tiny.npz").unlink()
-
-
-def budget(**settings: Any) -> dict[str, Any]:
-    return {"privacy": {"budget": settings, "accountant": "rdp"}}
-
-
-UNIFORM = {"schedule": {"kind": "uniform", "initial": 2}, "delta": 1e-3}
-PCA = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 1}}]
-
-
 @pytest.mark.parametrize("how", [[], ["--dry-run"]])
 def test_a_statement_that_says_little_is_a_warning(write_recipe: WriteRecipe, tmp_path: Path, how: list[str]) -> None:
     recipe = write_recipe(privacy={"schedule": {"kind": "uniform", "initial": 0.05}, "delta": 0.05}, epochs=3)

@@ -1,30 +1,41 @@
-"""What holds of every way to train: the ledger prices the statement; a stop changes nothing, nor does a pack."""
+"""What holds of every way to train: the ledger prices the statement, which a check confirms; a stop changes nothing,
+nor does a pack."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.additive import rho_of
-from dpsgd_cli.accounting.ledger import entries_from_lines
-from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.ledger import entries_from_lines, read_ledgers
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, from_record
+from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.methods.dp_agd import run as dp_agd
+from dpsgd_cli.main import main
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.run import Grid, add_noise
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.results import store
+from dpsgd_cli.results import book as books
+from dpsgd_cli.results import report, store
+from dpsgd_cli.results.book import BookTerms
+from dpsgd_cli.results.prices import unscaled
 from dpsgd_cli.training import checkpoint, loop
 from dpsgd_cli.training.plans import resolve_auto
+from tests.conftest import WAYS as BATCHED
 from tests.conftest import left_in, table
 from tests.contracts.fresh import Fresh
 from tests.contracts.ways import WAYS, write_way
@@ -70,8 +81,7 @@ class Way:
             add_noise(sums, fresh, scale, grid)
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (noise, dp_agd):
-                patch.setattr(module, "add_noise", watched)
+            patch.setattr(noise, "add_noise", watched)
             return self.train("whole")
 
     @cached_property
@@ -81,6 +91,19 @@ class Way:
             with pytest.raises(RunError, match=rf"interrupted; {epoch} of \d+ epochs are kept: the same .* --resume"):
                 self.train("stopped", stop=epoch, resume=epoch > 1)
         return self.folder / "stopped"
+
+    def book(self) -> str | None:
+        """Put a book of the table beside the recipe; None where no book covers what is trained."""
+        if self.name not in BATCHED:
+            return None
+        terms: dict[str, Any] = {
+            "adjacency": load_recipe(str(self.recipe)).recipe.adjacency,
+            "unit": None,
+            "epsilon": 1e4,
+            "delta": 1e-3,
+        }
+        books.create(self.folder / "tiny.book", BookTerms(data={"tiny.npz": sha256(self.folder / "tiny.npz")}, **terms))
+        return "tiny.book"
 
     def copy(self, name: str) -> Path:
         """Copy the checkpoint into another folder of results; return its file there."""
@@ -150,16 +173,55 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(way: Way) 
     assert left_in(way.folder / "resumed") == {"tiny"}
 
 
+def counted(releases: list[Release]) -> Counter[Mechanism]:
+    """How often each mechanism was used, by its noise multiplier."""
+    found = Counter[Mechanism]()
+    for one in map(unscaled, releases):
+        found[one.mechanism] += one.count
+    return found
+
+
 def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way draws the same, stopped or not, from streams of which nothing but noise can be drawn twice."""
+    """Every way draws the same, stopped or not, from streams of which nothing but noise can be drawn twice.
+
+    A book is charged for all trials, and for no mechanism less often than it was used.
+    """
     asked: dict[tuple[object, ...], int] = {}
     monkeypatch.setattr(Team, "streams", lambda _, own: tuple(Fresh(i, asked) for i in range(len(own))))
-    whole = load_file(way.train("drawn", "seed=null") / "model.safetensors")
+    book = way.book()
+    charged = way.train("drawn", "seed=null", *(["privacy.book=tiny.book"] if book else []))
+    whole = load_file(charged / "model.safetensors")
     asked.clear()
     with pytest.raises(RunError, match="2 of"):
         way.train("drawn again", "seed=null", stop=2)
     continued = load_file(way.train("drawn again", "seed=null", resume=True) / "model.safetensors")
     assert all(torch.equal(value, continued[key]) for key, value in whole.items())
+    if book:
+        (charge,) = books.read(way.folder / book).charges
+        ledgers = read_ledgers(charged / "ledger.jsonl")
+        assert charge["trials"] == len(ledgers) == 2 and charge["mu_squared"] > 0
+        used = counted([release for releases in ledgers.values() for release in releases])
+        assert used and used <= counted([from_record(record) for record in charge["releases"]])
+
+
+def test_a_result_passes_its_check_and_has_a_page_that_needs_nothing_else(way: Way) -> None:
+    if not way.private:
+        pytest.skip("it states nothing")
+    checked = CliRunner().invoke(main, ["check", str(way.whole)])
+    marks = {line.split()[1] for line in checked.stdout.splitlines() if line.startswith("  ")}
+    assert checked.exit_code == 0 and marks == {"ok"}, checked.output
+    plain, drawn = (page.read_text(encoding="utf-8") for page in report.write(way.whole))
+    privacy = store.read_document(way.whole)["privacy"]
+    assert all(f"- {said}" in plain for said in privacy["declarations"])
+    assert not re.search(r"^## .*\n\n## ", plain, re.MULTILINE), "a section has nothing in it"
+    stated = re.search(r"Epsilon at most (\S+) at delta 0.001", plain)
+    assert stated is not None and 0 <= float(stated[1]) - privacy["epsilon"] <= 1e-4
+    assert ("so the budget is the bound" in plain) == (privacy["spent"] is not None)
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', drawn)) <= {"data:,", *re.findall(r'href="(#[^"]*)"', drawn)}
+    assert "<script" not in drawn and "@import" not in drawn
+    ElementTree.fromstring(drawn.replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', "").replace(
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">', ""
+    ))  # fmt: skip
 
 
 def test_a_trial_is_the_same_alone_in_a_pack_and_in_pieces(way: Way) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from dpsgd_cli.data import memory, opening, table_files
-from dpsgd_cli.data.cells import Cells, Table, number_of, numbers_in
+from dpsgd_cli.data.cells import Cells, TableRows, number_of, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import content_keys
@@ -34,7 +34,7 @@ def read(folder: Path, content: str | pd.DataFrame, name: str, **told: Any) -> A
     if isinstance(content, str):
         (folder / name).write_text(content)
         return opening.load_raw(data, folder)
-    with memory.holding(folder / name, memory.table_of(content) or Table.of({})):
+    with memory.holding(folder / name, memory.table_of(content) or TableRows.of({})):
         return opening.load_raw(data, folder)
 
 
@@ -116,7 +116,7 @@ def test_a_folder_cut_by_place_says_that_names_are_public(tmp_path: Path) -> Non
 def test_bounds_make_a_column_of_numbers_whatever_its_type() -> None:
     facts = StatedFacts({"a": [0, 1]}, {}, ["no", "yes"])
     made = [
-        recipe_of_table(Table.of({"a": pd.Series(cells), "y": ["no"] * len(cells)}), "y", facts, "t")
+        recipe_of_table(TableRows.of({"a": pd.Series(cells), "y": ["no"] * len(cells)}), "y", facts, "t")
         for cells in ([True, False], [True, False, None])
     ]
     assert made[0] == made[1] and made[0]["data"]["bounds"] == {"a": [0, 1]}
@@ -220,7 +220,7 @@ def test_a_value_of_a_list_or_an_object_column_does_not_follow_from_the_types_of
     assert Cells.of("a", held).texts() == texts
     for column in (cells, held.to_numpy()):
         table, _ = memory.records_of({"a": column})
-        assert isinstance(table, Table)
+        assert isinstance(table, TableRows)
         assert table["a"].texts() == texts
 
 

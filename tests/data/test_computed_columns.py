@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data import opening, outline, prepare
+from dpsgd_cli.data import outline, prepare
 from dpsgd_cli.data.bins import BinColumns
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.column_settings import DateColumn, HashedColumn, TextColumn
 from dpsgd_cli.data.computed_columns import columns_of
 from dpsgd_cli.data.dataset import Column, Layout
@@ -33,7 +33,7 @@ def matrix(cells: list[Any], use: Any, **filling: Any) -> tuple[np.ndarray, list
     problems: list[str] = []
     columns = columns_of("c", use, Missing(**filling) if filling else None, problems)
     assert problems == []
-    return to_matrix(Table.of({"c": cells}), columns, "here"), columns
+    return to_matrix(TableRows.of({"c": cells}), columns, "here"), columns
 
 
 def test_a_date_is_its_days_and_its_places_in_the_cycles() -> None:
@@ -145,35 +145,3 @@ def test_a_table_of_them_is_bounded_and_public(tmp_path: Path, steps: list[Any])
     layout = made.layout
     assert layout is not None and layout == Layout.from_plain(layout.plain())
     assert len(source_of(data, layout).rows(new)) == 20
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"columns": {"wen": {"hash": 8}}}, "data.columns names 'wen', which is no column; did you mean 'when'"),
-        ({"columns": {"y": {"hash": 8}}}, "data.columns names the target 'y'"),
-        ({"columns": USES, "categorical": {"city": ["a"]}}, "names 'city', which data.categorical names too"),
-        ({"columns": USES, "missing": {"city": "c1"}}, "data.missing: city: a missing cell of a hash or text column"),
-        ({"columns": USES, "missing": {"when": "2031-01-01"}}, "data.missing: when: give a day within"),
-        ({"columns": USES, "bounds": {"when": [0, 1]}}, "data.bounds names 'when', which is not a numeric feature"),
-    ],
-)
-def test_uses_that_cannot_be(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    ROWS.to_csv(tmp_path / "t.csv", index=False)
-    data = Data.model_validate({"path": "t.csv", "target": "y", "classes": ["u", "v"]} | changes)
-    with pytest.raises(DataError, match=said):
-        opening.load_raw(data, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("use", "said"),
-    [
-        ({"date": "%d.%m", "bounds": ["2020-01-01", "2020-12-31"]}, "does not say year, month and day"),
-        ({"date": "%Y-%m-%d", "bounds": ["2020-12-31", "2020-01-01"]}, "the first day before the last"),
-        ({"date": "%Y-%m-%d", "bounds": ["2020-02-30", "2020-12-31"]}, "holds a day that no calendar has"),
-        ({"date": "%Y-%m-%d"}, "bounds"),
-    ],
-)
-def test_dates_that_cannot_be(use: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        DateColumn.model_validate(use)

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli.data import draft, memory, opening
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.new_rows import source_of
 from dpsgd_cli.data.settings import Data
@@ -32,7 +32,7 @@ def data_of(name: str, **more: Any) -> Data:
 
 def layout() -> Layout:
     """Return the layout of a model of the sound table."""
-    with memory.holding(Path("sound.parquet"), Table.of(sound().assign(n=1.0))):
+    with memory.holding(Path("sound.parquet"), TableRows.of(sound().assign(n=1.0))):
         return opening.load_raw(data_of("sound.parquet"), Path()).layout
 
 

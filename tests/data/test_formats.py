@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.data import draft, opening
-from dpsgd_cli.data.cells import Cells, Table, numbers_in
+from dpsgd_cli.data.cells import Cells, TableRows, numbers_in
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -111,7 +111,7 @@ def test_encodings_and_separators_that_are_found(tmp_path: Path, content: bytes,
     ],
 )
 def test_numbers_that_are_found(cells: list[str], found: dict[str, Any]) -> None:
-    written = draft.with_numbers(Table.of({"a": cells}), TableFormat(separator=","))
+    written = draft.with_numbers(TableRows.of({"a": cells}), TableFormat(separator=","))
     assert written.model_dump(exclude_defaults=True, exclude={"separator"}) == found
 
 

@@ -88,21 +88,6 @@ def test_what_is_wrong_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     assert list((cache_folder() / "tables").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"classes": None}, "needs data.classes"),
-        ({"categorical": ["c"]}, "needs the values of data.categorical"),
-        ({"categorical": {"c": "private"}}, "needs stated bounds and categories"),
-        ({"bounds": {"n": "private"}, "missing": None}, "needs stated bounds and categories"),
-        ({"test_path": "t.csv"}, "is for one csv, tsv or parquet file"),
-    ],
-)
-def test_what_would_be_read_from_all_rows_is_declared(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=f"data.on_disk: {said}"):
-        read(tmp_path, ROWS, on_disk=True, **changes)
-
-
 def test_rows_of_users_are_not_kept_apart(tmp_path: Path) -> None:
     data = Data.model_validate(TOLD | {"on_disk": True, "drop": []}).protecting(Unit(column="id", most_rows=2))
     (tmp_path / "t.csv").write_text("id;n;c;d;h;y\n" + "\n".join(ROWS) + "\n")

@@ -108,32 +108,6 @@ def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message
     assert "data.categorical" not in str(raised.value) and "data.drop" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "data", "message"),
-    [
-        (CSV, {"target": "Y"}, r"data.target names 'Y', which is no column; did you mean 'y'\?"),
-        (CSV, {"categorical": ["jbo"]}, r"data.categorical names 'jbo'.*did you mean 'job'"),
-        (CSV, {"bounds": {"agee": [0, 1]}}, r"data.bounds names 'agee'.*did you mean 'age'"),
-        (CSV, {"bounds": {"job": [0, 1]}, "categorical": ["job"]}, r"data.bounds names 'job', which is not a numeric"),
-        (CSV, {"drop": ["nothing"]}, r"data.drop names 'nothing'"),
-        (CSV, {"drop": ["y"]}, r"data.drop names the target"),
-        (CSV, {"drop": ["age", "job", "pay"]}, r"no feature columns left besides the target 'y'"),
-        (CSV, {}, r"own.csv: column 'job' holds no number in data row 1 and 2 more"),
-        ("a,a,y\n1,2,x\n", {}, r"two columns are called 'a'"),
-        ("", {}, r"own.csv is empty"),
-        ("a,y\n", {}, r"has a header but no rows"),
-        ("a,y\n1,x\n2,3,4,5\n", {}, r"cannot be read as a table"),
-        (b"a,y\n\xff\xfe,1\n", {}, r"(not UTF-8|cannot be read)"),
-        ("a,y\n1,x\nNA,z\n", {}, r"column 'a' has 1 missing value, first in data row 2"),
-        ("a,y\n1,0.5\n2,1\n", {}, r"own.csv: label column 'y' holds a fraction in data row 1, which is not a class"),
-        ("a,y\n1,u\n2,\n", {}, r"label column 'y' has 1 missing label, first in data row 2"),
-    ],
-)
-def test_bad_tables(tmp_path: Path, content: str | bytes, data: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, content, **data)
-
-
 def test_all_that_is_wrong_with_a_table_is_reported_together(tmp_path: Path) -> None:
     """Names, cells, labels and bounds; nothing else of a column that a wrong name meant, or that holds text."""
     content = "age,job,pay,rank,y\n30,nurse,10.5,1,no\n,smith,inf,2,\n50,,0,3,yes\n"
@@ -172,24 +146,6 @@ def test_an_empty_category_is_a_category_whether_there_are_any_or_not(tmp_path: 
     with_gaps, without = (read(tmp_path, text, **data) for text in (GAPS, GAPS.replace(",,", ",nurse,")))
     assert columns(with_gaps) == columns(without) and columns(without)[1].values == ("nurse", "")
     assert with_gaps.train.x[:, 1].tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ({"age": 61}, r"data.missing: age: 61 is not within the column's bounds \[20.0, 60.0\]"),
-        ({"age": "old"}, r"data.missing: age: 'old' is no number"),
-        ({"pay": {"indicator": True}}, r"data.missing: pay: give a value, for the column has no bounds"),
-        ({"job": "thief"}, r"data.missing: job: 'thief' is not among the column's values"),
-        ({"jbo": "nurse"}, r"data.missing names 'jbo', which is no column; did you mean 'job'"),
-        ({"job": {"indicator": True}}, r"data.missing: job: a category needs no indicator"),
-    ],
-)
-def test_a_meaning_that_a_column_cannot_have(tmp_path: Path, missing: dict[str, Any], message: str) -> None:
-    data: dict[str, Any] = {"categorical": {"job": ["nurse"]}, "bounds": {"age": [20, 60]}}
-    missing = {"age": 30, "pay": 0} | missing
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, GAPS, missing=missing, **data)
 
 
 @pytest.mark.parametrize(
@@ -263,25 +219,6 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
     assert source.test is None
 
 
-@pytest.mark.parametrize(
-    ("arrays", "data", "message"),
-    [
-        ({"x": X}, {}, r"has no array 'y' \(known: x\)"),
-        ({"x": X, "y": Y[:2]}, {}, r"labels have shape \(2,\), but must be \(3,\)"),
-        ({"x": Y, "y": Y}, {}, r"x has shape \(3,\), but must be \(N, ...\)"),
-        ({"x": X.astype(str), "y": Y}, {}, "must hold numbers"),
-        ({"x": np.where(X == 9, np.nan, X), "y": Y}, {}, r"x: NaN or infinite values in 1 row, the first is row 2"),
-        ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
-        ({"x": X, "y": Y + 0.5}, {}, "label column 'y' holds a fraction in data row 1"),
-        ({"x": X, "y": Y}, {"bounds": {"a": [0, 1]}}, "an npz file has no column names"),
-        ({"x": X, "y": Y.astype(object)}, {}, "cannot be read as npz"),
-    ],
-)
-def test_bad_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], data: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_npz(tmp_path, arrays, **data)
-
-
 EUROPEAN = "# of last year\n30;nürse;10,5;n\n40;smith;-999;y\n"
 FORMAT = {"separator": ";", "encoding": "latin-1", "decimal": ",", "header": False, "comment": "#", "missing": "-999"}
 
@@ -311,12 +248,6 @@ def test_a_file_is_read_as_the_recipe_says_it_is_written(tmp_path: Path) -> None
 def test_a_format_that_cannot_be(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Data.model_validate({"format": FORMAT} | data)
-
-
-def test_a_format_is_for_files_of_text(tmp_path: Path) -> None:
-    np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=[0, 1])
-    with pytest.raises(DataError, match="an npz file has no column names; leave out format"):
-        opened(tmp_path, {"path": "own.npz", "format": FORMAT})
 
 
 def test_a_first_record_does_not_decide_how_its_file_is_read() -> None:

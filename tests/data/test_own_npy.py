@@ -53,42 +53,10 @@ def test_a_test_part_and_targets(tmp_path: Path) -> None:
     assert set(source.sha256) == {"x.npy", "y.npy", "u.npy", "v.npy"}
 
 
-NAN = np.where(np.arange(360).reshape(60, 2, 3) == 7, np.nan, X)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "changes", "said"),
-    [
-        ({}, {"classes": None}, r"y.npy: labels that stay on disk are not searched for classes; list them"),
-        ({}, {"classes": [0, 10]}, r"y.npy holds 1 kind of labels not among the classes \[0, 10\]"),
-        ({}, {"classes": ["no", "yes"]}, r"\['no', 'yes'\] are not all whole numbers"),
-        ({}, {"classes": [20]}, "at least two different numbers"),
-        ({"y": Y / 4}, {}, r"y.npy holds float64, but classes are whole numbers; for targets set data.task"),
-        ({"y": Y[1:]}, {}, r"the labels have shape \(59,\), but must be \(60,\)"),
-        ({"y": np.arange(60 * 20)[::20], "x": X}, {"classes": [0, 20]}, "holds 58 kinds of labels not among"),
-        ({"x": NAN}, {}, r"x.npy: NaN or infinite values in 1 row, the first is row 2"),
-        ({"x": X[:, 0, 0]}, {}, r"x.npy has shape \(60,\), but must be \(N, ...\)"),
-        ({"x": np.full((60, 2), "a")}, {}, r"x.npy holds <U1, but must hold numbers"),
-        ({"y": np.full(60, "a")}, {}, r"y.npy holds <U1, but must hold numbers"),
-        ({}, {"drop": ["a"]}, "has no column names; leave out drop"),
-        ({}, {"bounds": {"a": [0, 1]}}, "has no column names; leave out the names in bounds"),
-        ({"u": X[:, :1]}, {"test_path": "u.npy", "test_target": "y.npy"}, r"test rows have shape \(1, 3\)"),
-        ({}, {"target": "z.npy"}, r"no such file: .*z.npy"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], changes: dict[str, Any], said: str) -> None:
-    write(tmp_path, **arrays)
-    with pytest.raises(DataError, match=said):
-        read(tmp_path, **changes)
-
-
-def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
-    np.savez(write(tmp_path) / "u.npz", x=X, y=Y)
-    with pytest.raises(DataError, match=r"must both be .npz, both .npy or both tables, not .npy and .npz"):
-        opening.load_raw(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
-    for wrong in ({"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}):
-        with pytest.raises(ValidationError, match="target"):
-            Data.model_validate(wrong)
+@pytest.mark.parametrize("wrong", [{"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}])
+def test_files_of_rows_and_of_labels_go_in_pairs(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="target"):
+        Data.model_validate(wrong)
 
 
 def normal(trial: int, purpose: str, exact: np.ndarray, *rest: object) -> np.ndarray:
@@ -140,18 +108,3 @@ def test_a_cut_for_testing_and_one_for_validation(tmp_path: Path) -> None:
     assert [len(own) for own in rows] == [45, 9, 6] == [outline.train_records, outline.test_records, 6]
     assert sorted(np.concatenate(rows)) == list(range(60))
     assert all(np.array_equal(y[0 : len(y)], own % 3) for (_, y), own in zip(parts, rows, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"preprocess": [{"scale": {"by": "standard"}}]}, "scale by standard reads all rows at once; scale by bounds"),
-        ({"features": {"kind": "scattering"}}, "data.features keeps all it extracts; extract first"),
-        ({"test_path": "x.npy", "test_target": "y.npy", "split": {}}, "give test_path or split, not both"),
-    ],
-)
-def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    write(tmp_path, x=np.zeros((60, 1, 8, 8), np.uint8))
-    own = Data.model_validate(FILES | changes)
-    with pytest.raises(DataError, match=said):
-        data.prepare(own, tmp_path, 1, normal, "add-remove")

@@ -50,7 +50,7 @@ def test_outline_says_what_prepare_gives(settings: dict[str, Any]) -> None:
     assert outline.train_records == len(dataset.train_y)
     assert outline.test_records == len(dataset.test_y)
     assert outline.input_shape == dataset.train_x.shape[1 + dataset.per_trial :]
-    assert dataset.test_x.shape[dataset.per_trial :] == (outline.test_records, *(outline.input_shape or ()))
+    assert dataset.test_x.shape[dataset.per_trial :] == (outline.test_records, *outline.input_shape)
     assert outline.outputs == len(dataset.classes or ())
     assert outline.declarations == dataset.declarations
     assert f"The number of training records is public: {outline.train_records}." in dataset.declarations

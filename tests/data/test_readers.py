@@ -18,7 +18,7 @@ import pytest
 import dpsgd_cli as dpsgd
 from dpsgd_cli.common import free_memory
 from dpsgd_cli.data import fingerprint, memory, opening, table_files
-from dpsgd_cli.data.cells import Table, numbers_in, text_of
+from dpsgd_cli.data.cells import TableRows, numbers_in, text_of
 from dpsgd_cli.data.column_settings import TableFormat
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
@@ -78,7 +78,7 @@ def test_a_record_that_equals_others_leaves_their_texts(first: Any, use: dict[st
     found = []
     for cells in ([first, *others], others):
         frame = pd.DataFrame({"id": pd.Series(cells, dtype=object), "y": ["u", "v", *["u"] * (len(cells) - 2)]})
-        with memory.holding(Path("t.parquet"), Table.of(frame)):
+        with memory.holding(Path("t.parquet"), TableRows.of(frame)):
             found.append(features(Path("t.parquet"), "", **use))
     np.testing.assert_array_equal(found[0][1:], found[1])
 

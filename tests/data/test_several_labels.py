@@ -13,9 +13,7 @@ from dpsgd_cli.clipping.run import Clipping, Diagnostics
 from dpsgd_cli.engine.losses import LossOptions, binary
 from dpsgd_cli.engine.metrics import counts_of_places, of_counts
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.risks.affine import AffineRisk
-from dpsgd_cli.recipe.loading import load_mapping
 
 DATA = {"path": "t.npz", "task": "multi-label", "classes": ["ill", "old"], "evaluation": "public"}
 
@@ -59,17 +57,3 @@ def test_f1_of_each_class_of_places_is_that_of_scikit_learn() -> None:
     each = f1_score(truth[there], outputs.argmax(dim=-1)[there], average=None)
     assert [found[f"label_f1_{name}"] for name in "xyz"] == pytest.approx(each.tolist())
     assert found["label_f1"] == pytest.approx(each.mean())
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"model": {"kind": "convex"}}, "convex has one output"),
-        ({"data": DATA | {"evaluation": "private", "split": {"test": 0.25}}}, "not data.task: multi-label"),
-        ({"method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}}, "epochs": "auto"}, "usual loss of one"),
-        ({"data": DATA | {"path": "t.csv", "target": "ill"}}, "reads labels of a .npz or .npy file"),
-    ],
-)
-def test_what_does_not_take_several_labels_says_so(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(RecipeError, match=why):
-        load_mapping(recipe(**changes), ())

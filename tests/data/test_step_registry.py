@@ -16,10 +16,7 @@ from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, Pipeline, norm_bound
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.data.step_settings import (
-    PREPROCESS,
-    Features,
-)
+from dpsgd_cli.data.step_settings import PREPROCESS, Features, PreprocessStep
 from dpsgd_cli.errors import DataError
 
 COLUMNS = (
@@ -50,7 +47,7 @@ CASES = [(kind, layout, given) for kind, samples in SAMPLES.items() for layout, 
 
 
 def step_of(kind: str, given: dict[str, Any]) -> Step:
-    return STEPS[kind](PREPROCESS[kind].model_validate(given), "add-remove")
+    return STEPS[kind](PreprocessStep.model_validate({kind: given}).step, "add-remove")
 
 
 def rows_of(layout: Layout, seed: int, count: int = 12) -> np.ndarray:

@@ -17,25 +17,6 @@ from dpsgd_cli.data.table import predicted, target_scale
 from dpsgd_cli.errors import DataError
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1.0, None, None], r"column 'x' has 2 missing values, first in data row 2"),
-        ([np.inf, 1.0, 2.0], r"column 'x' has 1 missing or infinite value, first in data row 1"),
-        (
-            ["1", "two", "3"],
-            r"column 'x' holds no number in data row 2, as data.format .* say in data.format what",
-        ),
-        (["1", "two", "three"], r"column 'x' holds no number in data row 2 and 1 more.* name .* data.categorical"),
-        (["1", "?", "3"], r"column 'x' has 1 missing value, first in data row 2"),
-        (list(pd.date_range("2020-01-01", periods=3)), r"column 'x' holds dates"),
-    ],
-)
-def test_columns_that_are_not_finite_numbers(values: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        table.to_numbers(Cells.of("x", pd.Series(values)))
-
-
 def test_unlisted_and_empty_categories() -> None:
     column = Column("job", values=("True", "False"))
     with pytest.raises(DataError, match=r"2 cells, first in data row 1, not among.*\(YAML reads yes, no"):
@@ -74,28 +55,6 @@ def test_labels(held: list[Any], given: list[Any] | None, indices: list[int], cl
     found = labels.found_classes([cells]) if given is None else tuple(given)
     codes = labels.to_labels(cells, found)
     assert (codes.tolist(), codes.dtype, found) == (indices, np.int64, classes)
-
-
-@pytest.mark.parametrize(
-    ("held", "given", "message"),
-    [
-        (
-            [0.5, 1.0, 2.0],
-            None,
-            "holds a fraction in data row 1, which is not a class; for numeric targets set data.task: regression",
-        ),
-        ([0.0, np.nan, 1.0], None, "1 missing label, first in data row 2"),
-        (["a", "", "b"], None, "1 missing label, first in data row 2"),
-        (["a", "a", "a"], None, "training needs at least two classes"),
-        (["a", "b", "x"], ["a", "b"], r"1 label, first in data row 3, not among the classes \['a', 'b'\]"),
-        ([str(i) + "n" for i in range(60)], None, "60 different values in 60 rows: these are not classes"),
-        (["yes", "no", "maybe"], [True, False], r"1 label, first in data row 3, not among the classes \[True"),
-    ],
-)
-def test_labels_that_are_not_classes(held: list[Any], given: list[Any] | None, message: str) -> None:
-    cells = Cells.of("y", pd.Series(held))
-    with pytest.raises(DataError, match=message):
-        labels.to_labels(cells, given or labels.found_classes([cells]))
 
 
 @pytest.mark.parametrize(("bounds", "unit"), [([100.0, 1e5], 100.0), ([0.0, 2e4], 20.0), ([-50.0, 950.0], 1.0)])

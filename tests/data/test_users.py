@@ -155,40 +155,6 @@ def test_a_user_of_the_training_file_has_no_test_rows(tmp_path: Path) -> None:
     assert (outline.train_records, outline.test_records, outline.files) == (5, 3, (5, 3))
 
 
-@pytest.mark.parametrize(
-    ("names", "column", "told"),
-    [
-        (
-            ["al", "", "bo", "NA"],
-            "who",
-            r"own.csv: privacy.unit.column 'who' has 2 gaps, first in data row 2.*leave th",
-        ),
-        (["al"] * 4, "who", r"all 4 rows are one user's by privacy.unit.column 'who'.*names? a column"),
-        (["al", "bo"] * 2, "hwo", r"privacy.unit.column names 'hwo', which is no column; did you mean 'who'"),
-        (["al", "bo"] * 2, "nobody.npy", r"no such file: .*nobody.npy"),
-    ],
-)
-def test_bad_unit_columns(names: list[str], column: str, told: str, tmp_path: Path) -> None:
-    frame(names).to_csv(tmp_path / "own.csv", index=False)
-    with pytest.raises(DataError, match=told):
-        data.outline(section(column, drop=["who"] if column.endswith(".npy") else []), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("held", "told"),
-    [
-        (np.arange(3), r"has shape \(3,\) of int64, but must be \(4,\), a number or text for each row"),
-        (np.array([0, 1, np.nan, 1]), r"has 1 gap, first in data row 3"),
-        (np.arange(8).reshape(4, 2), r"has shape \(4, 2\)"),
-    ],
-)
-def test_bad_users_files(held: np.ndarray, told: str, tmp_path: Path) -> None:
-    frame(["al", "bo"] * 2).to_csv(tmp_path / "own.csv", index=False)
-    np.save(tmp_path / "who.npy", held)
-    with pytest.raises(DataError, match=told):
-        data.outline(section("who.npy", drop=["who"]), tmp_path)
-
-
 def test_what_is_said_of_features_says_nothing_of_the_unit_column(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "own.csv", index=False)
     with pytest.raises(DataError, match=r"'who' is none: privacy.unit.column names it"):
@@ -266,22 +232,6 @@ def test_names_of_a_cards_table_are_text_even_where_the_card_says_numbers(
     source = card_readers.read(card, "who")
     assert isinstance(source.train, Part) and source.train.owners is not None
     assert source.train.owners.tolist() == names
-
-
-@pytest.mark.parametrize(
-    ("tokens", "told"),
-    [
-        (['"a"', '"b"', '"c\\u0000"', '"c"'], "'who' is no valid text in data row 3"),
-        (['"a"', '"\\ud800"', '"c"', '"d"'], "line 2 holds half of a surrogate pair"),
-        (['"a"', "null", '"c"', '"d"'], "has 1 gap, first in data row 2"),
-        (['"a"', "NaN", '"c"', '"d"'], "has 1 gap, first in data row 2"),
-    ],
-)
-def test_names_that_could_be_taken_for_others_are_refused(tokens: list[str], told: str, tmp_path: Path) -> None:
-    rows = [f'{{"a": {n}, "who": {token}, "y": {n % 2}}}\n' for n, token in enumerate(tokens)]
-    (tmp_path / "own.jsonl").write_text("".join(rows))
-    with pytest.raises(DataError, match=told):
-        owners_as_read(tmp_path, "own.jsonl", bounds={"a": [0, 20]})
 
 
 def test_cells_that_are_no_names_are_refused(tmp_path: Path) -> None:

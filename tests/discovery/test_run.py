@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data.cells import Table
+from dpsgd_cli.data.cells import TableRows
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.discover import Discover
 from dpsgd_cli.data.table import to_matrix
@@ -122,7 +122,7 @@ def test_the_code_of_a_cell_is_a_function_of_that_cell_alone() -> None:
     cells = pd.Series(["b", "a", None, "?", "", "b"])
 
     def to_private_codes(kept: pd.Series) -> np.ndarray:
-        return to_matrix(Table.of({"c": kept}), [Column("c", private="categories")], "here")[:, 0]
+        return to_matrix(TableRows.of({"c": kept}), [Column("c", private="categories")], "here")[:, 0]
 
     made = to_private_codes(cells)
     assert made[[0, 1, 5]].tolist() == [code("b"), code("a"), code("b")] and np.isnan(made[2:5]).all()

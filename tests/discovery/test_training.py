@@ -178,10 +178,6 @@ def test_cells_of_other_budgets_have_a_pack_of_their_own(write: Write) -> None:
     assert one == other
 
 
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in PRIVATE.items() if name != key}
-
-
 BOUNDS = PRIVATE | {"categorical": {"job": ["clerk", "judge", "nurse"]}, "drop": ["job"]}
 del BOUNDS["categorical"]
 BUDGET = {"epsilon": 4, "delta": 1e-4}

@@ -221,24 +221,6 @@ def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) ->
     assert sums == sorted(sums) and len(set(sums)) >= min(4, 1 + rows[0].numel())
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: nn.Linear(6, 3), r"outputs of shape \(3,\) for one example; the data needs \(2,\)"),
-        (lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1))), r"outputs of shape \(2, 1\)"),
-        (lambda: nn.Linear(5, 2), r"does not run on inputs of shape \(6,\), one at a time"),
-        (
-            lambda: nn.Sequential(nn.Linear(6, 2), nn.Flatten(0)),
-            "for a batch of one example, the model gives outputs of shape",
-        ),
-    ],
-)
-def test_models_that_do_not_fit_the_data_are_refused(build: Build, message: str) -> None:
-    pack = Pack(build, [0, 1], PLACE)
-    with pytest.raises(ModelError, match=message):
-        independence.check_outputs(pack, independence.stand_in_rows((6,), pack.values), (2,))
-
-
 class Positions(Model):
     """Learns an embedding of positions, looked up once for the whole batch."""
 

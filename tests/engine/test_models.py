@@ -102,20 +102,3 @@ def test_an_own_model_gets_shape_outputs_and_arguments(tmp_path: Path) -> None:
 def test_an_own_model_in_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such Python file"):
         build(PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("factory", "arguments", "message"),
-    [
-        ("wrong", {}, r"wrong\(...\) returned tuple, not a torch.nn.Module"),
-        ("build", {"wdth": 3}, r"build\(input_shape, outputs, width\) does not take wdth; did you mean width\?"),
-        ("build", {}, r"build\(.*\) is called with input_shape, outputs: missing a required argument: 'width'"),
-        ("noargs", {}, r"noargs\(\) is called with input_shape, outputs: too many positional arguments"),
-        ("number", {}, "number is int, not a function"),
-    ],
-)
-def test_a_factory_that_makes_no_model_is_refused(
-    tmp_path: Path, factory: str, arguments: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ModelError, match="own.py: " + message):
-        own(tmp_path, factory, arguments)

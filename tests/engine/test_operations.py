@@ -21,7 +21,7 @@ from dpsgd_cli.errors import ModelError
 # torch's samples name a base class of tests that they do not need
 sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 
-MOST, LARGEST = 4, 20_000
+MOST, LARGEST = 2, 20_000
 WITH_MASKS = {"nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"}
 """Dropout does nothing in a pass that records nothing (`test_dropout.py`)."""
 
@@ -118,7 +118,7 @@ def test_every_operation_is_that_of_each_example_alone_or_refused() -> None:
             except (ModelError, RuntimeError):
                 refused.add(one.formatted_name)
     assert not wrong
-    assert compared > 1500 and "select_scatter" in refused and len(refused) < 40
+    assert compared > 800 and "select_scatter" in refused and len(refused) < 40
 
 
 @pytest.mark.parametrize("name", ["select_scatter", "nn_functional_linear_cross_entropy_chunked"])

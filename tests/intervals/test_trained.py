@@ -17,9 +17,7 @@ import dpsgd_cli as dpsgd
 from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.intervals.run import bounded_rows
-from dpsgd_cli.recipe.loading import load_mapping
 from dpsgd_cli.results import shapes, store
 from dpsgd_cli.results.document import Heading
 from dpsgd_cli.training import explain
@@ -102,26 +100,6 @@ def test_the_release_is_a_share_of_the_budget(write_recipe: WriteRecipe, train: 
     delta = stats.norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * stats.norm.cdf(-mu / 2 - 2 / mu)
     assert delta == pytest.approx(1e-5, rel=1e-3)
     assert store.read_document(directory)["privacy"]["epsilon"] <= 2
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "why"),
-    [
-        (LOGISTIC, {"model": {"kind": "linear"}}, "loss: logistic"),
-        (LOGISTIC, {"model": {"kind": "convex", "loss": "logistic", "l2": 0.1}}, "without l2"),
-        (LOGISTIC, {"method": {"kind": "dp-sgd", "inference": "intervals"}}, "full batches"),
-        (LOGISTIC, {"privacy": {"budget": None, "delta": 1e-5}}, "share of privacy.budget"),
-        (
-            SQUARES,
-            {"privacy": {"budget": {"epsilon": 1, "delta": 1e-5}, "unit": {"column": "job"}}},
-            "independent records",
-        ),
-    ],
-)
-def test_what_the_law_does_not_cover_is_refused(case: dict[str, Any], changes: dict[str, Any], why: str) -> None:
-    recipe = {key: value for key, value in (case | changes | {"name": "refused"}).items() if value is not None}
-    with pytest.raises(RecipeError, match=why):
-        load_mapping(recipe)
 
 
 def test_the_clip_is_reported_where_it_biases_beyond_the_width(

@@ -22,7 +22,7 @@ from dpsgd_cli.engine.losses import Logistic
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan
+from dpsgd_cli.methods.dp_agd import AdaptivePlan
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.methods.perturbation import ObjectivePerturbation, moved_by_one, noise_of, rate_of_descent
 from dpsgd_cli.methods.privgene import PrivGene
@@ -192,15 +192,6 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
     run(cut)
     assert torch.allclose(cut.output, whole.output, atol=1e-5)
     assert not torch.equal(cut.output, whole.output)
-
-
-@pytest.mark.parametrize(
-    ("kind", "model", "message"),
-    [("objective-perturbation", {"loss": "hinge"}, "smooth"), ("output-perturbation", {"loss": "hinge"}, "smooth")],
-)
-def test_conditions_are_checked(kind: str, model: dict[str, Any], message: str) -> None:
-    with pytest.raises(PrivacyError, match=message):
-        create(context(made(kind, model={"kind": "convex", **model})))
 
 
 def test_conditions_name_missing_bounds_and_other_adjacencies() -> None:

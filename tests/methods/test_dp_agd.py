@@ -21,8 +21,7 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget
-from dpsgd_cli.methods.dp_agd.run import DpAgd
-from dpsgd_cli.methods.dp_agd.settings import AdaptivePlan, DpAgdMethod, agd_rates, largest_rho
+from dpsgd_cli.methods.dp_agd import AdaptivePlan, DpAgd, DpAgdMethod, agd_rates, largest_rho
 from dpsgd_cli.noise.run import TrialNoise
 from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.schema import Recipe

@@ -12,7 +12,7 @@ import torch
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.methods.dp_gd.run import DpGd, Gd
+from dpsgd_cli.methods.dp_gd import DpGd, Gd
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, recipe, run, signed

@@ -88,21 +88,6 @@ def test_training_is_the_loop_over_single_examples(batching: str, most_rows: int
         torch.testing.assert_close(method.output[trial], slow, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("batching", BATCHINGS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_trial_is_the_same_alone_and_in_a_pack_of_20(batching: str, optimizer: str) -> None:
-    """In float32, after 20 steps or more, every parameter to 1e-5."""
-    changes = {**BATCHINGS[batching], **OPTIMIZERS[optimizer]}
-    epochs = {"poisson": 4, "shuffle": 4, "full": 20}[batching]
-    recipes = [recipe(method=changes, seed=seed, epochs=epochs) for seed in range(20)]
-    pack = train(context(recipes, dtype=torch.float32))
-    assert pack.epochs * pack.steps >= 20
-    for trial in (0, 7, 19):
-        alone = train(context([recipes[trial]], dtype=torch.float32))
-        torch.testing.assert_close(pack.output[trial], alone.output[0], rtol=0, atol=1e-5)
-    assert len({tuple(own.tolist()) for own in pack.output}) == 20
-
-
 def test_trials_that_are_over_keep_their_weights() -> None:
     """Lengths 1, 3 and 2 in one pack, with everything that a step changes: momentum and averages as well."""
     changes = {**OPTIMIZERS["momentum"], **OPTIMIZERS["averaged"]}
@@ -118,21 +103,6 @@ def test_trials_that_are_over_keep_their_weights() -> None:
         for name, tensor in alone.state().items():
             if isinstance(tensor, Tensor):
                 torch.testing.assert_close(state[name][trial], tensor[0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_method_continues_from_its_state(optimizer: str) -> None:
-    recipes = [recipe(method={**BATCHINGS["poisson"], **OPTIMIZERS[optimizer]}, seed=seed) for seed in range(2)]
-    whole = train(context(recipes))
-    first = create(context(recipes))
-    for epoch in range(2):
-        first.run_epoch(epoch)
-    continued = create(context(recipes))
-    continued.load_state(first.state())
-    for epoch in range(2, 4):
-        first.run_epoch(epoch)  # goes on, and must not change what was handed over
-        continued.run_epoch(epoch)
-    assert torch.equal(continued.output, whole.output)
 
 
 def test_the_sum_is_divided_by_a_public_number() -> None:

@@ -19,7 +19,7 @@ from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.methods.base import _refuse, create
 from dpsgd_cli.methods.baselines import Majority
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.selection import select_least
@@ -64,10 +64,10 @@ def test_the_published_index_has_the_law_that_its_adjacency_needs(
     """P(i) is proportional to exp(-eps z_i / D) of what the method itself publishes; D = 2 where a replaced record may
     raise one count and lower another (Yu et al. 2019, IV-A3), 1 where a null record lowers none.
 
-    Frequencies over 4000 seeds, 4.5 standard errors: fails falsely with P < 1e-4. Half and twice of D must not pass.
+    Frequencies over 1500 seeds, 4.5 standard errors: fails falsely with P < 1e-4. Half and twice of D must not pass.
     """
     method = selection(write_recipe, adjacency)
-    wrong, draws = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 4000
+    wrong, draws = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 1500
     monkeypatch.setattr(method, "_wrong", lambda: wrong)
     counts = torch.zeros(3)
     for seed in range(draws):
@@ -124,21 +124,21 @@ def test_the_noise_of_majority_is_laplace_of_the_scale_that_was_charged() -> Non
 
 @pytest.mark.parametrize(("adjacency", "span"), [("add-remove", 1), ("replace-one", 2)])
 def test_privgene_chooses_by_the_epsilon_that_it_charges(adjacency: str, span: int) -> None:
-    """P(i) is proportional to exp(-eps misses_i / D) with the eps of the ledger, over 4000 choices of one chooser, 4.5
+    """P(i) is proportional to exp(-eps misses_i / D) with the eps of the ledger, over 1500 choices of one chooser, 4.5
     standard errors; half and twice of eps do not pass. D = 2 where a replaced record moves counts both ways."""
     one = made("privgene", method={"rounds": 1, "survivors": 1}, privacy={**BUDGET, "adjacency": adjacency})
     trial = context(one)
     chooser = _Chooser(trial, 0, one.method.choices)  # type: ignore[union-attr]
     chooser.ledger = Ledger()
     misses = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
-    chosen = torch.bincount(torch.tensor([chooser.choose(misses) for _ in range(4000)]), minlength=3) / 4000
+    chosen = torch.bincount(torch.tensor([chooser.choose(misses) for _ in range(1500)]), minlength=3) / 1500
     charged = chooser.ledger.entries[0].release.mechanism
     assert isinstance(charged, PureDP)
-    assert (len(chooser.ledger.entries), charged.adjacency) == (4000, adjacency)
+    assert (len(chooser.ledger.entries), charged.adjacency) == (1500, adjacency)
 
     def fits(epsilon: float) -> bool:
         law = torch.softmax(-epsilon * misses / span, 0)
-        return bool(((chosen - law).abs() < 4.5 * (law * (1 - law) / 4000).sqrt()).all())
+        return bool(((chosen - law).abs() < 4.5 * (law * (1 - law) / 1500).sqrt()).all())
 
     assert fits(charged.epsilon)
     assert not fits(charged.epsilon / 2) and not fits(2 * charged.epsilon)

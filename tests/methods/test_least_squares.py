@@ -112,7 +112,7 @@ def test_with_the_same_noise_it_is_ridge_regression(adjacency: str, bias: bool, 
         np.testing.assert_allclose(method.output[trial].numpy(), expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 1 / 3, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.3, 1 / 3, 0.5])
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
 def test_the_joint_sensitivity_is_the_most_that_any_record_moves(adjacency: Adjacency, share: float) -> None:
     """The most that SciPy finds over rows and targets of two records, written as what the mechanism releases."""
@@ -127,7 +127,7 @@ def test_the_joint_sensitivity_is_the_most_that_any_record_moves(adjacency: Adja
         other = part(v[4:]) if adjacency == "replace-one" else 0.0
         return -float(np.linalg.norm(part(v[:4]) - other))
 
-    starts = np.random.default_rng(0).normal(0, 2, (30, 8))
+    starts = np.random.default_rng(0).normal(0, 2, (10, 8))
     found = max(
         -optimize.minimize(moved, start, method="Nelder-Mead", options={"maxiter": 4000}).fun for start in starts
     )

@@ -7,7 +7,7 @@ import pytest
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.lectures.price import (
+from dpsgd_cli.methods.lectures import (
     PublicProblem,
     excess_risk_of_average,
     excess_risk_of_last,

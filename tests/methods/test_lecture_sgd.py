@@ -15,9 +15,9 @@ from dpsgd_cli.batching.run import FixedSampler
 from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods import lectures
 from dpsgd_cli.methods.base import create
-from dpsgd_cli.methods.lectures import run as lectures
-from dpsgd_cli.methods.lectures.run import LectureSgd
+from dpsgd_cli.methods.dp_sgd.fixed import LectureSgd
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed

@@ -192,8 +192,8 @@ def test_every_query_is_charged_before_it_is_answered(tmp_path: Path, monkeypatc
 
         return decided
 
-    monkeypatch.setattr(rule, "accepts", watched("threshold", rule.accepts))
-    monkeypatch.setattr(rule, "label", watched("vote", rule.label))
+    monkeypatch.setattr(type(rule), "accepts", staticmethod(watched("threshold", rule.accepts)))
+    monkeypatch.setattr(type(rule), "label", staticmethod(watched("vote", rule.label)))
     trials.method._release(0)
     done = {"threshold": 0, "vote": 0}
     for kind, charged in seen:

@@ -97,7 +97,7 @@ def test_rows_in_memory_and_on_disk_and_users_are_masked_alike(tmp_path: Path) -
     here = torch.device("cpu")
     memory = Table.load(x, y, False, here, torch.float32)
     users = UnitTable(memory.x, memory.y, False, members=torch.arange(5)[:, None])
-    tables = [memory, StreamedTable.open(disk[0], disk[1], False, here, torch.float32), users]
+    tables = [memory, StreamedTable.open(disk[0], disk[1], here, torch.float32), users]
     batch = Batch(rows=np.array([[0, 7, 4, 5]]), mask=np.array([[True, True, True, False]]))
     for table in tables:
         placed = table.with_places(8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpsgd_cli.errors import DpsgdError, InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.training.loop import plan_recipe

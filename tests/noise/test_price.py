@@ -309,32 +309,6 @@ def test_one_order_costs_one_gaussian_of_all_epochs(adjacency: str) -> None:
     assert max(noise) == pytest.approx(min(noise)) == pytest.approx(2.0 * plan.sensitivity)
 
 
-@pytest.mark.parametrize(
-    ("noise", "changes", "said"),
-    [
-        ({"kind": "banded", "bands": 11}, {}, "bands is 11: groups of 1050 / 11 records .* give at most 10 bands"),
-        ({"kind": "banded", "bands": 2000}, {}, "give at most 10 bands"),
-        ({"kind": "banded"}, {"method": {"batching": "full", "batch_size": None}}, "banded on full batches"),
-        ({"kind": "banded", "bands": 3}, {"method": ALLOCATED}, "which 3 groups .* 1 or 11"),
-        (
-            {"kind": "banded", "bands": 2},
-            {"privacy": {"adjacency": "replace-one"}},
-            "poisson batches under replace-one",
-        ),
-        ({"kind": "banded"}, {"method": {"batching": "shuffle"}, "privacy": {"adjacency": "add-remove"}}, "shuffled"),
-        (
-            {"kind": "banded", "bands": 3},
-            {"method": {"batching": "shuffle"}, "epochs": "until-budget", "privacy": {"budget": {"rho": 1}}},
-            "depends on the length",
-        ),
-        ({"kind": "banded"}, {}, "bands: auto compares .* give privacy.budget, epochs as a number"),
-    ],
-)
-def test_what_has_no_proof_is_refused(noise: dict[str, Any], changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PrivacyError, match=said):
-        plan_for(recipe(noise, **changes), Facts(1050))
-
-
 @pytest.mark.parametrize("kind", ["private-selection", "python"])
 def test_methods_with_steps_of_their_own_are_refused(kind: str) -> None:
     more: dict[str, Any] = {

@@ -15,7 +15,7 @@ from scipy import linalg
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.data.step_settings import Bin
-from dpsgd_cli.preconditioning.marginals import Cells, Columns, MapBlock, Products, counted, scaling
+from dpsgd_cli.preconditioning.marginals import ColumnCells, Columns, MapBlock, Products, counted, scaling
 from dpsgd_cli.preconditioning.price import sensitivity
 
 AGE, JOB, ONLY = Column("age", (17.0, 90.0)), Column("job", values=("a", "b", "c")), Column("only", values=("x",))
@@ -23,9 +23,9 @@ LAYOUT = Layout((4,), (AGE, JOB, ONLY, Column("pay", (-100.0, 1e5))))
 ROWS = arrays(np.float64, st.tuples(st.integers(0, 6), st.just(5)), elements=st.floats())
 ROW = arrays(np.float64, (1, 5), elements=st.floats())
 COLUMNS = [
-    Cells(np.array([0, 1]), np.eye(2)),
-    Cells(np.array([2, 3]), np.array([[1.0, 0.5], [-1.0, 0.5], [0.0, 1.0]])),
-    Cells(np.array([4]), np.ones((1, 1))),
+    ColumnCells(np.array([0, 1]), np.eye(2)),
+    ColumnCells(np.array([2, 3]), np.array([[1.0, 0.5], [-1.0, 0.5], [0.0, 1.0]])),
+    ColumnCells(np.array([4]), np.ones((1, 1))),
 ]
 
 
@@ -69,13 +69,15 @@ def every_combination() -> tuple[np.ndarray, Columns]:
     """Columns of 3, 2 and 4 categories, a constant, and all products of pairs, each as often as its weights say."""
     widths, rows = (3, 2, 4), []
     firsts = [0, 3, 5]
-    cells = [Cells(np.arange(at, at + width), 0.5 * np.eye(width)) for at, width in zip(firsts, widths, strict=True)]
+    cells = [
+        ColumnCells(np.arange(at, at + width), 0.5 * np.eye(width)) for at, width in zip(firsts, widths, strict=True)
+    ]
     products, at = [], 10
     for one, other in itertools.combinations(cells, 2):
         own = np.arange(at, at + len(one.features) * len(other.features))
         products.append(Products(own, one.features, other.features, 0.7))
         at += len(own)
-    columns = Columns([Cells(np.array([9]), np.array([[0.5]])), *cells], products)
+    columns = Columns([ColumnCells(np.array([9]), np.array([[0.5]])), *cells], products)
     for codes in itertools.product(*map(range, widths)):
         row = np.zeros(at)
         row[[*(first + code for first, code in zip(firsts, codes, strict=True)), 9]] = 0.5
@@ -217,7 +219,7 @@ def test_a_mark_has_two_cells() -> None:
 
 def test_a_budget_next_to_nothing_still_leaves_shares() -> None:
     """Noise of 1e17 hides a difference of 1."""
-    columns = Columns([Cells(np.arange(3), np.eye(3))])
+    columns = Columns([ColumnCells(np.arange(3), np.eye(3))])
     assert np.isfinite(scaling(np.array([1e17, -1e17, 3e16]), columns, 10, 1e9)[0].matrix).all()
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from scipy import optimize
 from scipy.stats import norm
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.dp_gd.run import DpGd
+from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.preconditioning import maps
@@ -245,28 +244,3 @@ def test_what_a_checkpoint_holds_is_not_released_again(kind: str) -> None:
         second.run_epoch(epoch)
     assert kind not in streams.asked and "noise" in streams.asked
     assert torch.equal(second.output, whole.output)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"privacy": {"budget": None}}, "gets a share of privacy.budget"),
-        ({"privacy": {"budget_covers": "training"}}, "privacy.budget_covers: method.preconditioner is a share"),
-        ({"model": {"kind": "convex", "l2": 0.1}}, "leave model.l2 and model.radius out"),
-        ({"model": {"kind": "mlp"}}, "is for model.kind linear or convex, not mlp"),
-        ({"runtime": {"dtype": "bfloat16"}}, "is proved for float32 and float64"),
-        ({"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}}, "not one by one"),
-        ({"method": {"preconditioner": {"kind": "second-moment", "share": 1.0}}}, "less than 1"),
-        ({"preconditioner": "marginals", "data": {"path": "a.csv", "target": "y"}}, "marginals are of columns"),
-        (
-            {"preconditioner": "marginals", "data": BINNED | {"preprocess": [{"bin": {"pairs": 4}}]}},
-            "marginals are of columns",
-        ),
-        ({"method": {"kind": "gd"}, "privacy": None}, "preconditioner"),
-    ],
-)
-def test_what_nobody_has_proved_or_defined_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        made(**changes) if changes.get("privacy", {}) is not None else recipe(
-            {"kind": "gd", "preconditioner": {"kind": "second-moment"}}, privacy=None, epochs=2
-        )

@@ -3,7 +3,8 @@
 A file is a list of groups. `command` stands before the recipe and `args` after it. The recipe is `tiny.yaml` of
 `recipe_writer` with the sections `recipe` (null leaves one out); or a name; or, where a group has none, nothing. A row
 changes it: sections (`change`), its whole text (`text`, of which `replace: [old, new]` changes one place), arguments
-(`args`), files beside it (`files`; null removes one). `says` is part of the message, `exit` the code (2 unless stated).
+(`args`), files beside it (`files`: text; a list is a .npy file, a section a .npz file, and null removes one). `says` is
+part of the message, `exit` the code (2 unless stated).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -44,6 +46,18 @@ def recipe_of(row: dict[str, Any], write_recipe: WriteRecipe, folder: Path) -> l
     return ["tiny.yaml"]
 
 
+def put(path: Path, content: Any) -> None:
+    """Write a file of text or of arrays, or remove it."""
+    if content is None:
+        path.unlink()
+    elif isinstance(content, dict):
+        np.savez(path, **{name: np.array(values) for name, values in content.items()})  # type: ignore[arg-type]
+    elif isinstance(content, list):
+        np.save(path, np.array(content))
+    else:
+        path.write_text(content)
+
+
 @pytest.mark.parametrize("row", rows())
 def test_a_mistake_is_one_message_with_its_exit_code(
     row: dict[str, Any], write_recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,7 +66,7 @@ def test_a_mistake_is_one_message_with_its_exit_code(
     recipe = recipe_of(row, write_recipe, tmp_path)
     (tmp_path / "models.py").write_text((HERE / "models.txt").read_text())
     for name, content in row.get("files", {}).items():
-        (tmp_path / name).write_text(content) if content is not None else (tmp_path / name).unlink()
+        put(tmp_path / name, content)
     before = set(tmp_path.rglob("*"))
     result = CliRunner().invoke(main, [*row["command"], *recipe, *map(str, row.get("args", []))])
     assert result.exit_code == row.get("exit", 2), result.output

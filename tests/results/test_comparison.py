@@ -111,25 +111,6 @@ def test_recipes_and_results_and_methods_without_privacy_stand_together(tmp_path
     assert float(a["difference"]) < 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("quickstart", "--epsilon", "0,1"), "write positive numbers with commas"),
-        (("quickstart", "--epsilon", "one"), "write positive numbers with commas"),
-        (("quickstart", "quickstart", *FAST), "quickstart is given twice"),
-        (("quikstart",), "did you mean quickstart?"),
-        (("x=1",), "are for recipes"),
-        (
-            ("quickstart", "yu2019/mnist-uniform", "--data-of", "quickstart", "privacy.adjacency=add-remove"),
-            "add-remove",
-        ),
-    ],
-)
-def test_what_cannot_be_compared_is_told(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run(tmp_path, *arguments)
-    assert (done.exit_code, message in done.stderr) == (2, True), done.output
-
-
 def test_an_unknown_metric_or_baseline_lists_what_there_is(tmp_path: Path, recipe: Recipe) -> None:
     for option in ("--metric", "--baseline"):
         done = run(tmp_path, recipe("a"), option, "xyz")

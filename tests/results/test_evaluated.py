@@ -39,26 +39,6 @@ def test_cards_differ_by_name_and_by_content_but_not_by_extractors() -> None:
     assert digits.source != evaluated_on({"name": "breast-cancer"}, None, {"digits": "aa"}).source
 
 
-@pytest.mark.parametrize(
-    ("data", "folds", "records"),
-    [
-        (OWN, None, "20% of its records (split seed 0)"),
-        ({**OWN, "split": {"test": 0.2}}, None, "20% of its records (split seed 0)"),
-        ({**OWN, "split": {"test": 300, "seed": 7}}, None, "300 of its records (split seed 7)"),
-        (OWN, 5, "5 folds"),
-        ({**OWN, "test_path": "more.csv"}, None, "its own test records"),
-        ({"path": "a.npz"}, None, "its own test records"),
-        ({"name": "digits"}, None, "359 of its records (split seed 0)"),
-        ({"name": "breast-cancer-wisconsin"}, None, "123 of its records (split seed 0)"),
-        ({"name": "mnist"}, None, "its own test records"),
-        ({"name": "mnist", "split": {"test": 0.1, "seed": 1}}, None, "10% of its records (split seed 1)"),
-        ({"name": "a card of another version"}, None, "its own test records"),
-    ],
-)
-def test_the_test_records_are_said_in_words(data: dict[str, Any], folds: int | None, records: str) -> None:
-    assert evaluated_on(data, folds, {}).records == records
-
-
 def test_what_is_done_to_features_leaves_the_test_records() -> None:
     done = {"preprocess": [{"bias": {"value": 1.0}}], "validation": {"records": 10, "public": True}, "drop": ["x"]}
     assert evaluated_on({**OWN, **done}, None, HASHES) == evaluated_on(OWN, None, HASHES)

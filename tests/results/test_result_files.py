@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import json
 from fractions import Fraction
@@ -14,7 +13,7 @@ import pytest
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import deployment, reading, store
-from dpsgd_cli.results.reading import FILES, HASHED, RESULT, ResultFile, sealed
+from dpsgd_cli.results.reading import FILES, HASHED, RESULT, sealed
 from dpsgd_cli.results.result import NONPRIVATE
 from tests.conftest import recipe_writer
 from tests.results.test_reading import run
@@ -109,14 +108,6 @@ def test_a_document_that_lists_another_file_is_refused(trained: tuple[bool, Path
     document["files"]["gradients.csv"] = {"sha256": "0" * 64, "lines": 1}
     with pytest.raises(DataError, match=r"lists gradients.csv, which is no file of a result"):
         reading.check_files(trained[1], document)
-
-
-@pytest.mark.parametrize("left_out", [field.name for field in dataclasses.fields(ResultFile)])
-def test_a_file_that_leaves_out_a_statement_cannot_be_listed(left_out: str) -> None:
-    stated = dataclasses.asdict(FILES["ledger.jsonl"])
-    del stated[left_out]
-    with pytest.raises(TypeError, match=left_out):
-        ResultFile(**stated)
 
 
 @pytest.mark.parametrize("left_out", ["uncovered_steps", "budget_covers", "adjacency", "bound"])

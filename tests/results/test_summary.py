@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.common.text_format import epsilon_text
-from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.results.summary import brief_text, plan_text, result_text
-from dpsgd_cli.training.loop import plan_recipe
-from dpsgd_cli.training.plans import resolve_auto
-from tests.conftest import OWN, PCA, WriteRecipe
+from dpsgd_cli.results.summary import brief_text, result_text
 
 PRIVACY: dict[str, Any] = {
     "epsilon": 2.99999,
@@ -31,19 +26,6 @@ def document(privacy: dict[str, Any] = PRIVACY, mean: float | None = 0.9125, epo
     metric = {"mean": mean, "std": 0.01, "ci95": 0.0898, "n": 2}
     trials = [{"epochs": length} for length in epochs]
     return {"name": "toy", "trials": trials, "metrics": {"test_accuracy": metric}, "privacy": privacy, "warnings": []}
-
-
-def test_the_numbers_of_a_result() -> None:
-    text = result_text(document(), Path("results/toy-1"))
-    for part in (
-        "toy: 2 trials, 3 epochs",
-        "test_accuracy             0.9125 +- 0.0898 (95% CI, 2 trials)",
-        "at most 3.0000 at delta 1e-05, rho 0.25",
-        "zero-out (shuffle batches; gaussian)",
-        "declared public           The moon is public.",
-        "results in results/toy-1",
-    ):
-        assert part in text
 
 
 def test_five_lines_say_who_is_protected_how_well_it_does_and_at_what_price() -> None:
@@ -91,24 +73,3 @@ def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
 )
 def test_other_statements(changed: dict[str, Any], says: str) -> None:
     assert says in result_text(document(PRIVACY | changed), Path("r"))
-
-
-def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
-    privacy = {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 3}, "delta": 1e-3}
-    section = OWN | {"preprocess": PCA}
-    loaded = load_recipe(str(write_recipe(data=section, privacy=privacy, epochs=7)))
-    plan, outline = plan_recipe(resolve_auto(loaded))
-    assert plan is not None
-    text = plan_text(plan, loaded.recipe, outline.declarations)
-    for part in (
-        "tiny: 7 epochs of 4 steps",
-        "poisson, 12 of 48 records, rate 0.25",
-        "adjacency                 add-remove",
-        "none for sampled batches",
-        "budget                    none",
-        "before training           pca: noise multiplier 5",
-        "The number of training records is public: 48.",
-        "noise multiplier          8 in epoch 0, 2 in epoch 6 (`dpsgd account RECIPE --curve`)",
-        f"at most {epsilon_text(plan.guarantee().epsilon)} at delta 0.001, by pld",
-    ):
-        assert part in text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting.plan import Facts
-from dpsgd_cli.errors import BudgetExceeded, PrivacyError
+from dpsgd_cli.errors import BudgetExceeded
 from dpsgd_cli.methods.experiment import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.price import AdaptiveNoise, AdaptiveSchedulePlan
@@ -77,19 +77,3 @@ def test_the_ledger_stops_a_pace_before_the_budget_is_passed() -> None:
     with pytest.raises(BudgetExceeded):
         ledger.spend(made.releases_of(pace, epochs)[0])
     assert len(ledger.entries) == epochs < 20
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 10}}, "chooses its noise while it runs"),
-        ({"privacy": {"schedule": SCHEDULE, "delta": 1e-4}}, "give privacy.budget"),
-        (
-            {"privacy": {"schedule": SCHEDULE, "budget": {"epsilon": 1, "delta": 1e-4}, "accountant": "pld"}},
-            "chooses its noise while it runs",
-        ),
-    ],
-)
-def test_what_no_filter_can_police_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PrivacyError, match=said):
-        plan(**changes)

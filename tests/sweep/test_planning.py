@@ -8,8 +8,6 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.sweep.expansion import cell_of
 from dpsgd_cli.sweep.planning import packs, shared
 
-FIXED = "privacy.schedule={kind: uniform, initial: 100}"
-
 
 @pytest.mark.parametrize(
     "override",

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.accounting.joint_composition import Records, Run
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import private_tuning
-from dpsgd_cli.sweep.pricing import Spent
 from dpsgd_cli.sweep.private_tuning import draw
 from dpsgd_cli.sweep.session import SweepSession
 from dpsgd_cli.sweep.settings import RandomStopping
 from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 
-RUN = Run("a", (None,), "replace-one", Records("mine", "tested on 20%"))
 STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
 
 
@@ -209,7 +205,3 @@ def test_two_runs_are_of_cells_drawn_independently() -> None:
     pairs = [counts for seed in range(4000) if sum(counts := draw(RandomStopping(mean=2, seed=seed), 4)) == 2]
     share, error = sum(max(counts) == 2 for counts in pairs) / len(pairs), math.sqrt(3 / 16 / len(pairs))
     assert abs(share - 0.25) < 5 * error < 0.25
-
-
-ONE = Spent((Release(GaussianSum(2.0, "add-remove")),), RUN, 1e-5)
-"""One run that is 1/2-Gaussian-DP."""

@@ -417,8 +417,7 @@ def test_a_learning_rate_of_ones_own_gets_what_goes_with_any(own: Path) -> None:
     assert recipe.method.optimizer.momentum == 0
 
 
-@pytest.mark.parametrize("records", [2, 50, 10**6])
-@pytest.mark.parametrize("epsilon", [1e-4, 1, 1e4])
+@pytest.mark.parametrize(("records", "epsilon"), [(2, 1e-4), (10**6, 1e4)])
 @pytest.mark.parametrize(
     ("kind", "outputs", "bound"),
     [("convex", 1, 1.0), ("linear", 2, 1.0), ("linear", 100, 28.0), ("linear", 1, None), ("mlp", 10, None)],

@@ -17,15 +17,13 @@ import pytest
 from scipy.optimize import brentq
 
 from dpsgd_cli import library
-from dpsgd_cli.accounting.ledger import read_ledgers
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release, from_record
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RecipeError, RunError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import book as books
 from dpsgd_cli.results import store
 from dpsgd_cli.results.book import BookTerms
-from dpsgd_cli.results.prices import unscaled
 from dpsgd_cli.training import charging, loop
 from dpsgd_cli.training.plans import resolve_auto
 from tests.accounting.test_book_filter import delta_of, epsilon_of
@@ -66,38 +64,6 @@ def charges(path: Path) -> list[dict[str, Any]]:
 def published(path: Path) -> int:
     book = books.read(path.parent / "tiny.book")
     return sum(book.released(line["id"]) for line in book.charges)
-
-
-def counted(releases: list[Release]) -> dict[Any, int]:
-    found: dict[Any, int] = {}
-    for one in map(unscaled, releases):
-        found[one.mechanism] = found.get(one.mechanism, 0) + one.count
-    return found
-
-
-def test_everything_that_the_ledgers_hold_was_charged(
-    recipe: Callable[..., Path], train: Train, way: dict[str, Any]
-) -> None:
-    """For every batching, preprocessing and method: all trials, and no mechanism less often than it was used."""
-    privacy = {"budget": {"epsilon": 4, "delta": 1e-3}, **way.get("privacy", {}), "book": "tiny.book"}
-    sections = {"method": GRADIENT | {"batching": "poisson"}} | way
-    path = recipe({"epsilon": 1e4}, **(sections | {"privacy": privacy, "seed": None, "repeats": 2}))
-    adjacency = load_recipe(str(path)).recipe.adjacency
-    recipe_again = path.read_text()
-    path = recipe({"epsilon": 1e4, "adjacency": adjacency}, **(sections | {"privacy": privacy, "repeats": 2}))
-    assert path.read_text() == recipe_again
-    if way.get("data", {}).get("name"):  # bundled, so no file has its hash
-        with pytest.raises(PrivacyError, match="not in files"):
-            train(path)
-        return
-    directory = train(path)
-    (charge,) = charges(path)
-    assert charge["trials"] == 2 and charge["mu_squared"] > 0
-    reserved = counted([from_record(record) for record in charge["releases"]])
-    ledgers = read_ledgers(directory / "ledger.jsonl")
-    used = counted([release for releases in ledgers.values() for release in releases])
-    assert len(ledgers) == 2 and used
-    assert {mechanism: count for mechanism, count in used.items() if count > reserved.get(mechanism, 0)} == {}
 
 
 def test_a_result_names_its_book_and_its_charge(recipe: Callable[..., Path], train: Train) -> None:

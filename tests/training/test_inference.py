@@ -46,13 +46,31 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+KEPT: dict[str, list[str]] = {
+    "scaled": [],
+    "projected": ["preprocess/0/1", "preprocess/1/1"],
+    "fitted": ["nonprivate_preprocess/0"],
+    "fitted-projection": [f"{m}preprocess/{t}/{s}" for m, s in (("nonprivate_", 2), ("", 1)) for t in (0, 1)],
+    "public-projection": ["preprocess/0"],
+}
+"""What of preprocessing is kept beside the weights."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_is_read_back_is_worth_what_its_result_says(
     write_recipe: WriteRecipe, train: Train, tmp_path: Path, kind: str
 ) -> None:
+    """Guarantee: no array computed from training rows without noise is in the file under another name."""
     directory = train(write_recipe(**KINDS[kind]), save_models=True)
     rows = store.read_document(directory)["trials"]
     trained = Trained.load(directory)
+    with safe_open(directory / "model.safetensors", "np") as file:
+        kept = [name for name in file.keys() if "preprocess/" in name]  # noqa: SIM118
+    assert kind not in KEPT or sorted(kept) == KEPT[kind]
+    document = store.read_whole(directory)
+    secret = kind in ("fitted", "fitted-projection")
+    assert ("model.safetensors" in document["nonprivate_files"]) == secret
+    assert ("model.safetensors" in document["files"]) == (not secret)
     for name, found in trained.metrics().items():
         assert found == [row[f"test_{name}"] for row in rows]
     if "folds" not in KINDS[kind]:
@@ -121,28 +139,6 @@ def test_outputs_are_those_of_the_preprocessed_rows_times_the_weights(
             module = trained.module(trial)
             assert type(module) is torch.nn.Sequential
             assert module(torch.from_numpy(by_hand)).detach().numpy() == pytest.approx(outputs, abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["scaled", "projected", "fitted", "fitted-projection", "public-projection"])
-def test_what_was_kept_without_noise_says_so(write_recipe: WriteRecipe, train: Train, kind: str) -> None:
-    """Guarantee: no array computed from training rows without noise is in the file under another name."""
-    directory = train(write_recipe(**KINDS[kind]), save_models=True)
-    with safe_open(directory / "model.safetensors", "np") as file:
-        kept = [name for name in file.keys() if "preprocess/" in name]  # noqa: SIM118
-    assert (
-        sorted(kept)
-        == {
-            "scaled": [],
-            "projected": ["preprocess/0/1", "preprocess/1/1"],
-            "fitted": ["nonprivate_preprocess/0"],
-            "fitted-projection": [f"{m}preprocess/{t}/{s}" for m, s in (("nonprivate_", 2), ("", 1)) for t in (0, 1)],
-            "public-projection": ["preprocess/0"],
-        }[kind]
-    )
-    document = store.read_whole(directory)
-    secret = kind in ("fitted", "fitted-projection")
-    assert ("model.safetensors" in document["nonprivate_files"]) == secret
-    assert ("model.safetensors" in document["files"]) == (not secret)
 
 
 TABLE = {

@@ -204,10 +204,10 @@ def test_a_method_that_does_not_clip_ends_the_run(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, change: str, base: str
 ) -> None:
     """Its noise is charged for the bound of the recipe. The fast paths of full batches are checked, too."""
-    room = {"DpSgd": "dp_sgd", "DpGd": "dp_gd"}[base]
+    file = {"DpSgd": "dp_sgd.run", "DpGd": "dp_gd"}[base]
     (tmp_path / "own.py").write_text(
         "from dataclasses import replace\n\nfrom dpsgd_cli.clipping.run import add_clipped_sums\n"
-        f"from dpsgd_cli.methods.{room}.run import {base}\n\n\nclass Own({base}):\n{change}"
+        f"from dpsgd_cli.methods.{file} import {base}\n\n\nclass Own({base}):\n{change}"
     )
     batching = "full" if base == "DpGd" else "poisson"
     own = GRADIENT | {"kind": "python", "file": "own.py", "factory": "Own", "batching": batching}
@@ -265,11 +265,6 @@ def test_a_saved_model_loads_into_the_plain_module(train: Train, write_recipe: W
             assert float(row["constant_accuracy"]) == pytest.approx(float(y.bincount().max()) / len(y))
             loss = torch.nn.functional.cross_entropy(outputs, y)
             assert float(loss) == pytest.approx(float(row["test_loss"]), abs=1e-5)
-
-
-CSV = "age,job,hours,bought,price\n" + "".join(
-    f"{20 + i % 40},{'abc'[i % 3]},{10 + (7 * i) % 50},{'yes' if i % 40 > 20 else 'no'},{i % 40}\n" for i in range(80)
-)
 
 
 def test_a_regression_is_reported_in_its_own_unit(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> None:

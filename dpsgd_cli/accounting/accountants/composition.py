@@ -81,7 +81,7 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     return rate * epsilon if linear else amplified(epsilon, rate)
 
 
-class Composition(WithoutLeaks, stated=False):
+class CompositionTheorem(WithoutLeaks, stated=False):
     """Base of all compositions: they take every mechanism whose batching has a theorem for pairs."""
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
@@ -99,7 +99,7 @@ class Composition(WithoutLeaks, stated=False):
         return sum(r.count for r in kept if isinstance(r.mechanism, GaussianSum))
 
 
-class BasicComposition(Composition):
+class BasicComposition(CompositionTheorem):
     """Basic composition: epsilons add up, deltas add up (Dwork and Roth 2014, Theorem 3.16).
 
     Every other accountant is compared with it. Each Gaussian gets an equal share of delta and its exact epsilon there.
@@ -119,7 +119,7 @@ class BasicComposition(Composition):
         return super()._delta(kept, epsilon)
 
 
-class AdvancedComposition(Composition):
+class AdvancedComposition(CompositionTheorem):
     """Advanced composition: k uses of at most (eps', delta / 2k) cost (2 sqrt(2 k log(2/delta)) eps', delta).
 
     It holds when that epsilon is below 1.
@@ -160,7 +160,7 @@ def _lemma_15_3(noise_multiplier: float, delta: float) -> float:
     return epsilon
 
 
-class StrongComposition(Composition):
+class StrongComposition(CompositionTheorem):
     """Strong composition: sqrt(2 log(1/delta') sum eps_i^2) + sum eps_i (e^eps_i - 1), at delta' + sum delta_i.
 
     Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3, for unequal uses Kairouz, Oh and Viswanath 2017, Theorem 3.5

@@ -15,14 +15,7 @@ import numpy as np
 
 from dpsgd_cli.accounting import conversions, renyi
 from dpsgd_cli.accounting.accountants import ONLY_ZCDP, WithoutLeaks, split_delta
-from dpsgd_cli.accounting.mechanism import (
-    GaussianSum,
-    Mechanism,
-    PureDP,
-    Release,
-    ZeroConcentrated,
-    merge,
-)
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated, merge
 
 ORDERS: tuple[float, ...] = (
     *(1.0001, 1.0002, 1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05),

@@ -116,9 +116,9 @@ def _drafted(
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    before = with_preconditioner(recipe.preconditioner, recipe.adjacency, privacy.budget, facts.preprocessing_releases)
-    before = with_intervals(recipe.inference_share, recipe.adjacency, privacy.budget, before)
-    before = with_calibration(recipe.calibration, recipe.adjacency, privacy.budget, before)
+    before = with_preconditioner(method.conditioned, recipe.adjacency, privacy.budget, facts.preprocessing_releases)
+    before = with_intervals(method.inferred, recipe.adjacency, privacy.budget, before)
+    before = with_calibration(method.calibrated, recipe.adjacency, privacy.budget, before)
     facts = replace(facts, preprocessing_releases=before)
     draft = _Draft(recipe, privacy, sampling, facts, schedule, length, moved, label)
     if schedule.adaptive:

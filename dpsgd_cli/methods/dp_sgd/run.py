@@ -293,10 +293,10 @@ class DpSgd(GradientMethod):
         self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
         self.preconditioning, self.calibrating = None, None
-        kinds = [recipe.preconditioner for recipe in context.recipes if recipe.preconditioner is not None]
+        kinds = [recipe.method.conditioned for recipe in context.recipes if recipe.method.conditioned is not None]
         if kinds:
             self.preconditioning = Preconditioning(context, self.plans, kinds, context.columns)
-        if any(recipe.calibration is not None for recipe in context.recipes):
+        if any(recipe.method.calibrated is not None for recipe in context.recipes):
             norms = [section.clipping.norm_bound(None) for section in self.sections]
             self.calibrating = Calibrating(context, self.plans, norms, bool(kinds))
         self._inferred: Sequence[np.ndarray] = ()

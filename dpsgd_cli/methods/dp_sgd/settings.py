@@ -242,7 +242,7 @@ class DpSgdMethod(Preconditioned):
     @property
     def described(self) -> Descriptor:
         if self.one_by_one:
-            single = "dpsgd_cli.methods.lectures.run:LectureSgd"
+            single = "dpsgd_cli.methods.dp_sgd.fixed:LectureSgd"
             return replace(self.descriptor, runs=single, distributable=False, auto_tunable=False, by_unit=False)
         # these look at all rows, and no sum over processes makes that
         alone = any(one is not None for one in (self.conditioned, self.inference, self.calibrated))
@@ -261,7 +261,7 @@ class GdMethod(FullGradient):
     """Gradient descent without noise or privacy: Lecture 15, Algorithm 1."""
 
     descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_gd.run:Gd",
+        runs="dpsgd_cli.methods.dp_gd:Gd",
         planner=None,
         privacy="refused",
         adjacencies=(),
@@ -275,7 +275,7 @@ class DpGdMethod(FullGradient, Preconditioned):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` names the theorem that chooses the noise."""
 
     descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_gd.run:DpGd",
+        runs="dpsgd_cli.methods.dp_gd:DpGd",
         planner="dpsgd_cli.methods.dp_sgd.price:gradient",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,

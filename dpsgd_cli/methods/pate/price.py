@@ -2,11 +2,11 @@
 
 Guarantee. What leaves a run is a function of the answers of at most `queries` queries and of public records, so its
 price is theirs. Where every query costs the same, their number is fixed beforehand and the releases are the bound.
-Where answers cost and queries may go without (`Aggregation.is_adaptive`), a filter of mu^2 admits each charge before it
-is made, and what it never lets pass is the bound, whatever was answered (Smith and Thakurta 2022): the budget, or what
-all queries would cost if all were answered (at most `answers` of them), whichever is less.
+Where answers cost and queries may go without (`AggregationRule.is_adaptive`), a filter of mu^2 admits each charge
+before it is made, and what it never lets pass is the bound, whatever was answered (Smith and Thakurta 2022): the
+budget, or what all queries would cost if all were answered (at most `answers` of them), whichever is less.
 
-Not here: what a rule releases (`methods/pate/votes.py`), training (`methods/pate/run.py`).
+Not here: what a rule releases (`methods/pate/settings.py`), training (`methods/pate/run.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Release, Threshold
 from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.accounting.search import Interval, solve_at_limit
 from dpsgd_cli.accounting.statement import BestAccountant
-from dpsgd_cli.common.plugins import named
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.experiment import Experiment, Privacy
-from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.methods.pate.votes import Aggregation
+from dpsgd_cli.methods.pate.settings import AggregationRule, PateMethod
 
 # The cap is above what all queries cost by more than the rounding of their sum.
 _ABOVE = 1 + 1e-9
@@ -39,7 +37,7 @@ _ABOVE = 1 + 1e-9
 class VotingPlan(Plan):
     """Plan of a PATE run. `most` is the largest mu^2 that the filter admits, if answers are chosen; else None."""
 
-    aggregation: Aggregation | None = None
+    aggregation: AggregationRule | None = None
     queries: int = 0
     answers: int = 0
     most: float | None = None
@@ -93,7 +91,7 @@ class _Draft:
     adjacency: Adjacency
 
     def plan(self) -> VotingPlan:
-        rule: Aggregation = named(self.method.aggregation.rule)(self._solved())
+        rule = self._solved()
         asked = self._worst(rule)
         draft = self.recipe.planned(
             VotingPlan,
@@ -120,7 +118,7 @@ class _Draft:
     def _answers(self) -> int:
         return min(self._queries, getattr(self.method.aggregation, "answers", None) or self._queries)
 
-    def _worst(self, rule: Aggregation) -> list[Release]:
+    def _worst(self, rule: AggregationRule) -> list[Release]:
         """Return the releases of all queries if as many as allowed are answered."""
         charges = ((rule.asked(self.adjacency), self._queries), (rule.answered(self.adjacency), self._answers))
         return [Release(mechanism, times) for mechanism, times in charges if mechanism is not None]
@@ -130,17 +128,17 @@ class _Draft:
         """The releases other than votes that the budget counts."""
         return self.facts.preprocessing_releases if self.privacy.budget_covers == "total" else ()
 
-    def _solved(self) -> object:
-        """Return the rule's settings, with `noise: auto` replaced by the least noise that fits the budget."""
-        settings, budget = self.method.aggregation, self.privacy.budget
-        if getattr(settings, "noise", None) != "auto":
-            return settings
+    def _solved(self) -> AggregationRule:
+        """Return the rule, with `noise: auto` replaced by the least noise that fits the budget."""
+        rule, budget = self.method.aggregation, self.privacy.budget
+        if rule.noise != "auto":
+            return rule
         if budget is None:
             raise PrivacyError("method.aggregation.noise: auto is the least for a budget: give privacy.budget")
 
         def gap(noise: float) -> float:
-            rule: Aggregation = named(settings.rule)(settings.changed(noise=noise))
-            return over_budget(budget, self._judge(rule), [*self._counted, *self._worst(rule)])
+            tried = rule.changed(noise=noise)
+            return over_budget(budget, self._judge(tried), [*self._counted, *self._worst(tried)])
 
         found = solve_at_limit(gap, Interval("noise", cheap=1e9, expensive=1e-6, start=40.0))
         if found is None:
@@ -148,15 +146,15 @@ class _Draft:
                 f"no noise brings {count(self._queries, 'query', 'queries')} within {format_budget(budget)}; ask fewer,"
                 " or raise the budget"
             )
-        return settings.changed(noise=found)
+        return rule.changed(noise=found)
 
-    def _judge(self, rule: Aggregation) -> Accountant:
+    def _judge(self, rule: AggregationRule) -> Accountant:
         """Return the accountant that checks the budget: the exact one for Gaussians if all releases are Gaussian."""
         if all(isinstance(release.mechanism, GaussianSum) for release in self._worst(rule)):
             return accountants.get("gaussian")
         return BestAccountant() if self.privacy.accountant == "auto" else accountants.get(self.privacy.accountant)
 
-    def _check_fits(self, rule: Aggregation, counted: Sequence[Release]) -> None:
+    def _check_fits(self, rule: AggregationRule, counted: Sequence[Release]) -> None:
         budget = self.privacy.budget
         if over_budget(budget, self._judge(rule), counted) > 0:
             raise InfeasibleBudget(
@@ -164,7 +162,7 @@ class _Draft:
                 " (method.queries), raise method.aggregation's noise (auto finds the least), or raise the budget"
             )
 
-    def _most(self, rule: Aggregation) -> float:
+    def _most(self, rule: AggregationRule) -> float:
         """Return the largest mu^2 that the filter admits: the cost of all counted releases, or the budget if less."""
         if self.privacy.accountant not in ("auto", "gaussian"):
             raise PrivacyError(

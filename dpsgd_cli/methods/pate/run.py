@@ -1,7 +1,7 @@
 """PATE: teachers on disjoint parts of the training records vote; a student learns from the released answers.
 
 Released: the aggregation's answers to the first `queries` public records, in an order that a seed decides
-(`methods/pate/votes.py`, with sensitivities and theorems). Nothing else computed from a training record reaches the
+(`methods/pate/settings.py`, with sensitivities and theorems). Nothing else computed from a training record reaches the
 student, and only the student is published.
 
 Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`) and depends on no other
@@ -46,8 +46,8 @@ from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import SgdMethod
 from dpsgd_cli.methods.experiment import Experiment
 from dpsgd_cli.methods.pate.price import VotingPlan
-from dpsgd_cli.methods.pate.settings import PateMethod, Training
-from dpsgd_cli.methods.pate.votes import Aggregation, epsilon_at
+from dpsgd_cli.methods.pate.settings import AggregationRule, PateMethod, Training
+from dpsgd_cli.methods.pate.votes import epsilon_at
 from dpsgd_cli.noise.run import gaussian, laplace
 
 NO_ANSWER, NOT_ASKED = -1, -2
@@ -226,7 +226,7 @@ class Teaching:
         assert context.public is not None and context.keys is not None
         self.public = _rows(context.public, trial)
         table = context.table
-        self.table = Table(table.x[trial] if table.per_trial else table.x, table.y, per_trial=False)
+        self.table = Table(_rows(table, trial), table.y, per_trial=False)
         lasting = context.lasting[trial]
         seed = lasting.integer("parts") % 2**32
         self.part = context.keys.parts(self.count, "teachers", seed)
@@ -343,7 +343,7 @@ def _joined(public: Table, lessons: Sequence[tuple[np.ndarray, np.ndarray]], mos
     return Table(x, y, per_trial=False).with_folds(held_out, most)
 
 
-def _rule(plan: VotingPlan) -> Aggregation:
+def _rule(plan: VotingPlan) -> AggregationRule:
     assert plan.aggregation is not None
     return plan.aggregation
 

@@ -1,56 +1,168 @@
-"""Sections of PATE: unpublished teachers, the release of their votes, and the student that learns from these.
+"""Sections of PATE: unpublished teachers, rules that release their votes, and the student that learns from these.
 
-`methods/pate/votes.py` has the costs of aggregations, `methods/pate/run.py` the training.
+A rule says how the votes of n teachers on one query become a released label, or none, and what that costs. One record
+is in one teacher's part (`methods/pate/run.py`), so neighbouring data change at most one vote: one count falls by 1 and
+another rises by 1, or nothing changes. That holds whether a record is added, removed or replaced, so every adjacency
+has the same sensitivities: of all K counts L1 2 and L2 sqrt(2), of their maximum 1.
+
+Each rule is one class. It states the charge for asking a query, the charge for answering it, the two decisions, and, if
+a theorem gives one, a bound that depends on the votes (`methods/pate/votes.py`).
+
+Sources: Papernot et al. 2017 (arXiv 1610.05755), Papernot et al. 2018 (arXiv 1802.08908).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP
 from dpsgd_cli.common.sections import Count, NonNegative, Positive, Section
 from dpsgd_cli.engine.settings import Model
 from dpsgd_cli.methods.dp_sgd.settings import Averaging, Gradient
 from dpsgd_cli.methods.experiment import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor, FullBatch
 from dpsgd_cli.schedules.learning_rate import Rate
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class AggregationKind(Section):
-    """Base of the aggregations. `rule`: `module:name` of the class that states the release and its cost."""
-
-    must_state = ("rule",)
-    rule: ClassVar[str]
-    kind: str
-
+ALL_COUNTS_L1 = 2.0
+ALL_COUNTS_L2 = math.sqrt(2.0)
+LARGEST_COUNT = 1.0
 
 NoiseScale = Positive | Literal["auto"]
 
 
-class LnMax(AggregationKind):
+class VoteNoise(Protocol):
+    """Source of noise for the statistics of one query; each purpose is used at most once in it (`noise/run.py`)."""
+
+    def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
+        """Return `exact` plus Gaussian noise of the mechanism's multiplier times its sensitivity."""
+
+    def laplace(self, purpose: str, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int) -> np.ndarray:
+        """Return `exact` plus Laplace noise of scale `sensitivity` / `epsilon`; a record changes `changed` numbers."""
+
+
+def gaussian(noise: float, sensitivity: float, adjacency: Adjacency, label: str) -> GaussianSum:
+    """Return the mechanism of noise of standard deviation `noise` on votes of L2 `sensitivity`."""
+    return GaussianSum(noise / sensitivity, adjacency, sensitivity=sensitivity, label=label)
+
+
+class AggregationRule(Section):
+    """Base of the aggregations. `votes` are counts, shape (K,), or (Q, K) for Q queries; K >= 2."""
+
+    must_state = ("asked", "answered", "accepts", "label")
+    kind: str
+
+    if TYPE_CHECKING:  # a field that each rule declares with its own values
+        noise: NoiseScale
+
+    @property
+    def scale(self) -> float:
+        """Return the noise on each count, which the plan has replaced by a number if it was `auto`."""
+        assert not isinstance(self.noise, str)
+        return self.noise
+
+    @abstractmethod
+    def asked(self, adjacency: Adjacency) -> Mechanism | None:
+        """Return the release of every query, answered or not; charged before `accepts` is called. None: no release."""
+
+    @abstractmethod
+    def answered(self, adjacency: Adjacency) -> Mechanism | None:
+        """Return the further release of an answer; charged before `label` is called. None: no release."""
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the spending of a run depends on what was released: answers cost, and queries may stay unanswered."""
+        return self.asked("add-remove") is not None and self.answered("add-remove") is not None
+
+    @abstractmethod
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        """Return whether the query is answered. May read nothing that `asked` does not charge."""
+
+    @abstractmethod
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        """Return the released label."""
+
+    @abstractmethod
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray | None:
+        """Return the divergence at each of `votes.ORDERS`, added up over queries (Q, K), some `answered`. NON-PRIVATE.
+
+        Returns None if no theorem gives one.
+        """
+
+
+class LnMax(AggregationRule):
     """The class with the largest Laplace-noised count (Papernot et al. 2017)."""
 
-    rule = "dpsgd_cli.methods.pate.votes:LaplaceMax"
+    # It releases the index (section 2.1). Counts have L1 sensitivity 2, so all noisy counts, and the index with them,
+    # are (2 / b)-DP, where b is the scale.
     kind: Literal["lnmax"] = "lnmax"
     noise: NoiseScale = Field(
         20.0, description="Scale of the Laplace noise on each count; auto: the least for the budget."
     )
 
+    def asked(self, adjacency: Adjacency) -> None:
+        """Return None: every query is answered."""
 
-class GnMax(AggregationKind):
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        del votes, noise
+        return True
+
+    def answered(self, adjacency: Adjacency) -> PureDP:
+        return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
+
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        epsilon = ALL_COUNTS_L1 / self.scale
+        return int(noise.laplace("vote", votes, epsilon, ALL_COUNTS_L1, changed=2).argmax())
+
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
+        from dpsgd_cli.methods.pate.votes import laplace_log_q, laplace_renyi
+
+        del answered
+        return laplace_renyi(laplace_log_q(votes, self.scale), self.scale).sum(axis=0)
+
+
+class GnMax(AggregationRule):
     """The class with the largest Gaussian-noised count (Papernot et al. 2018)."""
 
-    rule = "dpsgd_cli.methods.pate.votes:GaussianMax"
+    # It releases the index (section 4.1), a function of all noisy counts. Those are one Gaussian mechanism of L2
+    # sensitivity sqrt(2), so of noise multiplier sigma / sqrt(2).
     kind: Literal["gnmax"] = "gnmax"
     noise: NoiseScale = Field(
         40.0, description="Standard deviation of the noise on each count; auto: the least for the budget."
     )
 
+    def asked(self, adjacency: Adjacency) -> None:
+        """Return None: every query is answered."""
 
-class ConfidentGnMax(AggregationKind):
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        del votes, noise
+        return True
+
+    def answered(self, adjacency: Adjacency) -> GaussianSum:
+        return gaussian(self.scale, ALL_COUNTS_L2, adjacency, "vote")
+
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        return int(noise.gaussian("vote", votes, self.answered("add-remove")).argmax())
+
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
+        from dpsgd_cli.methods.pate.votes import max_log_q, max_renyi
+
+        return max_renyi(max_log_q(votes[answered], self.scale), self.scale).sum(axis=0)
+
+
+class ConfidentGnMax(AggregationRule):
     """GNMax for queries whose largest noisy count reaches a threshold (Papernot et al. 2018)."""
 
-    rule = "dpsgd_cli.methods.pate.votes:ConfidentMax"
+    # It releases, for every query, whether its largest count plus N(0, sigma_1^2) reaches the threshold: a Gaussian
+    # mechanism of sensitivity 1 (Algorithm 1). For a query that reaches it, it also releases the answer of `gnmax`,
+    # with noise of its own. The spending depends on how many queries reach the threshold, so only the most that the
+    # filter ever admits is a bound (Smith and Thakurta 2022).
     kind: Literal["confident-gnmax"] = "confident-gnmax"
     threshold: NonNegative = Field(200.0, description="T: votes that the leading class must have, noise included.")
     threshold_noise: Positive = Field(150.0, description="sigma_1: standard deviation of that noise.")
@@ -60,6 +172,25 @@ class ConfidentGnMax(AggregationKind):
         " the budget allows `answers`.",
     )
     answers: Count | None = Field(None, description="Most queries that are answered; left out, as many as pass.")
+
+    def asked(self, adjacency: Adjacency) -> GaussianSum:
+        return gaussian(self.threshold_noise, LARGEST_COUNT, adjacency, "threshold")
+
+    def accepts(self, votes: np.ndarray, noise: VoteNoise) -> bool:
+        noisy = noise.gaussian("threshold", votes.max(keepdims=True), self.asked("add-remove"))
+        return bool(noisy[0] >= self.threshold)
+
+    def answered(self, adjacency: Adjacency) -> GaussianSum:
+        return gaussian(self.scale, ALL_COUNTS_L2, adjacency, "vote")
+
+    def label(self, votes: np.ndarray, noise: VoteNoise) -> int:
+        return int(noise.gaussian("vote", votes, self.answered("add-remove")).argmax())
+
+    def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
+        from dpsgd_cli.methods.pate.votes import max_log_q, max_renyi, threshold_renyi
+
+        told = max_renyi(max_log_q(votes[answered], self.scale), self.scale).sum(axis=0)
+        return told + threshold_renyi(votes.max(axis=1), self.threshold, self.threshold_noise).sum(axis=0)
 
 
 Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax, Field(discriminator="kind")]

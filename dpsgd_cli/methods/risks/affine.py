@@ -133,6 +133,11 @@ def clipped_slopes(
     seen.add(losses, squares.unsqueeze(0).to(losses.dtype), mask, clipping)
     if clipping.on_norms is not None:
         clipping.on_norms(squares.unsqueeze(0), mask)
+    return shortened(slopes, squares, clipping)
+
+
+def shortened(slopes: Tensor, squares: Tensor, clipping: Clipping) -> Tensor:
+    """Return slopes (R, n, K) times the clip factors of gradients of squared norms (R, n); 0 for one not finite."""
     clipped = slopes * clipping.scales(squares.sqrt().unsqueeze(0))[0].unsqueeze(-1)
     if not squares.is_cuda and torch.isfinite(squares.amax()):  # so are all, for none is below 0; usually
         return clipped

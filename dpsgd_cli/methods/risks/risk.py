@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -120,9 +120,7 @@ class LinearRisk(Risk):
 
     def start(self, values: Tensor) -> None:
         super().start(values)
-        self.margins = self.rows.z @ values.T
-        if self.rows.offset is not None:
-            self.margins.add_(self.rows.offset.unsqueeze(1))
+        self.margins = self._margins_at(values, slice(None))
         self.along = torch.zeros_like(self.margins)
 
     def _chunks(self, trials: int) -> Iterator[slice]:
@@ -142,34 +140,41 @@ class LinearRisk(Risk):
         part = self.rows.weights[chunk]
         return part if active is None or part.shape[1] == 1 else part.index_select(1, active)
 
+    def _margins_at(self, values: Tensor, chunk: slice) -> Tensor:
+        """Return the margins (n, R) of a chunk's rows at `values` (R, P)."""
+        margins = self.rows.z[chunk] @ values.T
+        return margins if self.rows.offset is None else margins.add_(self.rows.offset[chunk].unsqueeze(1))
+
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         trials = self.margins.shape[1] if active is None else len(active)
         norms = norms if active is None else norms.index_select(0, active)
-        sums = self.rows.z.new_zeros(trials, self.rows.z.shape[1], dtype=PRECISION)
-        bound = _shared(norms)
-        for chunk in self._chunks(trials):
-            slopes = self.loss.slope(self._part(self.margins, chunk, active))
-            self._clip(slopes, chunk, bound)
-            add_product(sums, slopes, self.rows.z[chunk], self._weights(chunk, active))
-        return sums
+        return self._sums(trials, norms, lambda chunk: self._part(self.margins, chunk, active), active)
 
     def gradient_sums_at(self, values: Tensor, norms: Tensor, seen: Diagnostics | None = None) -> Tensor:
         """Return `gradient_sums` (R, P) at any `values` (R, P), with both products in one pass; no state changes.
 
         NON-PRIVATE sums go to `seen`, if given; it counts records one by one, so rows must not be merged then.
         """
-        sums = torch.zeros_like(values, dtype=PRECISION)
+        return self._sums(len(values), norms, lambda chunk: self._margins_at(values, chunk), seen=seen)
+
+    def _sums(
+        self,
+        trials: int,
+        norms: Tensor,
+        margins: Callable[[slice], Tensor],
+        active: Tensor | None = None,
+        seen: Diagnostics | None = None,
+    ) -> Tensor:
+        """Return sums (A, P), over all rows, of slopes at a chunk's `margins` (n, A), clipped, times the rows."""
+        sums = self.rows.z.new_zeros(trials, self.rows.z.shape[1], dtype=PRECISION)
         bound = _shared(norms)
-        for chunk in self._chunks(len(values)):
-            rows = self.rows.z[chunk]
-            t = rows @ values.T
-            if self.rows.offset is not None:
-                t += self.rows.offset[chunk].unsqueeze(1)
+        for chunk in self._chunks(trials):
+            t = margins(chunk)
             slopes = self.loss.slope(t)
             if seen is not None:
                 self._diagnose(seen, (t, slopes, chunk), norms)
             self._clip(slopes, chunk, bound)
-            add_product(sums, slopes, rows, self._weights(chunk))
+            add_product(sums, slopes, self.rows.z[chunk], self._weights(chunk, active))
         return sums
 
     def _diagnose(self, seen: Diagnostics, at: tuple[Tensor, Tensor, slice], norms: Tensor) -> None:
@@ -246,19 +251,14 @@ class LinearRisk(Risk):
         """Return the number of records with t <= 0 at `values` (A, P), for each trial; (A,) float64, sensitivity 1."""
         missed = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         for chunk in self._chunks(len(values)):
-            wrong = (self.rows.z[chunk] @ values.T) <= 0
-            weights = self._weights(chunk)
-            missed += _weighted_sum(wrong, weights)
+            missed += _weighted_sum(self._margins_at(values, chunk) <= 0, self._weights(chunk))
         return missed
 
     def loss_sums(self, values: Tensor) -> Tensor:
         """Return sums (R,), float64, of unclipped losses over each trial's records at `values` (R, P). NON-PRIVATE."""
         losses = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         for chunk in self._chunks(len(values)):
-            t = self.rows.z[chunk] @ values.T
-            if self.rows.offset is not None:
-                t += self.rows.offset[chunk].unsqueeze(1)
-            value, weights = self.loss.value(t), self._weights(chunk)
+            value, weights = self.loss.value(self._margins_at(values, chunk)), self._weights(chunk)
             if weights is not None:
                 value = torch.where(weights > 0, value * weights, 0.0)
             losses += value.sum(dim=0, dtype=torch.float64)

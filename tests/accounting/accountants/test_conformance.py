@@ -7,10 +7,9 @@ released and shrink with noise, and an upper bound must not be below the exact v
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import accountants
@@ -25,7 +24,7 @@ from dpsgd_cli.accounting.mechanism import (
     Release,
     ZeroConcentrated,
 )
-from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.errors import UnsupportedMechanism
 
 BATCHINGS: dict[Batching, Adjacency] = {
     "full": "add-remove",
@@ -34,7 +33,7 @@ BATCHINGS: dict[Batching, Adjacency] = {
     "fixed": "replace-one",
     "random-allocation": "add-remove",
 }
-RELAXED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=10)
 everyone = pytest.mark.parametrize("name", accountants.NAMES)
 
 
@@ -71,19 +70,6 @@ mechanisms = st.one_of(
     ),
     st.builds(PureDP, st.floats(0, 3), st.just("add-remove"), st.sampled_from(["laplace", "exponential", "pure"])),
 )
-
-
-def test_every_file_beside_the_registry_is_in_it() -> None:
-    folder = Path(accountants.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
-    assert {type(accountants.get(name)).__module__.rsplit(".", 1)[1] for name in accountants.NAMES} == modules
-
-
-def test_names_are_the_names() -> None:
-    assert [accountants.get(name).name for name in accountants.NAMES] == list(accountants.NAMES)
-    assert set(accountants.USUAL) < set(accountants.NAMES)
-    with pytest.raises(UsageError, match="pld"):
-        accountants.get("mments")
 
 
 @everyone
@@ -132,31 +118,21 @@ def test_no_noise_is_no_privacy(name: str) -> None:
 @everyone
 @RELAXED
 @given(mechanism=mechanisms, count=st.integers(1, 3000), log_delta=st.floats(-25, -1))
-def test_more_uses_and_smaller_deltas_cost_more(name: str, mechanism: Mechanism, count: int, log_delta: float) -> None:
+def test_more_uses_smaller_deltas_less_noise_and_more_sampling_cost_more(
+    name: str, mechanism: Mechanism, count: int, log_delta: float
+) -> None:
     delta = math.exp(log_delta)
     here = stated(name, [Release(mechanism, count)], delta)
     assert no_more(here, stated(name, [Release(mechanism, 2 * count)], delta))
     assert no_more(here, stated(name, [Release(mechanism, count)], delta / 3))
-
-
-@everyone
-@RELAXED
-@given(
-    batching=st.sampled_from(sorted(BATCHINGS)),
-    noise=st.floats(0.5, 50),
-    rate=st.floats(1e-4, 0.4),
-    count=st.integers(1, 2000),
-)
-def test_more_noise_and_less_sampling_cost_less(
-    name: str, batching: Batching, noise: float, rate: float, count: int
-) -> None:
-    here = stated(name, [Release(gaussian(batching, noise, rate), count)], 1e-5)
-    quieter = stated(name, [Release(gaussian(batching, noise * 1.3, rate), count)], 1e-5)
-    rarer = stated(name, [Release(gaussian(batching, noise, rate * 0.7), count)], 1e-5)
+    if here is None or not isinstance(mechanism, GaussianSum):
+        return
     # The discretisation of pld is relative to a step's own spread, so that monotonicity holds to its precision.
-    slack = 1 + (1e-3 if name == "pld" else 0)
-    assert no_more(quieter, here * slack if here is not None else None)
-    assert no_more(rarer, here * slack if here is not None else None)
+    most = here * (1 + (1e-3 if name == "pld" else 0))
+    noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
+    quieter, rarer = gaussian(mechanism.batching, noise * 1.3, rate), gaussian(mechanism.batching, noise, rate * 0.7)
+    assert no_more(stated(name, [Release(quieter, count)], delta), most)
+    assert no_more(stated(name, [Release(rarer, count)], delta), most)
 
 
 @everyone

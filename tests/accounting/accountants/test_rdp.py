@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import mpmath as mp
@@ -18,15 +19,12 @@ INTEGERS = [2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256]
 
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("noise", [0.3, 1.0, 6.0])
-@pytest.mark.parametrize("steps", [1, 1000, 10**7])
-@pytest.mark.parametrize("delta", [1e-5, 1e-12])
-def test_epsilon_agrees_with_dp_accounting_on_the_same_orders(
-    rate: float, noise: float, steps: int, delta: float
-) -> None:
-    rdp = steps * oracle._compute_rdp_poisson_subsampled_gaussian(rate, noise, INTEGERS)
-    theirs, _ = oracle.compute_epsilon(INTEGERS, rdp, delta)
-    mine = Rdp(INTEGERS).epsilon([poisson(rate, noise, steps)], delta)
-    assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+def test_epsilon_agrees_with_dp_accounting_on_the_same_orders(rate: float, noise: float) -> None:
+    once = oracle._compute_rdp_poisson_subsampled_gaussian(rate, noise, INTEGERS)
+    for steps, delta in itertools.product((1, 1000, 10**7), (1e-5, 1e-12)):
+        theirs, _ = oracle.compute_epsilon(INTEGERS, steps * once, delta)
+        mine = Rdp(INTEGERS).epsilon([poisson(rate, noise, steps)], delta)
+        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.5, 10), (1.0, 3000), (4.0, 10**5)])
@@ -102,12 +100,6 @@ def test_epsilon_is_the_best_integer_moment(rate: float, noise: float, steps: in
     releases = [poisson(rate, noise, steps)]
     direct = min((steps * log_moment(rate, noise, moment) + mp.log(10**5)) / moment for moment in near)
     assert Moments().epsilon(releases, 1e-5) == pytest.approx(float(direct), rel=1e-9)
-
-
-def test_every_moment_is_its_integral() -> None:
-    profile = Profile([poisson(0.03, 1.5)])
-    for moment in (1, 3, 10, 32):
-        assert moment * profile.total(moment + 1.0) == pytest.approx(float(log_moment(0.03, 1.5, moment)), rel=1e-9)
 
 
 def test_moments_end_at_32() -> None:

@@ -91,7 +91,7 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "half-frozen other half": (lambda: nn.Sequential(frozen(nn.Linear(3, 2), "bias")), (3,)),
     "weight norm": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)), parametrizations.weight_norm(
-            nn.Linear(2, 3), dim=1), parametrizations.weight_norm(nn.Linear(3, 2), dim=None)), (3,),
+            nn.Linear(2, 3), dim=1), parametrizations.weight_norm(nn.Linear(3, 2), dim=-1)), (3,),
     ),
     "experts": (
         lambda: Of(

@@ -28,8 +28,7 @@ from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd.run import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import AllIterates, SgdSettings, section_of
 from dpsgd_cli.methods.experiment import Experiment
-from dpsgd_cli.methods.lectures.price import excess_risk_of_average
-from dpsgd_cli.methods.lectures.run import Claim, problem_of, report
+from dpsgd_cli.methods.lectures import Claim, excess_risk_of_average, problem_of, report
 from dpsgd_cli.methods.risks.affine import AffineRisk
 from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.methods.risks.problem import linear_risk
@@ -88,24 +87,19 @@ class FullBatchMethod(GradientMethod):
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         pack, clipping = self.context.pack, self.clipping
-        if self.risk is None:
-            self._add_other_sums(epoch, step, seen)
-            return
-        norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
-        wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
-        sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
-        pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
-
-    def _add_other_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        pack, preconditioning = self.context.pack, self.preconditioning
-        if self.affine is None:
+        if self.risk is not None:
+            norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
+            wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
+            sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
+            pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
+        elif self.affine is None:
             super().add_sums(epoch, step, seen)
-        elif preconditioning is None:
-            self.affine.add_sums(pack.values, pack.sums, self.clipping, seen)
+        elif self.preconditioning is None:
+            self.affine.add_sums(pack.values, pack.sums, clipping, seen)
         else:
             sums = torch.zeros_like(pack.sums)
-            self.affine.add_sums(preconditioning.through(pack.values), sums, self.clipping, seen)
-            pack.sums.copy_(preconditioning.back(sums))
+            self.affine.add_sums(self.preconditioning.through(pack.values), sums, clipping, seen)
+            pack.sums.copy_(self.preconditioning.back(sums))
 
     def findings(self) -> Findings | None:
         """Return the bounds of Lecture 9, Theorem 1, for the average of all iterates.

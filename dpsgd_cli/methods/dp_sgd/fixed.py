@@ -11,25 +11,18 @@ replace-one; here a noise multiplier is relative to the sensitivity, which is C 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine.losses import Hinge
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.context import Context
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.dp_sgd.settings import section_of
-from dpsgd_cli.methods.lectures.price import PublicProblem, excess_risk_of_last
-from dpsgd_cli.methods.risks.constants import constants_of
-from dpsgd_cli.methods.risks.optimum import Optimum, objective, optimum
-from dpsgd_cli.methods.risks.problem import l2_of, linear_risk, radii_of
-from dpsgd_cli.methods.risks.risk import LinearRisk
+from dpsgd_cli.methods.lectures import Claim, excess_risk_of_last, problem_of, report
+from dpsgd_cli.methods.risks.problem import l2_of
 
 
 class LectureSgd(DpSgd):
@@ -86,70 +79,3 @@ class LectureSgd(DpSgd):
         noise = plan.noise_multipliers[0] * plan.sensitivity
         lemma = "Lecture 15, Lemma 15.7" if problem.strong_convexity > 0 else "Lecture 15, Lemma 15.6"
         return Claim(lemma, excess_risk_of_last(problem, noise, self.lengths[trial] * self.steps))
-
-
-_LEAST_CERTAIN = 1e-4
-"""The largest gap, of a mean loss, with which a measurement is reported."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Name of a trial's theorem, and its bound on the expected excess risk of the published weights."""
-
-    theorem: str
-    bound: float
-
-
-def problem_of(context: Context, trial: int, clip: float) -> PublicProblem | None:
-    """Return the public numbers that the theorems need; None if no theorem covers the recipe.
-
-    The theorems need a ball, public bounds that make the loss Lipschitz, and a clip norm that changes no gradient.
-    """
-    model, bound = context.recipes[trial].model, context.feature_bound
-    if not isinstance(model, ConvexModel) or model.radius is None or bound is None:
-        return None
-    known = constants_of(model, bound)
-    if not known.lipschitz <= clip * (1 + 1e-6):
-        return None
-    return PublicProblem(len(context.table), context.pack.size, known.lipschitz, model.radius, model.l2)
-
-
-def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Findings | None:
-    """Return each trial's theorem and bound, and the measured excess risk over the optimum in the ball.
-
-    None without claims. For the hinge loss, `optimum_gap` bounds how far the true optimum is below the one found. If
-    the gap makes a measurement too uncertain, the measurement is null, with the `reason`.
-    """
-    if not any(claims):
-        return None
-    claimed = [
-        {
-            "theorem": None if claim is None else claim.theorem,
-            "excess_risk_bound": None if claim is None else claim.bound,
-        }
-        for claim in claims
-    ]
-    return Findings(claimed, _measured(context, output))
-
-
-def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
-    if not isinstance(context.recipes[0].model, ConvexModel):
-        return [{"excess_risk": None, "reason": "the model is not convex"}] * context.trials
-    risk, radii = linear_risk(context), radii_of(context.recipes)
-    found, known = list[dict[str, Any]](), dict[tuple[float, float, bytes], Optimum]()
-    for trial, recipe in enumerate(context.recipes):
-        l2, rows = l2_of(recipe), risk.rows.of_trial(trial).exact()
-        key = l2, radii[trial], b"" if rows.weights is None else rows.weights.cpu().numpy().tobytes()
-        own = LinearRisk(rows, risk.loss)
-        if key not in known:
-            known[key] = optimum(own, l2, radii[trial])
-        excess = objective(own, l2, output[trial].double().cpu().numpy()) - known[key].objective
-        found.append(_certified(excess, known[key].gap) if isinstance(risk.loss, Hinge) else {"excess_risk": excess})
-    return found
-
-
-def _certified(excess: float, gap: float) -> dict[str, Any]:
-    if gap <= _LEAST_CERTAIN:
-        return {"excess_risk": excess, "optimum_gap": gap}
-    reason = "the optimum of the hinge loss is not known exactly enough; raise model.l2 or set model.radius"
-    return {"excess_risk": None, "optimum_gap": None, "reason": reason}

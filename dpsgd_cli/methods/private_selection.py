@@ -19,28 +19,121 @@ because it would change the partition itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from dpsgd_cli.accounting.adjacency import replace_factor
-from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.engine import models
-from dpsgd_cli.engine.packing import Pack, Placement
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.accounting.accountants.additive import rho_of, total_rho
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, replace_factor
+from dpsgd_cli.accounting.budget import RhoBudget
+from dpsgd_cli.accounting.mechanism import PureDP, Release
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.accounting.statement import BestAccountant
+from dpsgd_cli.common.sections import Positive
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import Findings, Method
-from dpsgd_cli.methods.context import Context
-from dpsgd_cli.methods.dp_sgd.run import DpSgd
-from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod, SelectionPlan
-from dpsgd_cli.noise.selection import choice_draws, select_least
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod, Gradient
+from dpsgd_cli.methods.experiment import Descriptor, Experiment, Privacy, plan_for
+from dpsgd_cli.schedules.settings import Decay, Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpsgd_cli.clipping.run import Diagnostics
+    from dpsgd_cli.engine.packing import Pack
+    from dpsgd_cli.methods.context import Context
+
+
+class PrivateSelectionMethod(Gradient):
+    """Private selection (Yu et al. 2019, IV-A3): candidates train on separate parts; the last part chooses one."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.private_selection:PrivateSelection",
+        planner="dpsgd_cli.methods.private_selection:plan_selection",
+        privacy="needed",
+        adjacencies=("replace-one", "zero-out"),
+        discovers="bounds",
+        only_convex=False,
+    )
+    kind: Literal["private-selection"] = "private-selection"
+    candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
+        description="Schedules, as under privacy.schedule; a part of the records for each, and one more.",
+        examples=[[{"kind": "uniform", "initial": 8}, {"kind": "exponential", "initial": 10, "decay": 0.01}]],
+    )
+    epsilon: Positive = Field(1.0, description="Of the exponential mechanism that chooses: rho epsilon^2 / 8.")
+
+
+@dataclass(frozen=True)
+class SelectionPlan(Plan):
+    """Plan in which `candidates[i]` trains recipe `recipes[i]` on its part; `epochs` are the charges for the whole."""
+
+    candidates: tuple[Plan, ...] = ()
+    recipes: tuple[Experiment, ...] = ()
+
+
+def plan_selection(recipe: Experiment, facts: Facts) -> SelectionPlan:
+    """Return the plan of a `private-selection` recipe; its budget is in rho, preprocessing included.
+
+    Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget if
+    the choice leaves nothing for training.
+    """
+    method, privacy = recipe.method, recipe.required_privacy
+    assert isinstance(method, PrivateSelectionMethod)
+    if not isinstance(privacy.budget, RhoBudget):
+        raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
+    adjacency = recipe.adjacency
+    if NEIGHBOURS[adjacency].counted:
+        raise PrivacyError(
+            "method private-selection cuts the records into parts, which one record more or less would move; state"
+            " privacy.adjacency zero-out or replace-one"
+        )
+    choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
+    counted = [*facts.preprocessing_releases] if privacy.budget_covers == "total" else []
+    left = (privacy.budget.rho - total_rho([choice])) * (1 - 1e-12) - total_rho(counted)
+    if left <= 0:
+        raise InfeasibleBudget(
+            f"a choice at method.epsilon {method.epsilon:g} costs rho {method.epsilon**2 / 8:g}, which leaves nothing"
+            f" of the budget {privacy.budget.rho:g} for training; lower epsilon"
+        )
+    part = facts.records // (len(method.candidates) + 1)
+    recipes = tuple(_candidate(recipe, privacy, schedule, left) for schedule in method.candidates)
+    plans = tuple(plan_for(one, Facts(part, (), facts.groups)) for one in recipes)
+    costliest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
+    longest = max(len(plan.epochs) for plan in plans)
+    epochs = [*costliest.epochs, *[()] * (longest - len(costliest.epochs))]
+    epochs[-1] = (*epochs[-1], choice)
+    accountant: str = privacy.accountant
+    if accountant == "auto":
+        accountant = BestAccountant().best(
+            [*facts.preprocessing_releases, *(r for epoch in epochs for r in epoch)], costliest.delta
+        )[1]
+    return recipe.planned(
+        SelectionPlan,
+        facts,
+        sampling=replace(costliest.sampling, records=facts.records),
+        noise_multipliers=costliest.noise_multipliers,
+        sensitivity=costliest.sensitivity,
+        epochs=tuple(epochs),
+        accountant=accountant,
+        candidates=plans,
+        recipes=recipes,
+    )
+
+
+def _candidate(recipe: Experiment, privacy: Privacy, schedule: Schedule, rho: float) -> Experiment:
+    """Return the recipe that trains one candidate alone."""
+    settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
+    own = privacy.changed(schedule=schedule, budget=RhoBudget(rho=rho), accountant="auto", budget_covers="total")
+    return recipe.changed(method=DpSgdMethod(**settings), privacy=own)
 
 
 class PrivateSelection(Method):
     """Private selection for R trials of k candidates, which train as one pack of R k."""
 
     def __init__(self, context: Context) -> None:
+        from dpsgd_cli.methods.dp_sgd.run import DpSgd
+
         super().__init__(context)
         settings = context.recipes[0].method
         assert isinstance(settings, PrivateSelectionMethod)
@@ -53,6 +146,8 @@ class PrivateSelection(Method):
 
     def _part(self, trial: int) -> Tensor:
         """Return the part (N,) of each record: 0 to k - 1 for the candidates, k for counting wrong predictions."""
+        import torch
+
         rows = self.context.table.rows
         size = rows // (self.candidates + 1)
         order = torch.from_numpy(self.context.lasting[trial].permutation("parts", 0, rows))
@@ -62,6 +157,8 @@ class PrivateSelection(Method):
         return part
 
     def _inner_context(self) -> Context:
+        import torch
+
         context, k = self.context, self.candidates
         streams = tuple(own.under(f"candidate-{i}") for own in context.streams for i in range(k))
         table = context.table
@@ -82,6 +179,11 @@ class PrivateSelection(Method):
         )
 
     def _inner_pack(self) -> Pack:
+        import torch
+
+        from dpsgd_cli.engine import models
+        from dpsgd_cli.engine.packing import Pack, Placement
+
         context, pack = self.context, self.context.pack
         shape = context.table.input_shape
         with torch.no_grad():
@@ -114,6 +216,10 @@ class PrivateSelection(Method):
 
     def _choose(self) -> None:
         """Choose one candidate of each trial and publish its weights."""
+        import torch
+
+        from dpsgd_cli.noise.selection import choice_draws, select_least
+
         trials, k = self.context.trials, self.candidates
         wrong = self._wrong().view(trials, k)
         draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
@@ -126,6 +232,8 @@ class PrivateSelection(Method):
 
     def _wrong(self) -> Tensor:
         """Return the wrong predictions (R k,) on the last part, float64. Non-finite outputs count as wrong. Private."""
+        import torch
+
         pack, table, k = self.inner.context.pack, self.inner.context.table, self.candidates
         judges = torch.stack([part == k for part in self.parts for _ in range(k)])
         kept, total = pack.values.clone(), torch.zeros(pack.trials, dtype=torch.float64)
@@ -155,6 +263,10 @@ class PrivateSelection(Method):
 
 def _by_trial(seen: Diagnostics, context: Context, candidates: int) -> Diagnostics:
     """Return the candidates' diagnostics, summed by trial."""
+    import torch
+
+    from dpsgd_cli.clipping.run import Diagnostics
+
     totals = {
         name: torch.tensor(values, dtype=torch.float64).view(context.trials, candidates).sum(dim=1)
         for name, values in seen.sums().items()

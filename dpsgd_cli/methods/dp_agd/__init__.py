@@ -1,1 +1,0 @@
-"""DP-AGD (Lee and Kifer 2018)."""

@@ -1,1 +1,0 @@
-"""Full-batch gradient descent (DP-GD)."""

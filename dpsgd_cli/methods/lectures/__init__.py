@@ -1,1 +1,0 @@
-"""Algorithms and bounds of the lectures."""

@@ -1,1 +1,0 @@
-"""Private selection among schedules (Yu et al. 2019, IV-A3)."""
