@@ -172,14 +172,13 @@ class Kept(TorchFunctionMode):
         if self._seen:
             gc.collect()  # takes .4 s, and only cycles need it
         if any(one() is not None for one in self._seen):
-            kept = [one() for one in self._seen]
             held = [
                 f"{name}.{own}".strip(".")
-                for name, part in (nn.Module() if module is None else module).named_modules()
+                for name, part in (module or nn.Module()).named_modules()
                 for own, value in vars(part).items()
-                if any(leaf is one for leaf in tree_leaves(value) for one in kept if one is not None)
+                if any(leaf is one() for leaf in tree_leaves(value) for one in self._seen if leaf is not None)
             ]
-            where = held[0] if held else "a list, a global, a closure"
+            where = ", ".join(held) or "a list, a global, a closure"
             raise ModelError(
                 f"a tensor is kept after the pass that computed it (in {where}), so a later example's"
                 " gradient may depend on this one; keep nothing of what a function is called with, and return what a"

@@ -29,7 +29,7 @@ from dpsgd_cli.engine.settings import (
     PythonModel,
     WrnModel,
 )
-from dpsgd_cli.errors import DpsgdError, ModelError
+from dpsgd_cli.errors import ModelError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 Builder = Callable[[], nn.Module]
@@ -172,8 +172,6 @@ def python(model: PythonModel, shape: Shape, outputs: int, base: Path) -> Builde
     def build() -> nn.Module:
         try:
             made = factory(shape, outputs, **model.arguments)
-        except DpsgdError:
-            raise
         except Exception as error:
             size = "; input_shape is a tuple, whose size is math.prod(input_shape)" * isinstance(error, TypeError)
             raise ModelError(

@@ -427,10 +427,9 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
         raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm | SpectralNorm):
-            new = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm, and .eval() on the module"
             raise ModelError(
                 f"{name}: {hook.name} is normalised by a hook, which keeps the result after each pass; use"
-                f" torch.nn.utils.parametrizations.{new}"
+                " torch.nn.utils.parametrizations.weight_norm, or .spectral_norm and .eval()"
             )
     if isinstance(module, _SpectralNorm) and module.training:
         raise ModelError(
