@@ -48,7 +48,14 @@ def theirs(event: Any) -> Any:
 
 
 def test_parts_of_the_data_are_events_of_which_the_greatest_is_the_claim(tmp_path: Path) -> None:
-    common = {"trial": 0, "seed": None, "epoch": None, "mechanism": "gaussian", "adjacency": "add-remove", "count": 1}
+    common: dict[str, Any] = {
+        "trial": 0,
+        "seed": None,
+        "epoch": None,
+        "mechanism": "gaussian",
+        "adjacency": "add-remove",
+        "count": 1,
+    }
     common |= {"batching": "full", "sampling_rate": 1.0, "sensitivity": 1.0, "label": "one"}
     lines = [common | {"phase": phase, "noise_multiplier": z} for phase, z in (("train", 4.0), ("held-out", 2.0))]
     ledger = tmp_path / "ledger.jsonl"
