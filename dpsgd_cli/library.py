@@ -66,7 +66,7 @@ def train(
     start: Result | str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Train a model, as `dpsgd train` does, and open its result.
+    """Train a model, as `dpsgd train` does, and open its result. `dpsgd report FOLDER` writes its page.
 
     Args:
         recipe: A YAML file, the name of a shipped recipe, or a recipe as a dictionary. Or the private records: a table
@@ -153,6 +153,14 @@ def own_model(model: Any, weights: str | None) -> tuple[dict[str, Any] | None, d
             'train: model: give a function that builds a module, or a module with weights="drawn" (its parameters are'
             ' drawn anew, by the reset_parameters() of its parts) or weights="public" (they are kept, and you declare'
             " that no private record shaped them)"
+        )
+    results = (
+        [one.of_private_result for one in model.modules() if hasattr(one, "of_private_result")] if is_module else []
+    )
+    if weights == "public" and results:
+        raise UsageError(
+            f"train: model: its weights are those of the private result {results[0]}, so they are not public; give"
+            ' it as start=, and the model with weights="drawn": the statement is then of both'
         )
     name = f"{type(model).__name__ if is_module else getattr(model, '__name__', 'model')}{IN_MEMORY}"
     section: dict[str, Any] = {"kind": "python", "file": name, "factory": "model"}
@@ -324,7 +332,10 @@ class Result:
         It draws the noise of its own code, as that of a VAE, in eval mode, too; `predict` takes that noise's mean.
         """
         with self._opened():
-            return self.trained.module(trial)
+            made = self.trained.module(trial)
+        if self.privacy["accountant"] is not None:
+            made.of_private_result = str(self.directory)  # type: ignore[assignment]
+        return made
 
     def save_pretrained(self, folder: str | Path, trial: int = 0) -> None:
         """Write a model of transformers for `from_pretrained`; with adapters, for `peft.PeftModel.from_pretrained`.

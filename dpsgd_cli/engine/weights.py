@@ -57,20 +57,20 @@ def read(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def load(module: nn.Module, tensors: dict[str, Tensor], file: str) -> None:
+def load(module: nn.Module, tensors: dict[str, Tensor], file: str, key: str = "model.weights.file") -> None:
     """Copy `tensors` into the parameters and buffers of the same names; others stay unchanged.
 
-    Raises ModelError for a name that the model lacks, or for a different shape.
+    `key`: of the recipe, which names `file`. Raises ModelError for a name that the model lacks, or for another shape.
     """
     own = held(module)
     for name, value in tensors.items():
         if name not in own:
             near = similar(name, list(own))
             hint = f"; did you mean {near}?" if near else ""
-            raise ModelError(f"model.weights.file: {file} holds {name}, which the model does not have{hint}")
+            raise ModelError(f"{key}: {file} holds {name}, which the model does not have{hint}")
         if own[name].shape != value.shape:
             raise ModelError(
-                f"model.weights.file: {name} is {tuple(value.shape)} in {file} and {tuple(own[name].shape)} in the"
+                f"{key}: {name} is {tuple(value.shape)} in {file} and {tuple(own[name].shape)} in the"
                 " model; leave it out of the file, or build the model to fit"
             )
         with torch.no_grad():

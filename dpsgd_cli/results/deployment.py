@@ -29,6 +29,7 @@ def deployment(document: Row) -> str:
     privacy, unit = document["privacy"], document["privacy"].get("unit")
     hidden = NEIGHBOURS[privacy["adjacency"]]
     stated = {name: privacy[name] for name in ("epsilon", "delta", "rho") if privacy[name] is not None}
+    of_training = "" if privacy.get("start") is None else " of the training, and not those of the earlier result"
     began = "" if (start := privacy.get("start")) is None else f" Of both results: {start_words(start)}. {SUM}."
     about: dict[str, Any] = {
         "basic": {
@@ -57,7 +58,7 @@ def deployment(document: Row) -> str:
             "privacy_parameters": stated,
             "privacy_parameters_details": (
                 f"{neighbours(privacy)}, proved by the accountant {privacy['accountant']} of dpsgd; `ledger.jsonl` has"
-                " every release"
+                f" every release{of_training}"
             ),
         },
         "deployment_model": {

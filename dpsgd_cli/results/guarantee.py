@@ -191,10 +191,11 @@ def meaning(privacy: Privacy) -> list[str]:
     if epsilon is None:
         return ["There is no finite epsilon at this delta: nothing bounds what was published."]
     factor = epsilon_text(math.exp(epsilon)) if epsilon < 700 else "more than 10^304"
+    of_both = "" if privacy.get("start") is None else " for the training, and by that of the earlier result for it"
     found = [
         f"Any conclusion from what was published has with and without {one_unit(privacy)} probabilities that differ by"
         f" a factor of at most e^{epsilon_text(epsilon)} = {factor}, plus delta = {delta:g} (one in {1 / delta:,.0f})."
-        f" Proved by the accountant `{privacy['accountant']}`."
+        f" Proved by the accountant `{privacy['accountant']}`{of_both}."
     ]
     if privacy["bound"] != "upper":
         found[0] = found[0].replace("Proved", "Estimated, not proved,")

@@ -271,7 +271,14 @@ def _privately_measured(found: _Read) -> list[Block]:
         [Text(f"Calibration gap, by parts of the predicted probability from low to high: {gaps}.")] if gaps else []
     )
     unit = first["unit"]
-    clamp = "" if first["clamp"] is None else f" No error counts as more than {metric_text(first['clamp'])}."
+    clamp = (
+        ""
+        if first["clamp"] is None
+        else (
+            f" No error counts as more than {metric_text(first['clamp'])}, in intervals, too: larger errors, of few"
+            " records, would make MAE and RMSE larger and R2 smaller by any amount."
+        )
+    )
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
     positive = f" The positive class is {first['classes'][1]}." if first["kind"] == "two-classes" else ""
     told = (

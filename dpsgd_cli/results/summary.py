@@ -58,8 +58,8 @@ def _quality_lines(document: Row) -> list[str]:
         name, (value, low, high) = next(iter(released[0]["metrics"].items()))
         best = of_constant(released[0], name)
         beside = f"; baseline: {best}" if best else ""
-        point = point_text(value, low, high)
-        return [f"  {name:<11} {point} (95% interval {metric_text(low)} to {metric_text(high)}){beside}"]
+        within = f"95% interval {metric_text(low)} to {metric_text(high)}{clamped(released[0])}"
+        return [f"  {name:<11} {point_text(value, low, high)} ({within}){beside}"]
     name = next((name for name in _SHOWN if name in metrics), None)
     if name is None:
         return []
@@ -95,11 +95,9 @@ def _measured_lines(document: Row) -> list[str]:
     if not released:
         return []
     first, trials = released[0], len(released)
-    clamped = "" if first["clamp"] is None else f", errors clamped at {metric_text(first['clamp'])}"
     whose = "" if trials == 1 else f", trial 0 of {trials}"
-    lines = [
-        f"  held-out {first['unit']:<17}about {max(first['records'], 0):.0f}, private{clamped}; 95% intervals{whose}"
-    ]
+    about = f"about {max(first['records'], 0):.0f}, private{clamped(first)}; 95% intervals{whose}"
+    lines = [f"  held-out {first['unit']:<17}{about}"]
     for name, (value, low, high) in first["metrics"].items():
         point = "" if value is None else f"{metric_text(value)}, "
         within = NOISY if (low, high) in WHOLE else f"{point}{metric_text(low)} to {metric_text(high)}"
@@ -110,6 +108,11 @@ def _measured_lines(document: Row) -> list[str]:
     if "groups" in first:
         lines.append(f"    by {', '.join(first['groups'])}: see the report")
     return lines
+
+
+def clamped(measured: Row) -> str:
+    """Return at what errors on private held-out records are clamped, as a remark; empty for classes."""
+    return "" if measured.get("clamp") is None else f", errors clamped at {metric_text(measured['clamp'])}"
 
 
 def of_constant(measured: Row, name: str) -> str:
@@ -212,7 +215,8 @@ def headline(document: Row) -> str:
     if name is not None and metrics[name]["mean"] is not None:
         constant = baseline_of(metrics, name)
         beside = "" if constant is None else f" (baseline {metric_text(constant['mean'])})"
-        parts.append(f"{in_words(name)} {metric_text(metrics[name]['mean'])}{beside}")
+        at = clamped(document["evaluation"][0]) if document.get("evaluation") else ""
+        parts.append(f"{in_words(name)} {metric_text(metrics[name]['mean'])}{beside}{at}")
     if privacy["accountant"] is None:
         parts.append(guarantee.NO_PRIVACY)
     elif privacy["epsilon"] is None:
@@ -238,7 +242,7 @@ def strength(privacy: Row) -> str:
     if epsilon <= REASONABLE:
         return (
             f"A guarantee that is usual for machine learning, but not a strong one: {odds}, plus a slack"
-            " of delta. The table of attackers below says what that means; less epsilon protects more."
+            " of delta. Less epsilon protects more."
         )
     return (
         f"A weak guarantee: {odds}, which by itself rules out next to nothing. Do not rest the protection of people on"
@@ -273,7 +277,8 @@ def _gain(privacy: Row, attacker: Attacker | str | None) -> Box:
     experiment = "" if privacy["noise_source"] == "secure" else f" This is {guarantee.EXPERIMENT}."
     warned = bool(experiment) or epsilon is None or epsilon > REASONABLE or privacy["bound"] != "upper"
     if not isinstance(attacker, Attacker):
-        return Box(about, shown.capitalize(), f"{strength(privacy).partition(':')[0]}.{experiment}", warned)
+        verdict, _, meaning = strength(privacy).partition(": ")
+        return Box(about, f"{verdict}.", f"{meaning.capitalize()}{experiment}", warned)
     meaning = (
         f"An attacker who knows all other records says whether {guarantee.one_unit(privacy)} took part, and may not"
         f" decline to answer. At most this share of answers is right; of a coin's, 50%.{experiment}"
@@ -288,7 +293,8 @@ def _quality(document: Row) -> list[Box]:
         first = released[0]
         name, (point, low, high) = next(iter(first["metrics"].items()))
         value = point_text(point, low, high)
-        within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private."
+        within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private"
+        within += f"{clamped(first)}."
         constant, gain = of_constant(first, name), first["gain"]
         within += f" The best constant answer has {constant}." if constant else ""
         better = gain is None or gain[1] > 0

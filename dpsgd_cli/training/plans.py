@@ -178,6 +178,6 @@ def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
         bound = f"{model.target_bound:g}"
         said.append(
             f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of"
-            " test records are of their targets as they are."
+            " public test records are of their targets as they are."
         )
     return tuple(said)

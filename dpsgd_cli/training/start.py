@@ -42,6 +42,7 @@ from dpsgd_cli.data.preparation import steps_of
 from dpsgd_cli.engine import bundle, models, precision
 from dpsgd_cli.engine.context import AuditHook
 from dpsgd_cli.engine.processes import Team
+from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.engine.weights import load
@@ -298,12 +299,14 @@ def start(
 def _from(earlier: Earlier, loaded: SettledRecipe, dataset: data.Dataset) -> Callable[[models.Builder], models.Builder]:
     """Return what makes builders of modules with the weights of an earlier result, which was checked.
 
-    Raises UsageError unless the recipe has the same model, and gives it the same inputs.
+    Raises UsageError unless the recipe has the same model, and gives it the same inputs. Of code of one's own, the
+    weights must fit; the statement does not depend on it.
     """
     held = bundle.read(reading.checked(earlier.folder, earlier.document, bundle.NAME))
     assert dataset.layout is not None
     recipe = loaded.recipe
-    ours: dict[str, Any] = {"architecture": recipe.model, "preprocess": steps_of(recipe.data, loaded.base)}
+    ours: dict[str, Any] = {"preprocess": steps_of(recipe.data, loaded.base)}
+    ours |= {} if isinstance(recipe.model, PythonModel) else {"architecture": recipe.model}
     ours |= {"layout": dataset.layout.plain(), "classes": dataset.classes}
     other = [name for name, own in ours.items() if held.about.get(name) != json.loads(json.dumps(plain(own)))]
     if held.cuts or dataset.released:
@@ -318,7 +321,7 @@ def _from(earlier: Earlier, loaded: SettledRecipe, dataset: data.Dataset) -> Cal
     def instrument(build: models.Builder) -> models.Builder:
         def built() -> nn.Module:
             made = build()
-            load(made, tensors, str(earlier.folder))
+            load(made, tensors, str(earlier.folder), "privacy.start")
             return made
 
         return built

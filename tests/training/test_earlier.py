@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from dpsgd_cli.accounting.accountants import get
 from dpsgd_cli.accounting.ledger import read_ledgers
@@ -294,6 +296,28 @@ def test_a_training_that_was_stopped_goes_on_from_the_same_start(tmp_path: Path,
         steps[folder] = sum(one.count for one in releases if one.mechanism.label != "held-out")
         assert store.read_document(folder)["privacy"]["epsilon"] > 7.9  # of the held-out part, as large as the whole
     assert [*steps.values()] == [2, 4]
+
+
+def test_an_own_network_goes_on_from_its_result_however_it_is_given(tmp_path: Path) -> None:
+    """As the module itself, or as a function that builds one with these names; never as public weights."""
+    import dpsgd_cli as dpsgd
+
+    def network(width: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 3)).astype(np.float32), rng.integers(0, 2, 80)
+    settings: dict[str, Any] = {"epsilon": 1, "delta": 1e-3, "classes": [0, 1], "bounds": [-4, 4], "out": tmp_path}
+    small = {"epochs": 1, "method.learning_rate": 1e-12}
+    first = dpsgd.train((x, y), small, model=network(), weights="drawn", name="first", **settings)
+    further = settings | {"start": first}
+    second = dpsgd.train((x, y), small, model=lambda: network(), name="second", **further)
+    torch.testing.assert_close(second.module()(torch.ones(1, 3)), first.module()(torch.ones(1, 3)))
+    assert second.privacy["epsilon"] > first.privacy["epsilon"] + 0.5
+    with pytest.raises(DpsgdError, match=r"privacy\.start: 0\.bias is \(4,\)"):
+        dpsgd.train((x, y), small, model=lambda: network(5), name="third", **further)
+    with pytest.raises(DpsgdError, match="so they are not public"):
+        dpsgd.train((x, y), small, model=nn.Sequential(second.module()), weights="public", name="fourth", **settings)
 
 
 def test_a_sweep_and_an_audit_refuse_a_start(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
