@@ -238,7 +238,7 @@ class Result:
     """
 
     directory: Path
-    document: dict[str, Any]
+    document: dict[str, Any] = field(repr=False)
     trust_code: bool = False
     files: Mapping[str, InMemory] = field(default_factory=dict, compare=False, repr=False)
 
@@ -329,7 +329,8 @@ class Result:
     def module(self, trial: int = 0) -> nn.Module:
         """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`.
 
-        It draws the noise of its own code, as that of a VAE, in eval mode, too; `predict` takes that noise's mean.
+        A regression's outputs are those that it was trained on: `predict` turns them into the target's own unit. The
+        module draws the noise of its own code, as that of a VAE, in eval mode, too; `predict` takes that noise's mean.
         """
         with self._opened():
             made = self.trained.module(trial)

@@ -261,7 +261,7 @@ class Tables(Source):
         ignored: dict[int, list[int]] = {}
         for at, together in _looked_at(columns).items():
             for row, reason in _unusable(rows, together, self.written).items():
-                if unknown == "ignore" and columns[at].values is not None:
+                if unknown == "ignore" and columns[at].values is not None and columns[at].computed is None:
                     ignored.setdefault(at, []).append(row)
                 else:
                     reasons[row] = reasons[row] or reason

@@ -267,7 +267,8 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         which = f"; {classes[1]} is the positive one" if len(classes) == 2 and data.task == "classification" else ""
         said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}{which}.")
     private = data.private_columns
-    if data.bounds is not None and any(column.bounds and not column.indicator for column in columns):
+    bounded = any(column.bounds and not column.indicator for column in columns) or not columns  # of an array
+    if data.bounds is not None and bounded:
         other = "other " if False in private.values() else ""
         said.append(f"The bounds of the {other}numeric features are public (recipe).")
     if private:
@@ -279,7 +280,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         low, high = data.target_bounds
         said.append(
             f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
-            " clamped, predictions lie within, and metrics of test records are of their targets as they are."
+            " clamped, predictions lie within, and metrics of public test records are of their targets as they are."
         )
     if any(column.values is not None and column.computed is None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"

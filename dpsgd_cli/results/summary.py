@@ -296,7 +296,8 @@ def _quality(document: Row) -> list[Box]:
         within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private"
         within += f"{clamped(first)}."
         constant, gain = of_constant(first, name), first["gain"]
-        within += f" The best constant answer has {constant}." if constant else ""
+        if constant:
+            within += f" The best constant answer {'is' if constant == NOISY else 'has'} {constant}."
         better = gain is None or gain[1] > 0
         within += "" if better else " The measurement does not show that the model is better."
         words = in_words(f"test_{name}").removeprefix("test ").capitalize()

@@ -146,6 +146,10 @@ class Sweep(Section):
             told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
             problems.append(f"zip: every key needs equally many values, at least one; {told}")
         problems += [f"list.{i}: is empty; give at least one key" for i, one in enumerate(self.listed) if not one]
+        if self.seeds == "distinct" and "seed" in {*self.grid, *self.zip, *(key for one in self.listed for key in one)}:
+            problems.append(
+                "seed: each cell gets a seed of its own; ask for several trials by repeats, or set seeds: shared"
+            )
         if self.select is not None and self.seeds == "shared":
             problems.append("seeds: shared, but select needs runs with independent noise; use seeds: distinct")
         if problems:

@@ -60,6 +60,18 @@ def test_a_category_that_was_never_seen_is_none_of_the_categories(result: Path, 
     assert done.exit_code == 0
 
 
+def test_a_date_that_does_not_exist_is_no_unknown_category(
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path
+) -> None:
+    (tmp_path / "own.csv").write_text("day,y\n" + "".join(f"2024-0{1 + n % 9}-01,{'ab'[n % 2]}\n" for n in range(40)))
+    data = {"path": "own.csv", "target": "y", "classes": ["a", "b"],
+            "columns": {"day": {"date": "%Y-%m-%d", "bounds": ["2024-01-01", "2024-12-31"]}}}  # fmt: skip
+    result = train(write_recipe(data=data, repeats=1), save_models=True)
+    (tmp_path / "new.csv").write_text("day\n2024-02-31\n2024-02-28\n")
+    rows, done = predict(result, tmp_path / "new.csv", "--unknown", "ignore")
+    assert [bool(row["prediction"]) for row in rows] == [False, True] and done.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -38,6 +38,8 @@ def test_features_labels_and_what_is_declared(tmp_path: Path) -> None:
     assert source.train.y.dtype == np.int64 and source.test is None and source.warnings == ()
     assert (source.layout.shape, source.layout.bounds, source.classes) == ((2, 3), (0, 255), (20, 0, 10))
     assert source.declarations == ("The class labels are public (recipe): 20, 0, 10.",)
+    bounds = read(tmp_path, bounds=[0, 255]).declarations
+    assert bounds == (*source.declarations, "The bounds of the numeric features are public (recipe).")
     expected = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("x.npy", "y.npy")}
     assert source.sha256 == expected
 
