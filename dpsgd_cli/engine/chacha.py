@@ -28,9 +28,9 @@ from dpsgd_cli.engine.tensors import to_device
 MOST_BLOCKS = 1 << 31
 """Blocks of one key: those whose number is at least 0 as an int32. They are 128 GiB."""
 WORTH_COMPILING = 1 << 30
-"""Blocks that a process computes uncompiled before it compiles the rounds: they take as long as the compiler takes.
+"""Blocks that a process computes uncompiled before it compiles the rounds, of 8 numbers each.
 
-On an H200 a number took 1.1 ns uncompiled, so these take ten seconds.
+They should take as long as the compiler takes: nine seconds at a nanosecond a number, which is reckoned.
 """
 _CONSTANTS = b"expand 32-byte k"
 _DOUBLE_ROUNDS = 10
