@@ -8,7 +8,8 @@ Estimates: X^ = A^-1 Y R^-1 is unbiased. (R R)^-1 = 2 (I - J / (1 + G)), so the 
 values together, both have the noise covariance of A alone times `spread(G)` = 2 G / (1 + G), below 2. Another weight of
 J makes one of the two worse.
 
-A block of confidences has one row in place of cells: a record adds a number in [0, 1].
+A block of confidences has one row in place of cells: a record adds a number in [0, 1]. The block of targets has cells
+with a strategy of their own and one value: a record adds a column, of length at most 1.
 
 Several blocks: block b is multiplied by the root of its share q_b, and the shares add up to 1. A record then moves the
 whole vector by at most the root of the sum of q_b: 1. Counts from block b have noise variance 1 / q_b times that of a

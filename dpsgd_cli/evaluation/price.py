@@ -6,6 +6,10 @@ A x + N(0, (s z)^2) in each entry, on a public grid (`noise/run.py`), and nothin
 exact metric nor the number of records of H. Groups, confidences, the confusion of classes and cells of targets are
 further blocks of the same vector (`groups.py`).
 
+Numbers have a second vector: the sum of the records' moments (`metrics.moments_of`) + N(0, (s z)^2) in each entry. A
+record's moments have norm at most 1. The clamp and the constant in them are functions of the first vector, so the two
+are an adaptive composition of two Gaussian mechanisms, each of noise multiplier sqrt(2) times that of one.
+
 Sensitivity. Adding or removing a record of H, or replacing it by a null record (which has no cell), moves A x by one
 column of A, whose norm is at most 1. Replacing it moves A x by the difference of two columns: at most 2. This is
 `replace_factor` times 1.

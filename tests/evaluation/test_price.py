@@ -15,7 +15,7 @@ from dpsgd_cli.evaluation.metrics import MOMENTS, moments_of
 from dpsgd_cli.evaluation.price import held_out_release, held_out_releases
 from dpsgd_cli.noise import run as noise
 
-STRATEGIES = [strategy.for_two_classes, strategy.for_many_classes, strategy.for_errors]
+STRATEGIES = [getattr(strategy, name) for name in vars(strategy) if name.startswith("for_")]
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(0.5, 7.03), (1.0, 3.73), (3.0, 1.39), (8.0, 0.60)])
