@@ -32,6 +32,8 @@ Z = 1.959963984540054
 """Two-sided 95% quantile of a normal law."""
 LEAST_INFORMATION = 12.0
 """Below this many records over the variance of the noise only intervals are shown: noise exceeds the sampling error."""
+WHOLE = ((0.0, 1.0), (-1.0, 1.0))
+"""All that a share, and a difference of shares, may be: an interval of these ends says nothing."""
 _OF_PROBABILITIES = ("log_loss", "brier", "calibration")
 
 
@@ -97,12 +99,13 @@ class Noised:
         return self.shown(ratio_of([self], over.reshape(1, -1), under.reshape(1, -1), least, most))
 
     def shown(self, found: Estimate) -> Estimate:
-        """Return an estimate without its point if the noise is larger than the sampling error, else with it inside.
+        """Return an estimate without its point if noise hides it, else with the point inside.
 
+        It does if it is larger than the sampling error, or if the interval is all that the metric may be.
         Points come from projected counts and intervals from linear ones, so a point may lie outside; it is then moved
         to the nearest end.
         """
-        if found.value is None or self.information < LEAST_INFORMATION:
+        if found.value is None or self.information < LEAST_INFORMATION or (found.low, found.high) in WHOLE:
             return Estimate(None, found.low, found.high)
         return Estimate(min(max(found.value, found.low), found.high), found.low, found.high)
 

@@ -94,8 +94,8 @@ def baseline_of(
 
     The share of the most frequent class is at least each class's lower end, and at most the greatest upper end. It has
     no point if that interval is wider than `WIDEST`: noise then hides it. The baseline's log loss and Brier score are
-    those of the shares as probabilities. For two classes they fall with the larger share. For more, each class's part
-    of the log loss is at its least at an end of its share's interval, and the sums of the parts are the ends.
+    those of the shares as probabilities. For two classes they fall with the larger share. For more, the
+    sums of the least and of the greatest parts that the classes may have in the log loss are the ends.
     """
     every = np.sum(owns, axis=0)
     shares = [ratio_of(parts, own, every, 0.0, 1.0) for own in owns]
@@ -111,8 +111,9 @@ def baseline_of(
         for name, loss in losses.items():
             found[name] = Estimate(None if most.value is None else loss(most.value), loss(high), loss(low))
     else:
-        # the part is greatest at a share of 1 / e
-        tried = [(one.low, min(max(1 / math.e, one.low), one.high), one.high) for one in shares]
+        # a part turns at shares of 1 / e and of the greatest probability, and nowhere else
+        turns = (0.0, 1 / math.e, 1 - LEAST_PROBABILITY, 1.0)
+        tried = [[min(max(turn, one.low), one.high) for turn in turns] for one in shares]
         least, greatest = (min(sum(end(map(_part, own)) for own in tried), math.log(len(owns))) for end in (min, max))
         value = min(max(sum(map(_part, points)), least), greatest)
         found["log_loss"] = Estimate(value if known else None, least, greatest)

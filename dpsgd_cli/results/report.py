@@ -19,11 +19,12 @@ from dpsgd_cli.common.text_format import epsilon_text, metric_text
 from dpsgd_cli.engine.metrics import in_words, is_of_class, usual_metric
 from dpsgd_cli.engine.settings import MOST_NAMED
 from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.evaluation.estimates import WHOLE
 from dpsgd_cli.results import guarantee, pictures, prices, reading, shapes, store, summary
 from dpsgd_cli.results.document import Block, Bullets, Cards, Folded, Heading, Picture, TableBlock, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import NONPRIVATE, Row, public
-from dpsgd_cli.results.summary import NOISY, WHOLE, mean_text, of_constant, point_text
+from dpsgd_cli.results.summary import NOISY, mean_text, of_constant, point_text
 
 NAMES = ("report.md", "report.html")
 _CONSTANT, _GAPS = "constant_", "calibration_gap_"
@@ -259,7 +260,7 @@ def _privately_measured(found: _Read) -> list[Block]:
     rows = [
         [
             name.replace("_", " "),
-            point_text(point, low, high),
+            point_text(point),
             _interval(low, high),
             of_constant(first, name),
         ]
@@ -271,14 +272,12 @@ def _privately_measured(found: _Read) -> list[Block]:
         [Text(f"Calibration gap, by parts of the predicted probability from low to high: {gaps}.")] if gaps else []
     )
     unit = first["unit"]
-    clamp = (
-        ""
-        if first["clamp"] is None
-        else (
+    clamp = ""
+    if first["clamp"] is not None:
+        clamp = (
             f" No error counts as more than {metric_text(first['clamp'])}, in intervals, too: larger errors, of few"
             " records, would make MAE and RMSE larger and R2 smaller by any amount."
         )
-    )
     means = " A metric is a mean over users of the means of their rows." if unit == "users" else ""
     positive = f" The positive class is {first['classes'][1]}." if first["kind"] == "two-classes" else ""
     told = (

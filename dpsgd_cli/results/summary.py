@@ -15,6 +15,7 @@ from dpsgd_cli.accounting.tradeoff import Attacker
 from dpsgd_cli.common.text_format import count, epsilon_text, interval_text, metric_text
 from dpsgd_cli.engine.metrics import METRICS, in_words, is_of_class, less_is_better, usual_metric
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.evaluation.estimates import WHOLE
 from dpsgd_cli.recipe.loading import AutoChoice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import guarantee, reading
@@ -25,8 +26,6 @@ from dpsgd_cli.users.settings import PERSON
 STRONG, REASONABLE = 1.0, 10.0
 """Epsilons up to which a guarantee counts as strong, and as reasonable (Ponomareva et al. 2023, "How to DP-fy ML")."""
 NOISY = "too noisy to say"
-WHOLE = ((0.0, 1.0), (-1.0, 1.0))
-"""All that a share, and a difference of shares, may be: an interval of these ends says nothing."""
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
@@ -59,7 +58,7 @@ def _quality_lines(document: Row) -> list[str]:
         best = of_constant(released[0], name)
         beside = f"; baseline: {best}" if best else ""
         within = f"95% interval {metric_text(low)} to {metric_text(high)}{clamped(released[0])}"
-        return [f"  {name:<11} {point_text(value, low, high)} ({within}){beside}"]
+        return [f"  {name:<11} {point_text(value)} ({within}){beside}"]
     name = next((name for name in _SHOWN if name in metrics), None)
     if name is None:
         return []
@@ -119,12 +118,12 @@ def of_constant(measured: Row, name: str) -> str:
     """Return a metric of the best constant answer on private held-out records, as text; empty if it is not known."""
     if name not in measured["constants"]:
         return ""
-    return point_text(*measured["constants"][name])
+    return point_text(measured["constants"][name][0])
 
 
-def point_text(point: float | None, low: float, high: float) -> str:
-    """Return the point of an estimate as text, unless noise hides it or its interval is all that the metric may be."""
-    return NOISY if point is None or (low, high) in WHOLE else metric_text(point)
+def point_text(point: float | None) -> str:
+    """Return the point of an estimate as text; None is one that noise hides."""
+    return NOISY if point is None else metric_text(point)
 
 
 def _lengths(trials: Sequence[Row]) -> str:
@@ -292,7 +291,7 @@ def _quality(document: Row) -> list[Box]:
     if released := document.get("evaluation"):
         first = released[0]
         name, (point, low, high) = next(iter(first["metrics"].items()))
-        value = point_text(point, low, high)
+        value = point_text(point)
         within = f"95% interval {metric_text(low)} to {metric_text(high)}, on held-out {first['unit']}, in private"
         within += f"{clamped(first)}."
         constant, gain = of_constant(first, name), first["gain"]
